@@ -1,0 +1,1 @@
+"""Thought-level beam search for reasoning LLMs."""
