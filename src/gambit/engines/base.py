@@ -1,0 +1,88 @@
+"""The engine protocol: runs traces of several searches in one batch and obeys declared rules; knows no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gambit.errors import UserError
+from gambit.prompts import BoundaryRule, Tokenizer
+from gambit.types import Progress, StepBatch, TraceKey, TraceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is, for the log and for checks before a search starts."""
+
+    name: str
+    model: str
+    device: str
+    dtype: str
+    hidden_size: int
+    context_tokens: int
+    kv_capacity_tokens: int
+    block_tokens: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpec:
+    """One search as an engine sees it: a prompt that its roots share and how its text is cut into thoughts."""
+
+    search: int
+    prompt: tuple[int, ...]
+    rule: BoundaryRule
+    stop_ids: frozenset[int]
+    kv_quota_tokens: int | None = None  # None: an equal share among the open searches
+
+
+def check_prompt(info: EngineInfo, num_tokens: int) -> None:
+    """Refuse a prompt that leaves no room for a single token."""
+    if num_tokens >= info.context_tokens:
+        raise UserError(f"the prompt has {num_tokens} tokens, the model's context is {info.context_tokens}: "
+                        "shorten the problem")  # fmt: skip
+    if num_tokens + info.block_tokens > info.kv_capacity_tokens:
+        raise UserError(f"a KV budget of {info.kv_capacity_tokens} tokens cannot hold a prompt of {num_tokens} tokens "
+                        "and one block more: raise --kv-budget-tokens")  # fmt: skip
+
+
+class Engine(Protocol):
+    """What a search needs of an engine. Calls come from one thread; nothing happens between calls to `step`.
+
+    The contract, tested for every engine in `tests/engine_contract.py`:
+
+    - a running trace gets exactly one token per step; a trace that was stopped, evicted or has finished gets none;
+    - a child's next token depends on its tokens, its sampling and its own id alone: greedy, it continues its parent;
+    - what else is in the batch changes no trace;
+    - thoughts are scored once each, with the state at the scorer's position, also across a branch;
+    - KV room runs out at an allocation and nowhere else, and then the rule of the victim is obeyed; a waiting trace
+      never costs a running one its room.
+    """
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def open(self, spec: SearchSpec) -> None:
+        """Announce a search; its prompt must leave room for at least one token."""
+
+    def submit(self, specs: Sequence[TraceSpec]) -> None:
+        """Queue traces of open searches; they are admitted by a later `step`, in this order."""
+
+    def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
+        """End traces now; gives all tokens each had generated or inherited."""
+
+    def progress(self, search: int) -> Mapping[int, Progress]:
+        """How far the live traces of a search are."""
+
+    def step(self) -> StepBatch:
+        """Advance every admitted trace by one token."""
+
+    def close_search(self, search: int) -> None:
+        """Forget a search and whatever still runs of it."""
+
+    def close(self) -> None:
+        """Give back memory and processes."""

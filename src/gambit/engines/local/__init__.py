@@ -1,0 +1,1 @@
+"""The embedded engine: any Hugging Face causal LM through transformers, on CPU, CUDA or MPS."""

@@ -1,0 +1,260 @@
+"""Keys and values of the pool and the attention over them; never knows what a trace or a score is.
+
+Every running trace owns one dense row, and the traces of one search share the segment of their prompt. One row per
+trace, not paged blocks: gathering keys through block tables costs a CPU more than half of its speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+ATTENTION_NAME = "gambit_pool"  # as registered with transformers
+
+
+@dataclass(slots=True)
+class LayerStore:
+    """One layer's keys and values: own rows [row, head, own position, dim], prompts [slot, head, position, dim]."""
+
+    row_keys: torch.Tensor
+    row_values: torch.Tensor
+    prompt_keys: torch.Tensor
+    prompt_values: torch.Tensor
+
+
+@dataclass(slots=True)
+class RowSnapshot:
+    """A row taken out of the pool: per layer its keys and values, for children that still wait to share them."""
+
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class PoolStore:
+    """All layers. Layers appear on first use, since only the model knows how many heads of what width each has."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerStore] = {}
+        self._shape = {"row": (0, 0), "prompt": (0, 0)}  # entries and positions that are allocated
+
+    def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> LayerStore:
+        if index not in self.layers:
+            self.layers[index] = LayerStore(
+                *(_zeros(like, *self._shape[kind]) for kind in ("row", "prompt") for like in (keys, values))
+            )
+        return self.layers[index]
+
+    def reserve(self, kind: str, entries: int, positions: int) -> None:
+        """Make room for `entries` rows (or prompts) of `positions` tokens; grows by half, so that growth is rare."""
+        have_entries, have_positions = self._shape[kind]
+        if entries <= have_entries and positions <= have_positions:
+            return
+        shape = (_grown(have_entries, entries), _grown(have_positions, positions))
+        self._shape[kind] = shape
+        for layer in self.layers.values():
+            for name in (f"{kind}_keys", f"{kind}_values"):
+                old: torch.Tensor = getattr(layer, name)
+                new = _zeros(old, *shape)
+                new[: old.shape[0], :, : old.shape[2]] = old
+                setattr(layer, name, new)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        for layer in self.layers.values():
+            layer.row_keys[target, :, :length] = layer.row_keys[source, :, :length]
+            layer.row_values[target, :, :length] = layer.row_values[source, :, :length]
+
+    def copy_prompt(self, source: int, target: int) -> None:
+        for layer in self.layers.values():
+            layer.prompt_keys[target] = layer.prompt_keys[source]
+            layer.prompt_values[target] = layer.prompt_values[source]
+
+    def snapshot_row(self, row: int, length: int) -> RowSnapshot:
+        return RowSnapshot([
+            (layer.row_keys[row, :, :length].clone(), layer.row_values[row, :, :length].clone())
+            for _, layer in sorted(self.layers.items())
+        ])  # fmt: skip
+
+    def restore_row(self, row: int, snapshot: RowSnapshot, length: int) -> None:
+        for (_, layer), (keys, values) in zip(sorted(self.layers.items()), snapshot.layers, strict=True):
+            layer.row_keys[row, :, :length] = keys[:, :length]
+            layer.row_values[row, :, :length] = values[:, :length]
+
+
+def _zeros(like: torch.Tensor, entries: int, positions: int) -> torch.Tensor:
+    return like.new_zeros((entries, like.shape[1], positions, like.shape[3]))
+
+
+def _grown(have: int, want: int) -> int:
+    return have if want <= have else max(want, have + have // 2, 16)
+
+
+@dataclass(slots=True)
+class LayerCall:
+    """What a model's attention layer asks for, apart from its tensors."""
+
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class DecodePlan:
+    """One new token for each of the first `len(own)` rows."""
+
+    store: PoolStore
+    own: torch.Tensor  # [n] own position of the token being fed
+    positions: torch.Tensor  # [n] absolute positions
+    own_length: int  # longest row, the fed token included
+    prompt_lengths: torch.Tensor  # [slots]
+    prompt_length: int  # longest prompt segment
+    row_slots: torch.Tensor  # [n] prompt slot of each row
+    members: torch.Tensor | None  # [slots, most rows] row indices, padded with 0; None: all rows share slot 0
+    places: torch.Tensor | None  # [n] where a row stands in the flattened `members`
+    rows: torch.Tensor = field(init=False)
+    _hidden: dict[int | None, torch.Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = torch.arange(len(self.own), device=self.own.device)
+
+    def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        layer = self.store.layer(index, k, v)
+        layer.row_keys[self.rows, :, self.own] = k[:, :, 0]
+        layer.row_values[self.rows, :, self.own] = v[:, :, 0]
+        n, kv_heads, dim = len(self.own), k.shape[1], q.shape[3]
+        grouped = q.view(n, kv_heads, -1, dim)  # query heads of one KV head side by side
+        keys, values = layer.row_keys[:n, :, : self.own_length], layer.row_values[:n, :, : self.own_length]
+        own_scores = torch.matmul(grouped, keys.transpose(-1, -2))
+        prompt_scores = self._over_prompts(grouped, layer.prompt_keys[:, :, : self.prompt_length].transpose(-1, -2))
+        scores = torch.cat((prompt_scores, own_scores), dim=-1)
+        weights = _softmax(scores, self._mask(call.sliding_window), call, kv_heads).to(v.dtype)
+        out = torch.matmul(weights[..., self.prompt_length :], values)
+        out += self._over_prompts(weights[..., : self.prompt_length], layer.prompt_values[:, :, : self.prompt_length])
+        return out.view(n, 1, -1, v.shape[3])
+
+    def _over_prompts(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """left [n, heads, group, a] times the prompt segment right [slots, heads, a, b] of each row's own search."""
+        n, heads, group, _ = left.shape
+        if self.members is None:
+            flat = left.transpose(0, 1).reshape(heads, n * group, -1)
+            return torch.matmul(flat, right[0]).view(heads, n, group, -1).transpose(0, 1)
+        slots, most = self.members.shape
+        flat = left[self.members].transpose(1, 2).reshape(slots, heads, most * group, -1)
+        out = torch.matmul(flat, right[:slots]).view(slots, heads, most, group, -1).transpose(1, 2)
+        return out.flatten(0, 1)[self.places]
+
+    def _mask(self, window: int | None) -> torch.Tensor:
+        """[n, 1, 1, prompt + own]: 0 where a row may look, -inf where it may not."""
+        if window not in self._hidden:
+            at = torch.arange(self.prompt_length + self.own_length, device=self.own.device)
+            is_prompt, own_at = at < self.prompt_length, at - self.prompt_length
+            limits = self.prompt_lengths[self.row_slots]
+            seen = torch.where(is_prompt, at < limits[:, None], own_at <= self.own[:, None])
+            if window is not None:
+                absolute = torch.where(is_prompt, at, own_at + limits[:, None])
+                seen &= absolute > self.positions[:, None] - window
+            mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
+            self._hidden[window] = mask[:, None, None, :]
+        return self._hidden[window]
+
+
+@dataclass(slots=True)
+class PromptPlan:
+    """The shared prompt segment of one search, computed once and kept in `slot`."""
+
+    store: PoolStore
+    slot: int
+
+    def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        layer = self.store.layer(index, k, v)
+        layer.prompt_keys[self.slot, :, : k.shape[2]] = k[0]
+        layer.prompt_values[self.slot, :, : v.shape[2]] = v[0]
+        return _causal(q, k, v, call)
+
+
+@dataclass(slots=True)
+class RowPlan:
+    """Several tokens of one row at once: a prefix that lost its memory is computed again."""
+
+    store: PoolStore
+    row: int
+    slot: int
+    prompt_length: int
+
+    def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        layer = self.store.layer(index, k, v)
+        layer.row_keys[self.row, :, : k.shape[2]] = k[0]
+        layer.row_values[self.row, :, : v.shape[2]] = v[0]
+        prompt = slice(self.slot, self.slot + 1), slice(None), slice(self.prompt_length)
+        return _causal(q, torch.cat((layer.prompt_keys[prompt], k), 2), torch.cat((layer.prompt_values[prompt], v), 2),
+                       call)  # fmt: skip
+
+
+Plan = DecodePlan | PromptPlan | RowPlan
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+    """Queries are the last positions of the keys; gives [1, queries, heads, dim]."""
+    query_at = torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)[:, None]
+    key_at = torch.arange(k.shape[2], device=q.device)[None]
+    seen = key_at <= query_at
+    if call.sliding_window is not None:
+        seen &= key_at > query_at - call.sliding_window
+    if call.softcap is None and call.sinks is None:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scaling, enable_gqa=True)
+        return out.transpose(1, 2)
+    heads, length, dim = q.shape[1:]
+    grouped = q.view(1, k.shape[1], -1, length, dim).flatten(2, 3)  # [1, kv heads, group × queries, dim]
+    mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, float("-inf"))
+    scores = torch.matmul(grouped, k.transpose(-1, -2))
+    weights = _softmax(scores, mask.repeat(heads // k.shape[1], 1), call, k.shape[1], length).to(v.dtype)
+    out = torch.matmul(weights, v).view(1, heads, length, -1)
+    return out.transpose(1, 2)
+
+
+def _softmax(
+    scores: torch.Tensor, mask: torch.Tensor, call: LayerCall, kv_heads: int, queries: int = 1
+) -> torch.Tensor:
+    """Weights in float32 over scores [n, kv heads, group × queries, keys]; a sink takes weight and gives nothing."""
+    scores = scores.float().mul_(call.scaling)
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    scores += mask
+    if call.sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sinks = call.sinks.float().view(1, kv_heads, -1, 1, 1).expand(len(scores), -1, -1, queries, 1).flatten(2, 3)
+    return torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
+
+
+def pool_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    pool: Plan,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention function transformers calls in every layer; `pool` travels down from the model's forward."""
+    call = LayerCall(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    return pool.attend(int(module.layer_idx), query, key, value, call), None  # type: ignore[arg-type]
+
+
+def group_by_slot(row_slots: Sequence[int], num_slots: int) -> tuple[list[list[int]], list[int]]:
+    """Rows of each prompt slot, padded to one length with row 0, and every row's place in that table, flattened."""
+    members: list[list[int]] = [[] for _ in range(num_slots)]
+    for row, slot in enumerate(row_slots):
+        members[slot].append(row)
+    most = max(map(len, members))
+    places = [0] * len(row_slots)
+    for slot, rows in enumerate(members):
+        for at, row in enumerate(rows):
+            places[row] = slot * most + at
+    return [rows + [0] * (most - len(rows)) for rows in members], places

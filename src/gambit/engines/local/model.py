@@ -1,0 +1,136 @@
+"""Loads a causal LM and its tokenizer and runs it over the pool; knows transformers, not searches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gambit.engines.local.attention import ATTENTION_NAME, Plan, pool_attention
+from gambit.errors import UserError
+from gambit.prompts import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CPU_KV_BYTES = 4 << 30  # the room for keys and values on a device that shares its memory with everything else
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """The last position of every sequence in the batch."""
+
+    states: torch.Tensor  # [n, hidden], after the final norm
+    logits: torch.Tensor  # [n, vocabulary]
+
+
+class PoolModel:
+    """A model whose attention reads the pool's rows; its last hidden states are what enters the output layer."""
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        self.name = name
+        self.device = model.device
+        self.dtype = model.dtype
+        self.config = model.config.get_text_config()
+        self._model = _with_pool_attention(model, name)
+        self._head_input: list[torch.Tensor] = []
+        head = self._model.get_output_embeddings()
+        self._hook = head.register_forward_pre_hook(self._keep_states)
+
+    def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        self._head_input[:] = [args[0]]
+
+    @torch.inference_mode()
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan) -> ForwardOutput:
+        """`tokens` and `positions` are [n, length]."""
+        try:
+            out = self._model(
+                input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, pool=plan
+            )  # fmt: skip
+        except TypeError as error:
+            raise UserError(f"{self.name}: the local engine cannot run this architecture ({error})") from error
+        return ForwardOutput(self._head_input.pop()[:, -1], out.logits[:, -1])
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def context_tokens(self) -> int:
+        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        dim = getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
+        return int(2 * self.config.num_hidden_layers * heads * dim * self.dtype.itemsize)
+
+    def kv_room_tokens(self, memory_ratio: float) -> int:
+        """How many tokens fit: the share of the GPU that the weights leave free, or a fixed room elsewhere."""
+        room = CPU_KV_BYTES
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            room = free - int(total * (1 - memory_ratio))
+        tokens = room // self.kv_bytes_per_token
+        if tokens <= 0:
+            raise UserError(f"{self.name} leaves no GPU memory for keys and values at --memory-ratio {memory_ratio}")
+        return tokens
+
+    def close(self) -> None:
+        self._hook.remove()
+
+
+def _with_pool_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, pool_attention)
+    config = model.config.get_text_config()
+    if getattr(config, "is_encoder_decoder", False) or not model._can_set_attn_implementation():
+        raise UserError(f"{name}: {type(model).__name__} has no exchangeable attention; the local engine needs it")
+    layer_types = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if layer_types:
+        raise UserError(f"{name}: layers of type {', '.join(sorted(layer_types))} keep no keys and values per token")
+    model.set_attn_implementation(ATTENTION_NAME)
+    return model.eval()
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` takes CUDA, then MPS, then the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        picked = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"unknown device {device!r}: use auto, cpu, cuda, cuda:0 or mps") from error
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(picked.type, False):
+        raise UserError(f"device {device!r} is not there; `gambit doctor` shows what is")
+    return picked
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
+    """`auto` keeps the checkpoint's own dtype on an accelerator and takes float32 on a CPU, where half is slow."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype not in names:
+        raise UserError(f"unknown dtype {dtype!r}: use auto, {', '.join(names)}")
+    return names[dtype]
+
+
+def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[PoolModel, Tokenizer]:
+    """A model from a folder or a hub name."""
+    from transformers import AutoModelForCausalLM
+
+    picked = pick_device(device)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=pick_dtype(dtype, picked))
+        tokenizer = load_tokenizer(name)
+    except (OSError, ValueError) as error:
+        # transformers explains itself over many lines; the first says what is wrong.
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"cannot load model {name!r}: {reason} Give a folder with a transformers model or a hub name."
+        ) from error
+    return PoolModel(model.to(picked), name), tokenizer

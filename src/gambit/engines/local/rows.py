@@ -1,0 +1,119 @@
+"""The running rows of the pool: numbers in one table, objects beside it; rows stay dense, the last fills a gap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gambit.types import Progress, RunningScore, TraceKey, TraceSpec
+
+ROW = np.dtype([
+    ("num_tokens", np.int64),  # generated or inherited; also the own position of the token to be fed
+    ("max_new_tokens", np.int64),
+    ("prompt_length", np.int64),  # positions in the shared prompt segment
+    ("slot", np.int64),  # of that segment
+    ("noise_key", np.uint64),
+    ("temperature", np.float32),
+    ("top_p", np.float32),
+    ("top_k", np.int64),
+    ("min_p", np.float32),
+    ("flags", np.uint8),  # the thought detector's
+    ("is_pending", np.bool_),  # the token to be fed is a boundary whose thought has not been scored
+    ("confidence_total", np.float64),  # over the thought so far
+    ("confidence_count", np.int64),
+    ("thought_confidence", np.float64),  # of the last finished thought
+])  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class LiveTrace:
+    """What an engine keeps of a trace that runs or waits, besides numbers."""
+
+    spec: TraceSpec
+    record: npt.NDArray[np.void]  # its line of the table, kept here while it waits
+    tokens: npt.NDArray[np.int32]  # all tokens while it waits
+    score: RunningScore
+    blocks: list[int] = field(default_factory=list)
+    row: int | None = None  # None while it waits
+    admission: int = 0  # ordinal: who came last goes first when plain sampling has to queue
+    waiting_since: int = 0
+
+    @property
+    def key(self) -> TraceKey:
+        return self.spec.key
+
+
+class Rows:
+    """Rows 0 … n-1 are running."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros(0, ROW)
+        self._tokens = np.zeros((0, 0), np.int32)
+        self.traces: list[LiveTrace] = []
+        self.version = 0  # changes whenever a row appears, moves or goes
+
+    def __len__(self) -> int:
+        return len(self.traces)
+
+    @property
+    def table(self) -> npt.NDArray[np.void]:
+        return self._table[: len(self.traces)]
+
+    def last_tokens(self, first: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The token each row feeds next: its last one, or `first` (the prompt's last) where it has none yet."""
+        n, lengths = len(self), self.table["num_tokens"]
+        last = self._tokens[np.arange(n), np.maximum(lengths - 1, 0)]
+        return np.where(lengths > 0, last, first)
+
+    def append_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
+        n, lengths = len(self), self.table["num_tokens"]
+        self._reserve(n, int(lengths.max()) + 1)
+        self._tokens[np.arange(n), lengths] = tokens
+        lengths += 1
+
+    def tokens(self, row: int) -> npt.NDArray[np.int32]:
+        return self._tokens[row, : self._table["num_tokens"][row]]
+
+    def tokens_of(self, trace: LiveTrace) -> tuple[int, ...]:
+        source = trace.tokens if trace.row is None else self.tokens(trace.row)
+        return tuple(source.tolist())
+
+    def record_of(self, trace: LiveTrace) -> npt.NDArray[np.void]:
+        return trace.record if trace.row is None else self._table[trace.row : trace.row + 1]
+
+    def progress_of(self, trace: LiveTrace, thinking_bit: int) -> Progress:
+        record = self.record_of(trace)
+        return Progress(int(record["num_tokens"][0]), bool(record["flags"][0] & thinking_bit))
+
+    def add(self, trace: LiveTrace) -> int:
+        row = len(self.traces)
+        self._reserve(row + 1, len(trace.tokens) + 1)
+        self._table[row] = trace.record[0]
+        self._tokens[row, : len(trace.tokens)] = trace.tokens
+        self.traces.append(trace)
+        trace.row = row
+        self.version += 1
+        return row
+
+    def remove(self, trace: LiveTrace) -> int:
+        """Take a trace out, keeping its numbers with it; gives the row that must move into its place (or its own)."""
+        row, last = trace.row, len(self.traces) - 1
+        assert row is not None
+        trace.record, trace.tokens, trace.row = self._table[row : row + 1].copy(), self.tokens(row).copy(), None
+        self._table[row], self._tokens[row] = self._table[last], self._tokens[last]
+        moved = self.traces.pop()
+        if moved is not trace:
+            self.traces[row], moved.row = moved, row
+        self.version += 1
+        return last
+
+    def _reserve(self, rows: int, length: int) -> None:
+        have_rows, have_length = self._tokens.shape
+        if rows > have_rows:
+            more = max(rows, 2 * have_rows) - have_rows
+            self._table = np.concatenate((self._table, np.zeros(more, ROW)))
+            self._tokens = np.pad(self._tokens, ((0, more), (0, 0)))
+        if length > have_length:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, max(length, 2 * have_length) - have_length)))

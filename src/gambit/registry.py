@@ -1,0 +1,45 @@
+"""Finds policies, scorers, engines by name: the built-in ones and those that other packages register."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from gambit.config import unknown_key
+from gambit.errors import UserError
+
+BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "gambit.policies": {
+        "gambit": "gambit.search.tournament:Tournament",
+        "sc": "gambit.search.self_consistency:SelfConsistency",
+    },
+    "gambit.scorers": {
+        "confidence": "gambit.scorers.simple:ConfidenceScorer",
+        "constant": "gambit.scorers.simple:ConstantScorer",
+    },
+    "gambit.engines": {
+        "local": "gambit.engines.local.start:start_local",
+    },
+}
+
+
+def names(group: str) -> list[str]:
+    """Everything that can be asked for in a group."""
+    return sorted({*BUILT_IN[group], *_installed(group)})
+
+
+def load(group: str, name: str) -> object:
+    """The object behind a name; built-in names cannot be taken by another package."""
+    if name in BUILT_IN[group]:
+        module, _, attribute = BUILT_IN[group][name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    installed = _installed(group)
+    if name not in installed:
+        kind = group.rpartition(".")[2].rstrip("s").replace("policie", "policy")
+        raise UserError(unknown_key(name, dict.fromkeys(names(group))).replace("option", kind))
+    return installed[name].load()
+
+
+def _installed(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}

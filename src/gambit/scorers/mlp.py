@@ -1,0 +1,85 @@
+"""The two-layer scorer of STEP, read from a safetensors checkpoint; never unpickles anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gambit.errors import UserError
+from gambit.scorers.base import ScorerInfo, ThoughtBatch
+from gambit.types import Aggregation, StatePosition
+
+if TYPE_CHECKING:
+    import torch
+
+METADATA_KEY = "gambit"  # where the JSON metadata lives in a safetensors header
+FORMAT = 1
+_TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's own names
+
+
+@dataclass(frozen=True, slots=True)
+class MlpScorer:
+    """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 whatever the model's dtype."""
+
+    info: ScorerInfo
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+    def to(self, device: torch.device) -> MlpScorer:
+        w1, b1, w2, b2 = (tensor.to(device) for tensor in self.weights)
+        return MlpScorer(self.info, (w1, b1, w2, b2))
+
+    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
+        from torch.nn.functional import linear, relu
+
+        w1, b1, w2, b2 = self.weights
+        hidden = relu(linear(thoughts.states.float(), w1, b1))
+        return linear(hidden, w2, b2).squeeze(-1).sigmoid()
+
+
+def load_mlp(path: Path) -> MlpScorer:
+    """The scorer in a checkpoint, its shapes checked against its own metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            info = _read_info(path, file.metadata() or {})
+            missing = [name for name in _TENSORS if name not in file.keys()]  # noqa: SIM118 (safe_open is no mapping)
+            if missing:
+                raise UserError(f"{path}: not an MLP scorer, tensors missing: {', '.join(missing)}")
+            w1, b1, w2, b2 = (file.get_tensor(name).float() for name in _TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read as a safetensors scorer ({error})") from error
+    if w1.shape[1] != info.hidden_size:
+        raise UserError(f"{path}: metadata says hidden size {info.hidden_size}, the weights take {w1.shape[1]}")
+    return MlpScorer(info, (w1, b1, w2, b2))
+
+
+def save_mlp(scorer: MlpScorer, path: Path, extra: dict[str, object] | None = None) -> None:
+    """Write a checkpoint; `extra` (training data, metrics) joins the metadata."""
+    from safetensors.torch import save_file
+
+    metadata = {"format": FORMAT, **dataclasses.asdict(scorer.info), **(extra or {})}
+    tensors = dict(zip(_TENSORS, (t.contiguous() for t in scorer.weights), strict=True))
+    save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
+
+
+def _read_info(path: Path, header: dict[str, str]) -> ScorerInfo:
+    try:
+        raw = json.loads(header[METADATA_KEY])
+        if raw["format"] != FORMAT or raw["architecture"] != "mlp":
+            raise UserError(
+                f"{path}: format {raw['format']}, architecture {raw['architecture']!r}; this reads 1, 'mlp'"
+            )
+        known = {f.name for f in dataclasses.fields(ScorerInfo)}
+        fields = {key: value for key, value in raw.items() if key in known}
+        fields["state_position"] = StatePosition(raw["state_position"])
+        fields["aggregation"] = Aggregation(raw["aggregation"])
+        return ScorerInfo(**fields)
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path}: no Gambit metadata in this checkpoint ({error!r}); "
+            "it must name hidden_size, state_position, boundary_rule and aggregation"
+        ) from error

@@ -1,0 +1,343 @@
+"""Wires one run together: model, engine, scorer, policy, prompt, vote, log. The first file to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import statistics
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+from gambit import events as ev
+from gambit import models, registry
+from gambit.answers import Extractor, Grader, extractor_for
+from gambit.config import EngineConfig, ModelDefaults, PresetSource, SearchConfig, SearchSettings, build, resolve
+from gambit.engines.base import Engine, SearchSpec, check_prompt
+from gambit.errors import UserError
+from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
+from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
+from gambit.scorers.base import Scorer, check_fit
+from gambit.scorers.mlp import load_mlp
+from gambit.search.loop import Hooks, Search, run_searches
+from gambit.search.policy import Policy
+from gambit.tree import TraceState
+from gambit.types import StopReason
+
+NO_SCORER = (
+    "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
+    "Train one and pass it with --scorer FILE."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question, as text or as chat messages."""
+
+    question: str | Sequence[ChatMessage]
+    id: str = "problem"
+
+
+class GambitWarning(UserWarning):
+    """Something the user should know that stops nothing."""
+
+
+EventCallback = Callable[[str, ev.Event], None]  # problem id, event
+
+
+class Solver:
+    """Holds one model on one engine and searches with it as often as asked.
+
+    >>> solver = Solver("pawn")
+    >>> solver.solve("a = 17; b = 61; c = a + b; c?").answer
+    """
+
+    def __init__(self, model: str = models.BUNDLED, *, scorer: str | Scorer = "auto", **engine_options: object) -> None:
+        """`engine_options` are the other fields of `EngineConfig`: engine, device, dtype, kv_budget_tokens, …"""
+        named = scorer if isinstance(scorer, str) else "custom"
+        self.config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})
+        source = models.locate(model)
+        self._scorer = load_scorer(named, source, model) if isinstance(scorer, str) else scorer
+        generation = models.generation_of(source)
+        self._defaults = models.defaults_of(source, generation)
+        self.engine: Engine = start_engine(self.config, source, self._scorer)
+        self._rule = boundary_rule(self.engine.tokenizer)
+        check_fit(self._scorer.info, hidden_size=self.engine.info.hidden_size, boundary_rule=self._rule.name)
+        self._stop_ids = stop_ids(self.engine.tokenizer, generation.eos_ids)
+        self._grader = Grader()
+        self._num_searches = 0
+        self._history = _History()
+        self._said: set[str] = set()
+
+    def solve(
+        self,
+        problem: str | Sequence[ChatMessage] | Problem,
+        config: SearchConfig | None = None,
+        *,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: Callable[[ev.Event], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> SearchResult:
+        """Search one problem to its end. With `out_dir`, the event log and the result are written there."""
+        problem = problem if isinstance(problem, Problem) else Problem(problem)
+        callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
+        run = self._prepare(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
+        next(run_searches(self.engine, [run.search], should_stop=should_stop))
+        return self._conclude(run)
+
+    def solve_many(
+        self,
+        problems: Iterable[str | Problem],
+        config: SearchConfig | None = None,
+        *,
+        concurrency: int = 1,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: EventCallback | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[SearchResult]:
+        """Search problems, `concurrency` at a time in one batch, and give results as they finish.
+
+        A problem that cannot be searched gives a result with `error` set; the others go on.
+        """
+        if concurrency < 1:
+            raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
+        runs: dict[int, _Run] = {}
+        refused: deque[SearchResult] = deque()
+
+        def prepared() -> Iterator[Search]:
+            for index, item in enumerate(problems):
+                problem = item if isinstance(item, Problem) else Problem(item, id=str(index))
+                folder = None if out_dir is None else Path(out_dir) / problem.id
+                try:
+                    run = self._prepare(problem, config or SearchConfig(), folder, extractor, on_event)
+                except UserError as error:
+                    refused.append(_refused(problem, config or SearchConfig(), str(error)))
+                    continue
+                runs[run.search.number] = run
+                yield run.search
+
+        for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
+            yield self._conclude(runs.pop(search.number))
+            while refused:
+                yield refused.popleft()
+        yield from refused
+
+    def close(self) -> None:
+        self._grader.close()
+        self.engine.close()
+
+    def __enter__(self) -> Solver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- one run -----------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        problem: Problem,
+        config: SearchConfig,
+        out_dir: Path | None,
+        extractor: Extractor | None,
+        on_event: EventCallback | None,
+    ) -> _Run:
+        prompt = encode_problem(
+            self.engine.tokenizer,
+            problem.question,
+            system_prompt=config.system_prompt or None,
+            enable_thinking=config.enable_thinking,
+        )
+        check_prompt(self.engine.info, len(prompt.token_ids))
+        settings, found = self._resolve(config, prompt)
+        policy_class = cast("type[Policy[object]]", registry.load("gambit.policies", config.policy))
+        policy = policy_class.from_settings(settings)
+        notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
+        sink = _Sink(problem.id, out_dir, on_event)
+        self._num_searches += 1
+        spec = SearchSpec(self._num_searches, prompt.token_ids, rule_for(self._rule, prompt), self._stop_ids)
+        started = self._header(problem, config, settings, policy, prompt)
+        hooks = Hooks(
+            self._answer_reader(extractor or extractor_for(config.answer)), self._grader.equivalent, sink.write
+        )
+        return _Run(Search(self.engine, policy, settings, spec, started, hooks), sink, tuple(notes))
+
+    def _resolve(self, config: SearchConfig, prompt: EncodedPrompt) -> tuple[SearchSettings, list[str]]:
+        info = self.engine.info
+        defaults = self._defaults
+        if config.preset is PresetSource.AUTO:
+            defaults = self._history.added_to(defaults)
+        room = info.context_tokens - len(prompt.token_ids)
+        return resolve(config, defaults, room, has_floor=self._scorer.info.is_probability)
+
+    def _header(
+        self,
+        problem: Problem,
+        config: SearchConfig,
+        settings: SearchSettings,
+        policy: Policy[object],
+        prompt: EncodedPrompt,
+    ) -> ev.RunStarted:
+        question = problem.question if isinstance(problem.question, str) else json.dumps(list(problem.question))
+        return ev.RunStarted(
+            format=ev.LOG_FORMAT,
+            problem_id=problem.id,
+            question=question,
+            policy=policy.name,
+            vote=str(config.vote or policy.default_vote),
+            aggregation=str(self._scorer.info.aggregation),
+            seed=settings.sampling.seed,
+            capacity=settings.capacity,
+            num_traces=settings.num_traces,
+            prompt_tokens=prompt.token_ids,
+            settings=cast("dict[str, ev.Json]", dataclasses.asdict(settings)),
+            environment=self._environment(),
+        )
+
+    def _environment(self) -> dict[str, ev.Json]:
+        info = cast("dict[str, ev.Json]", dataclasses.asdict(self.engine.info))
+        packages: dict[str, ev.Json] = {name: version(name) for name in ("gambit-search", "torch", "transformers")}
+        scorer = self.config.scorer if self.config.scorer != "auto" else self._scorer.info.architecture
+        return {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
+
+    def _answer_reader(self, extract: Extractor) -> Callable[[Sequence[int]], str | None]:
+        def answer_of(tokens: Sequence[int]) -> str | None:
+            spoken = tokens[:-1] if tokens and tokens[-1] in self._stop_ids else tokens
+            return extract(self.engine.tokenizer.decode(spoken))
+
+        return answer_of
+
+    def _is_news(self, note: str) -> bool:
+        """Each warning is said once per solver."""
+        if note in self._said:
+            return False
+        self._said.add(note)
+        warnings.warn(note, GambitWarning, stacklevel=5)
+        return True
+
+    def _conclude(self, run: _Run) -> SearchResult:
+        assert run.search.result is not None
+        self._history.remember(run.search.record)
+        notes = run.notes + ((run.sink.failure,) if run.sink.failure else ())
+        result = dataclasses.replace(run.search.result, warnings=notes, out_dir=run.sink.folder)
+        run.sink.finish(result)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    search: Search
+    sink: _Sink
+    notes: tuple[str, ...]
+
+
+class _Sink:
+    """Where a run's events go: its log file and the caller. A full disk silences the log, not the search."""
+
+    def __init__(self, problem_id: str, out_dir: Path | None, on_event: EventCallback | None) -> None:
+        self.failure: str | None = None
+        self._problem_id = problem_id
+        self._out_dir = out_dir
+        self._on_event = on_event
+        self._log: ev.LogWriter | None = None
+        if out_dir is not None:
+            self._log = _open_log(out_dir)
+
+    @property
+    def folder(self) -> str | None:
+        return None if self._out_dir is None else str(self._out_dir)
+
+    def write(self, event: ev.Event) -> None:
+        if self._log is not None:
+            try:
+                self._log.write(event)
+            except OSError as error:
+                self._give_up(error)
+        if self._on_event is not None:
+            self._on_event(self._problem_id, event)
+
+    def finish(self, result: SearchResult) -> None:
+        if self._out_dir is None or self._log is None:
+            return
+        try:
+            self._log.close()
+            (self._out_dir / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"
+        warnings.warn(self.failure, GambitWarning, stacklevel=2)
+        self._log = None
+
+
+def _open_log(out_dir: Path) -> ev.LogWriter:
+    path = out_dir / "events.jsonl"
+    if path.exists():
+        raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
+    try:
+        return ev.LogWriter(path)
+    except OSError as error:
+        raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
+
+
+class _History:
+    """Lengths of completed traces and of thoughts in this solver's runs so far, for `preset="auto"`."""
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=4096)
+        self._thoughts: deque[float] = deque(maxlen=4096)
+
+    def remember(self, record: SearchRecord) -> None:
+        for trace in record.tree.in_state(TraceState.FINISHED):
+            self._lengths.append(trace.num_tokens)
+            if trace.score.count:
+                self._thoughts.append(trace.boundary_tokens / trace.score.count)
+
+    def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
+        if not self._lengths:
+            return defaults
+        thought = statistics.fmean(self._thoughts) if self._thoughts else None
+        return dataclasses.replace(
+            defaults, median_length=statistics.median(self._lengths), mean_thought_length=thought
+        )
+
+
+def load_scorer(name: str, source: str, model: str) -> Scorer:
+    """A checkpoint file, a registered scorer, or for `auto` the model's own and token confidence without one."""
+    if name == "auto":
+        path = models.side_file(source, models.SCORER_FILE)
+        if path is not None:
+            return load_mlp(path)
+        warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
+        name = "confidence"
+    if Path(name).suffix == ".safetensors" or Path(name).is_file():
+        return load_mlp(Path(name))
+    factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
+    return factory()
+
+
+def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
+    """`auto` is the embedded engine."""
+    name = "local" if config.engine == "auto" else config.engine
+    start = cast("Callable[[EngineConfig, str, Scorer], Engine]", registry.load("gambit.engines", name))
+    return start(config, source, scorer)
+
+
+def _refused(problem: Problem, config: SearchConfig, error: str) -> SearchResult:
+    return SearchResult(
+        problem.id, None, (), 0.0, 0, config.policy, config.seed, Counts(), Tokens(), Seconds(),
+        StopReason.FAILED, error=error,
+    )  # fmt: skip
+
+
+def _as_path(out_dir: Path | str | None) -> Path | None:
+    return None if out_dir is None else Path(out_dir)

@@ -1,0 +1,199 @@
+"""Frozen records that cross module borders; they hold values and derive values, and never act."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class TraceKey(NamedTuple):
+    """A trace's address on an engine that serves several searches."""
+
+    search: int
+    trace: int
+
+
+class Aggregation(StrEnum):
+    """How the scores of a trace's thoughts become the score of the trace; a scorer's checkpoint names it."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+class StatePosition(StrEnum):
+    """Which hidden state a scorer reads (the paper and STEP's published scorers differ by one token)."""
+
+    BEFORE = "before"  # the state that predicted the boundary token
+    BOUNDARY = "boundary"  # the state of the boundary token itself, one decode step later
+
+
+@dataclass(frozen=True, slots=True)
+class RunningScore:
+    """The scores of a trace's thoughts, folded; a child starts from its parent's, whose thoughts are its own too."""
+
+    count: int = 0
+    total: float = 0.0
+    position_total: float = 0.0  # Σ i·sᵢ, i from 1
+    last: float = 0.0
+
+    def add(self, score: float) -> RunningScore:
+        count = self.count + 1
+        return RunningScore(count, self.total + score, self.position_total + count * score, score)
+
+    def value(self, aggregation: Aggregation) -> float | None:
+        """The trace's score, or None before its first finished thought."""
+        if self.count == 0:
+            return None
+        return self.last if aggregation is Aggregation.LAST else self.total / self.count
+
+    @property
+    def position_weighted(self) -> float | None:
+        """Mean with weights rising linearly over the steps: later thoughts count more."""
+        if self.count == 0:
+            return None
+        return self.position_total / (self.count * (self.count + 1) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn; temperature 0 is greedy, and 0 switches top_k and min_p off, 1 top_p."""
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 20
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class PressureAction(StrEnum):
+    """What becomes of a trace that loses its KV blocks."""
+
+    QUEUE = "queue"  # it waits and is recomputed later (plain sampling)
+    GHOST = "ghost"  # it stays logically active without memory (gambit)
+    PRUNE = "prune"  # it is gone (STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class OnPressure:
+    """The rule an engine obeys when a KV allocation fails; it travels with each trace, so engines know no policy."""
+
+    action: PressureAction
+    unscored_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpec:
+    """Everything an engine needs to run one trace.
+
+    A root has neither parent nor prefix. A child names the live `parent` whose cached tokens it shares, or brings
+    the inherited tokens in `prefix` when no engine row holds them any more.
+    """
+
+    key: TraceKey
+    sampling: Sampling
+    max_new_tokens: int  # the inherited part counts
+    on_pressure: OnPressure
+    inherited: int = 0  # generated tokens taken over from the parent
+    parent: TraceKey | None = None
+    prefix: tuple[int, ...] = ()
+    score: RunningScore = field(default_factory=RunningScore)
+
+
+class EndReason(StrEnum):
+    """Why a trace finished."""
+
+    STOP = "stop"  # it said a stop token
+    LENGTH = "length"  # it reached max_new_tokens
+    MEMORY = "memory"  # it alone needs more KV room than there is
+
+
+class StopReason(StrEnum):
+    """Why a search ended."""
+
+    COMPLETED = "completed"  # the planned number of traces is complete
+    EXHAUSTED = "exhausted"  # nothing runs any more
+    POLICY = "policy"
+    BUDGET_TOKENS = "budget_tokens"
+    BUDGET_SECONDS = "budget_seconds"
+    BUDGET_TRACES = "budget_traces"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A trace got its KV blocks; `reused` and `recomputed` split its inherited tokens."""
+
+    trace: int
+    reused: int
+    recomputed: int
+    waited_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtScore:
+    """One finished thought: its score and the trace's length (inherited part included) at its boundary token."""
+
+    trace: int
+    score: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A trace lost its KV blocks because an allocation failed; `score` is what the engine ranked it by."""
+
+    trace: int
+    action: PressureAction
+    score: float | None
+    num_tokens: int
+    tokens: tuple[int, ...]  # all it generated or inherited; empty for a queued one, which will say more
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trace ended by itself; `tokens` is all it generated or inherited, the stop token included."""
+
+    trace: int
+    reason: EndReason
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """What one engine step did for one search, in the order it happened."""
+
+    evicted: tuple[Evicted, ...] = ()
+    admitted: tuple[Admitted, ...] = ()
+    num_generated: int = 0
+    scored: tuple[ThoughtScore, ...] = ()
+    finished: tuple[Finished, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where the wall clock of one engine step went."""
+
+    engine: float = 0.0
+    scoring: float = 0.0
+    scheduling: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One engine step. It is sparse: a trace that neither started, finished a thought nor ended is only counted."""
+
+    searches: Mapping[int, SearchStep]
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+    seconds: StepSeconds
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a live trace is."""
+
+    num_tokens: int  # generated, inherited part included
+    is_thinking: bool  # False once it closed its think block
