@@ -1,0 +1,158 @@
+"""Grading subprocess: compares pairs of answers with math-verify over JSON lines; never imports the rest of gambit."""
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from sympy import Basic
+
+MEMORY_LIMIT_BYTES = 4 * 1024**3
+EXACT_TOLERANCE = 1e-12
+FLOAT_TOLERANCE = 1e-5  # wide enough for 0.333333 = 1/3, which math-verify accepts
+PLAIN_FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infty)(?![A-Za-z])")
+PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])\\?sqrt\(")
+GROUP_END = re.compile(r"[()]")
+
+
+def main() -> None:
+    replies = _claim_stdout()
+    logging.disable(logging.CRITICAL)
+    _limit_memory()
+    try:
+        compare_answers(
+            "x^{2}", r"\frac{1}{2}"
+        )  # pays for the imports and the parser's tables before the first deadline
+    except ImportError as error:
+        _reply(replies, {"failed": str(error)})
+        return
+    _reply(replies, {"ready": True})
+    serve(sys.stdin.buffer, replies)
+
+
+def serve(requests: Iterable[bytes], replies: BinaryIO) -> None:
+    """Answers until the parent closes our stdin, which the kernel also does when the parent is killed."""
+    for line in requests:
+        request = json.loads(line)
+        _limit_cpu(request["deadline_seconds"])
+        _reply(replies, {"equal": _compare_safely(request["first"], request["second"])})
+
+
+def compare_answers(first: str, second: str) -> bool:
+    """True if either direction verifies: math-verify follows the gold's form, and a vote has no gold."""
+    return any(
+        _verifies(gold, other)
+        for left in _parse(first)
+        for right in _parse(second)
+        for gold, other in ((left, right), (right, left))
+    )
+
+
+def _verifies(gold: "Basic", other: "Basic") -> bool:
+    from math_verify import verify
+    from sympy import FiniteSet, Interval, Tuple
+
+    if isinstance(gold, FiniteSet) and isinstance(other, (Interval, Tuple)):
+        return False  # this direction ignores the tuple's order: 1, 2 would equal (2, 1)
+    return bool(verify(gold, other, timeout_seconds=None)) and _is_close(gold, other)
+
+
+def _parse(answer: str) -> "list[Basic]":
+    from math_verify import LatexExtractionConfig, parse
+
+    latex = f"${_to_latex(answer)}$"
+    config = LatexExtractionConfig(boxed_match_priority=-1)
+    parsed: list[Basic] = parse(latex, [config], fallback_mode="no_fallback", parsing_timeout=None)
+    return parsed
+
+
+def _to_latex(answer: str) -> str:
+    """One line without dollar signs; sqrt(2), pi and * as LaTeX, which the parser would read as products of letters."""
+    line = " ".join(answer.replace(r"\$", "").replace("$", "").split())
+    line = PLAIN_FUNCTIONS.sub(r"\\\1 ", line).replace("**", "^").replace("*", r" \cdot ")
+    while (root := PLAIN_ROOT.search(line)) is not None:
+        end = _closing(line, root.end())
+        if end is None:
+            break
+        line = line[: root.start()] + r"\sqrt{" + line[root.end() : end] + "}" + line[end + 1 :]
+    return line
+
+
+def _closing(text: str, start: int) -> int | None:
+    depth = 1
+    for match in GROUP_END.finditer(text, start):
+        depth += 1 if match.group() == "(" else -1
+        if depth == 0:
+            return match.start()
+    return None
+
+
+def _is_close(first: "Basic", second: "Basic") -> bool:
+    """False for two numbers far apart relative to their size, such as 10^{-30} and 10^{-31}.
+
+    math-verify compares absolutely and chops small differences, so it calls these two equal.
+    """
+    from sympy import Expr, Float, N
+
+    if not (isinstance(first, Expr) and isinstance(second, Expr) and first.is_number and second.is_number):
+        return True
+    if first == second:
+        return True
+    if _is_percent(first) != _is_percent(second):  # 9% is 9 as well as 0.09: a convention, not a number
+        return True
+    ratio = N(first, 30) / N(second, 30)
+    tolerance = FLOAT_TOLERANCE if first.has(Float) or second.has(Float) else EXACT_TOLERANCE
+    return not ratio.is_finite or abs(complex(ratio) - 1) < tolerance
+
+
+def _is_percent(expression: "Basic") -> bool:
+    from sympy import UnevaluatedExpr
+
+    return bool(expression.has(UnevaluatedExpr))
+
+
+def _compare_safely(first: str, second: str) -> bool:
+    try:
+        return compare_answers(first, second)
+    except Exception:  # a process edge: whatever a parser makes of a model's output, it is "not shown equal"
+        return False
+
+
+def _claim_stdout() -> BinaryIO:
+    """Keeps the reply pipe to ourselves, so that a library that prints cannot garble it."""
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return replies
+
+
+def _reply(replies: BinaryIO, message: dict[str, bool | str]) -> None:
+    replies.write(json.dumps(message).encode() + b"\n")
+
+
+def _limit_memory() -> None:
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+
+
+def _limit_cpu(deadline_seconds: float) -> None:
+    """The kernel ends us even if the parent is gone and one big power holds the interpreter, where no thread could."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(usage.ru_utime + usage.ru_stime + deadline_seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+if __name__ == "__main__":
+    main()
