@@ -82,6 +82,8 @@ def test_a_flood_of_unclosed_boxes_is_read_in_one_pass() -> None:
         ("answer: b", "B"),
         ("the answer is **D**", "D"),
         ("The correct answer is option A.", "A"),
+        ("The answer is B. Option A is wrong, since it", "B"),
+        ("so the correct choice is D.", "D"),
         ("The answer is A because it fits", "A"),
         ("we exclude the others.\n(C)", "C"),
         ("so it must be (C).", "C"),
@@ -105,6 +107,8 @@ def test_choice(text: str, expected: str | None) -> None:
     ("text", "expected"),
     [
         (r"\boxed{12} of 30", "12"),
+        (r"\boxed{12 red apples}", "12"),
+        (r"\boxed{3\pi}", r"3\pi"),
         ("It takes 3 of 12 days.", "12"),
         ("costs $1,234.50.", "1,234.50"),
         (r"costs \$5", "5"),
@@ -196,7 +200,18 @@ def test_canonical_knows_rationals(top: int, bottom: int) -> None:
     assert canonical(f"{top}/{bottom}") != canonical(f"{top + 1}/{bottom}")
 
 
-@pytest.mark.parametrize("answer", ["1" * 5000, r"\text{" * 5000, "½" * 3000, " " * 10000, "1," * 5000])
+@pytest.mark.parametrize("kind", AnswerKind)
+@pytest.mark.parametrize("filler", [" ", "*", "1", "1,", "answer is ", "answer:", "{", "(", "\n", "$"])
+def test_extraction_is_quick_on_anything(kind: AnswerKind, filler: str) -> None:
+    start = time.monotonic()
+    extractor_for(kind)(f"the answer {filler * 20_000}!")
+    assert time.monotonic() - start < 2.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["1" * 5000, "1" * 2000, r"\text{" * 150 + "x" + "}" * 150, "½" * 2000, "½ " * 3000, "." * 1999 + "x", "1," * 999],
+)
 def test_canonical_is_quick_on_anything(answer: str) -> None:
     start = time.monotonic()
     assert canonical(canonical(answer)) == canonical(answer)
@@ -255,7 +270,7 @@ def hasty_grader() -> Iterator[Grader]:
         "(" * 900 + "x" + ")" * 900,
         "\x00\ud800\n{\\}",
     ],
-    ids=repr,
+    ids=["python-power", "latex-power", "digits", "fractions", "parentheses", "bytes"],
 )
 def test_hostile_answers_end_at_the_deadline(hasty_grader: Grader, hostile: str) -> None:
     assert hasty_grader.equivalent(f"x=5+{len(hostile)}", str(5 + len(hostile))), "the comparison before has done harm"
@@ -314,14 +329,13 @@ def test_a_crashing_worker_counts_as_not_equal(monkeypatch: pytest.MonkeyPatch) 
         assert (len(starts), grader.num_given_up) == (2, 2)
 
 
-def test_a_worker_that_died_while_idle_costs_nothing() -> None:
-    with Grader(deadline_seconds=20.0) as grader:
-        assert grader.equivalent("x=5", "5")
-        assert grader._worker is not None
-        grader._worker._process.kill()
-        grader._worker._process.wait()
-        assert grader.equivalent("x=6", "6")
-        assert grader.num_given_up == 0
+def test_a_worker_that_died_while_idle_costs_nothing(grader: Grader) -> None:
+    assert grader.equivalent("u=5", "5")
+    assert grader._worker is not None
+    grader._worker._process.kill()
+    grader._worker._process.wait()
+    assert grader.equivalent("u=6", "6")
+    assert grader.num_given_up == 0
 
 
 @pytest.mark.parametrize(
@@ -352,7 +366,7 @@ def test_any_thread_may_grade(grader: Grader) -> None:
         return grader.equivalent(f"x={i}", str(i)) and not grader.equivalent(f"x={i}", str(i + 1))
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(check, range(40)))
+        assert all(pool.map(check, range(16)))
 
 
 PARENT = """
@@ -389,15 +403,15 @@ def eventually(condition: Callable[[], bool], seconds: float) -> bool:
 
 @pytest.mark.parametrize("then", ["time.sleep(100)", "grader.equivalent('10^{10^{10}}', '7+x')"], ids=["idle", "busy"])
 def test_no_orphan_when_the_parent_is_killed(then: str) -> None:
-    parent, worker = start_parent(then, deadline=2.0)
-    time.sleep(0.3)
+    parent, worker = start_parent(then, deadline=1.0)
+    time.sleep(0.3)  # long enough to be busy, too short for the deadline
     assert is_running(worker)
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
     assert eventually(lambda: not is_running(worker), seconds=10.0)
 
 
-@pytest.mark.parametrize("then", ["", "grader.close()", "raise SystemExit(0)"])
+@pytest.mark.parametrize("then", ["", "grader.close()"])
 def test_no_orphan_when_the_parent_ends(then: str) -> None:
     parent, worker = start_parent(then)
     parent.communicate(timeout=20)
@@ -405,12 +419,11 @@ def test_no_orphan_when_the_parent_ends(then: str) -> None:
     assert eventually(lambda: not is_running(worker), seconds=5.0)
 
 
-def test_a_closed_grader_starts_again() -> None:
-    with Grader(deadline_seconds=20.0) as grader:
-        assert grader.equivalent("x=5", "5")
-        grader.close()
-        assert grader._worker is None
-        assert grader.equivalent("x=6", "6")
+def test_a_closed_grader_starts_again(grader: Grader) -> None:
+    assert grader.equivalent("v=5", "5")
+    grader.close()
+    assert grader._worker is None
+    assert grader.equivalent("v=6", "6")
 
 
 def test_plain_notation_is_read_as_latex() -> None:

@@ -182,6 +182,11 @@ def test_a_byte_level_tokenizer_that_calls_itself_llama_is_loaded_right(tmp_path
     assert boundary_rule(loaded) == boundary_rule(tiny())
 
 
+def test_a_tokenizer_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no tokenizer at '{tmp_path}'"):
+        load_tokenizer(str(tmp_path))
+
+
 def text_of(prompt: EncodedPrompt, tokenizer: Tokenizer | None = None) -> str:
     return (tokenizer or tiny()).decode(list(prompt.token_ids))
 
@@ -293,37 +298,50 @@ def test_end_is_no_stop_where_it_only_closes_a_channel() -> None:
     assert harmony.convert_tokens_to_ids("<|end|>") not in stop_ids(harmony, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "stop", "tail"),
-    [
-        ("qwen3", {151643, 151645}, "<|im_start|>assistant\n"),
-        ("deepseek-r1-0528-qwen3-8b", {151645}, "<｜Assistant｜>"),
-    ],
-)
-def test_real_tokenizers(shared_tokenizers: Path, name: str, stop: set[int], tail: str) -> None:
-    tokenizer = load_tokenizer(str(shared_tokenizers / name))
-    rule = boundary_rule(tokenizer, vocab_size=151936)
-    assert len(rule.blank_line) == 565
-    assert rule.think_end == 151668
-    assert stop_ids(tokenizer, None) == stop
-    prompt = encode_problem(tokenizer, "Let $x = 5$.\n\nWhat is x?")
-    text = text_of(prompt, tokenizer)
-    assert text.endswith(tail)
+@pytest.fixture(scope="module")
+def qwen(shared_tokenizers: Path) -> Tokenizer:
+    return load_tokenizer(str(shared_tokenizers / "qwen3"))
+
+
+@pytest.fixture(scope="module")
+def deepseek(shared_tokenizers: Path) -> Tokenizer:
+    return load_tokenizer(str(shared_tokenizers / "deepseek-r1-0528-qwen3-8b"))
+
+
+@pytest.fixture(params=["qwen", "deepseek"])
+def real(request: pytest.FixtureRequest) -> Tokenizer:
+    tokenizer: Tokenizer = request.getfixturevalue(request.param)
+    return tokenizer
+
+
+def test_boundaries_of_real_tokenizers(real: Tokenizer) -> None:
+    rule = boundary_rule(real, vocab_size=151936)
+    assert (len(rule.blank_line), rule.think_end) == (565, 151668)
+    ids = real.encode("So.\n\nThen:\n\n\nwait\n \nok\n</think>\n\n5\n\n", add_special_tokens=False)
+    found, state = boundaries(rule, ids)
+    assert [real.decode([ids[i]]) for i in found] == [".\n\n", ":\n\n\n"]
+    assert not state.is_thinking
+
+
+def test_prompts_of_real_tokenizers(real: Tokenizer) -> None:
+    prompt = encode_problem(real, "Let $x = 5$.\n\nWhat is x?")
+    text = text_of(prompt, real)
     assert DEFAULT_SYSTEM_PROMPT in text
     assert "Let $x = 5$.\n\nWhat is x?" in text
+    assert text.endswith(("<|im_start|>assistant\n", "<｜Assistant｜>"))
     assert (prompt.thinks, prompt.notes) == (True, ())
-    opened = encode_problem(tokenizer, "x?", add_think_tag=True)
-    assert opened.token_ids[-2:] == (151667, 198)
-    thoughts = tokenizer.encode("So.\n\nThen:\n\n\nwait\n \nok\n</think>\n\n5\n\n", add_special_tokens=False)
-    assert len(boundaries(rule, thoughts)[0]) == 2
+    assert encode_problem(real, "x?", add_think_tag=True).token_ids[-2:] == (151667, 198)
 
 
-def test_real_tokenizers_close_the_block_only_where_they_can(shared_tokenizers: Path) -> None:
-    qwen = load_tokenizer(str(shared_tokenizers / "qwen3"))
+def test_stop_ids_of_real_tokenizers(qwen: Tokenizer, deepseek: Tokenizer) -> None:
+    assert stop_ids(qwen, None) == {151643, 151645}
+    assert stop_ids(deepseek, [151643]) == {151643, 151645}
+
+
+def test_real_templates_close_the_block_only_where_they_can(qwen: Tokenizer, deepseek: Tokenizer) -> None:
     prompt = encode_problem(qwen, "x?", enable_thinking=False)
     assert (prompt.thinks, prompt.notes) == (False, ())
     assert 151668 in prompt.token_ids
-    deepseek = load_tokenizer(str(shared_tokenizers / "deepseek-r1-0528-qwen3-8b"))
     prompt = encode_problem(deepseek, "x?", enable_thinking=False)
     assert prompt.thinks
     assert "cannot switch thinking off" in prompt.notes[0]

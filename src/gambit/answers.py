@@ -75,10 +75,11 @@ def _last_box(text: str) -> str | None:
     return last
 
 
-EMPHASIS = r"[\s*_`\"'$\[{]*(?:\\(?:text|textbf|mathrm|mathbf)\{)?"
+EMPHASIS = r"[\s*_`\"'$\[{]{0,5}(?:\\(?:text|textbf|mathrm|mathbf)\{)?"  # bounded: several in a row backtrack
 CHOICE_IN_BOX = re.compile(r"\(?([A-D])(?:\)|[.:,]|$)")
 CHOICE_AFTER_ANSWER = re.compile(
-    rf"(?i:\b(?:answer|choice|option)\b){EMPHASIS}(?:(?i:is|choice|option)\b)?{EMPHASIS}[:=]?{EMPHASIS}"
+    rf"(?i:\b(?:answer|correct (?:choice|option))\b){EMPHASIS}(?:(?i:is)\b)?{EMPHASIS}[:=]?{EMPHASIS}"
+    rf"(?:(?i:choice|option)\b)?{EMPHASIS}"
     r"(?:\(([A-Da-d])\)|([A-D])(?![A-Za-z0-9'’])|([a-d])(?=[\s.*)]*$))",
     re.MULTILINE,
 )
@@ -120,12 +121,16 @@ PLAIN_NUMBER = re.compile(
     r"(?![0-9]|[.,/][0-9]|(?:st|nd|rd|th)\b)(?:\s?\\?%)?"
 )
 CURRENCY = re.compile(r"\\?\$")
+COUNTED_NOUN = re.compile(rf"({PLAIN_NUMBER.pattern})\s[A-Za-z][A-Za-z ]+")
 
 
 def extract_number(text: str) -> str | None:
     """The last box, else the last number of the final part as it is written there (sign, separators, percent)."""
+    if box := extract_boxed(text):
+        noun = COUNTED_NOUN.fullmatch(box)
+        return noun.group(1) if noun else box
     numbers = PLAIN_NUMBER.findall(_final_part(text))
-    return extract_boxed(text) or (CURRENCY.sub("", numbers[-1]) if numbers else None)
+    return CURRENCY.sub("", numbers[-1]) if numbers else None
 
 
 ANSWER_PHRASE = re.compile(r"\banswer\b[*_]*\s*(?:is\b|:)[*_:\s]*(\S.*)", re.IGNORECASE)
@@ -138,10 +143,10 @@ def extract_text(text: str) -> str | None:
     return found.strip().strip('*_`"').rstrip(".").strip() or None if found else None
 
 
-VULGAR_FRACTIONS = {
-    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
-    "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
-}  # fmt: skip
+VULGAR_FRACTIONS = (
+    ("½", "1/2"), ("⅓", "1/3"), ("⅔", "2/3"), ("¼", "1/4"), ("¾", "3/4"), ("⅕", "1/5"), ("⅖", "2/5"), ("⅗", "3/5"),
+    ("⅘", "4/5"), ("⅙", "1/6"), ("⅚", "5/6"), ("⅛", "1/8"), ("⅜", "3/8"), ("⅝", "5/8"), ("⅞", "7/8"),
+)  # fmt: skip
 UNITS = (
     "degrees?|dollars?|cents?|percent|units?|square units?|cubic units?|inches|inch|feet|foot|miles?|yards?|meters?"
     "|cm|mm|km|kg|hours?|minutes?|seconds?|days?|weeks?|months?|years?|points?"
@@ -190,7 +195,7 @@ def canonical(answer: str) -> str:
 
 
 def _simplify(text: str) -> str:
-    for glyph, fraction in VULGAR_FRACTIONS.items():
+    for glyph, fraction in VULGAR_FRACTIONS:
         text = text.replace(glyph, f" {fraction} ")
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)

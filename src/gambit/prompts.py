@@ -51,17 +51,21 @@ def load_tokenizer(name_or_path: str, **options: str | bool | None) -> Tokenizer
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
-    if not _keeps_text(tokenizer):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(name_or_path, **options)
-    if not _keeps_text(tokenizer):
-        raise UserError(f"the tokenizer of {name_or_path!r} loses spaces or newlines: check its tokenizer.json")
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        if _is_garbled(tokenizer):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(name_or_path, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(f"no tokenizer at {name_or_path!r}: give a model's folder or its hub name ({error})") from error
+    if _is_garbled(tokenizer):
+        raise UserError(f"the tokenizer of {name_or_path!r} loses spaces and newlines: check its tokenizer.json")
     return tokenizer
 
 
-def _keeps_text(tokenizer: Tokenizer) -> bool:
-    probe = "so x = 5\n\nthen y"
-    return tokenizer.decode(tokenizer.encode(probe, add_special_tokens=False)).strip() == probe
+def _is_garbled(tokenizer: Tokenizer) -> bool:
+    """Whether a byte-level vocabulary, which always holds the newline as Ċ, does not decode it to a newline."""
+    newline = tokenizer.convert_tokens_to_ids("Ċ")
+    return newline not in (None, tokenizer.unk_token_id) and tokenizer.decode([newline]) != "\n"
 
 
 @dataclass(frozen=True, slots=True)
