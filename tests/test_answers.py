@@ -426,6 +426,14 @@ def test_a_closed_grader_starts_again(grader: Grader) -> None:
     assert grader.equivalent("v=6", "6")
 
 
+def test_the_worker_bears_lower_limits_of_the_system() -> None:
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 * 1024**3, 2 * 1024**3))\n"
+    parent = subprocess.run(
+        [sys.executable, "-c", limits + PARENT.format(then="", deadline=20.0)], capture_output=True, text=True
+    )
+    assert (parent.returncode, parent.stderr) == (0, "")
+
+
 def test_plain_notation_is_read_as_latex() -> None:
     assert _grader_worker._to_latex("2*sqrt((1+sqrt(3))/2)") == r"2 \cdot \sqrt{(1+\sqrt{3})/2}"
     assert _grader_worker._to_latex("$sqrt(2$ + pi") == r"sqrt(2 + \pi "
