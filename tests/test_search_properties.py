@@ -4,14 +4,14 @@ import dataclasses
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import ScriptedEngine
-from searching import make_settings, run_one
 
 from gambit import events as ev
 from gambit.config import BranchPoint
 from gambit.record import fold
 from gambit.tree import TraceState
 from gambit.types import StopReason
+from scripted import ScriptedEngine
+from searching import make_settings, run_one
 
 schedules = st.fixed_dictionaries({
     "seed": st.integers(0, 10**6),
@@ -159,10 +159,10 @@ def test_victims_of_pressure_are_the_lowest_scoring_of_their_moment(schedule, ch
                     scores.setdefault(trace, []).append(value)
             case ev.Evicted(trace=trace, reason="pressure"):
                 means = {t: sum(scores[t]) / len(scores[t]) for t in running if scores.get(t)}
-                expected = (
-                    min(means, key=lambda t: (round(means[t], 9), -t)) if means else max(running)
-                )
+                expected = min(means, key=lambda t: (round(means[t], 9), -t)) if means else max(running)
                 assert trace == expected or abs(means[trace] - means[expected]) < 1e-9
                 running.discard(trace)
-            case ev.Evicted(trace=trace) | ev.Pruned(trace=trace) | ev.Finished(trace=trace) | ev.Cancelled(trace=trace):
+            case (
+                ev.Evicted(trace=trace) | ev.Pruned(trace=trace) | ev.Finished(trace=trace) | ev.Cancelled(trace=trace)
+            ):
                 running.discard(trace)

@@ -1,8 +1,6 @@
 """The tournament by hand: ranking, the two cases, warm-up, ghosts, the floor, and the paper's worked example."""
 
 import pytest
-from puppet import PuppetEngine, admit
-from searching import make_settings, run_one
 
 from gambit import events as ev
 from gambit.config import BranchPoint
@@ -10,6 +8,8 @@ from gambit.search.policy import Branch, Evict, PoolView, Prune, Start, TraceVie
 from gambit.search.tournament import Tournament
 from gambit.tree import TraceState
 from gambit.types import EndReason, Evicted, Finished, PressureAction, SearchStep, StopReason, ThoughtScore
+from puppet import PuppetEngine, admit
+from searching import make_settings, run_one
 
 
 def trace(id_, score, *, state=TraceState.RUNNING, generated=100, thoughts=10, thinking=True, boundary=90):
