@@ -13,10 +13,10 @@ from gambit.engines.local.attention import DecodePlan
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.layout import Layout
 from gambit.engines.local.model import ForwardOutput, PoolModel
-from gambit.engines.local.pool import THINKING_BIT, Pool
+from gambit.engines.local.pool import Pool
 from gambit.engines.local.sampling import sample, token_confidence, uniforms
 from gambit.engines.local.stopwatch import Stopwatch
-from gambit.prompts import BoundaryRule, ThoughtTables, Tokenizer
+from gambit.prompts import THINKING, BoundaryRule, ThoughtTables, Tokenizer
 from gambit.scorers.base import Scorer, ThoughtBatch
 from gambit.types import (
     EndReason,
@@ -90,7 +90,7 @@ class LocalEngine:
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._pool.searches[search].traces
-        return {trace_id: self._pool.rows.progress_of(trace, THINKING_BIT) for trace_id, trace in traces.items()}
+        return {trace_id: self._pool.rows.progress_of(trace, THINKING) for trace_id, trace in traces.items()}
 
     def close_search(self, search: int) -> None:
         self._pool.close(search)

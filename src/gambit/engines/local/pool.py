@@ -17,7 +17,7 @@ from gambit.engines.local.rows import ROW, LiveTrace, Rows
 from gambit.engines.local.sampling import noise_keys
 from gambit.engines.local.stopwatch import Stopwatch
 from gambit.errors import EngineError
-from gambit.prompts import ThoughtState, boundaries, pack
+from gambit.prompts import THINKING, boundaries, pack
 from gambit.scorers.simple import RunQuantiles
 from gambit.types import (
     Admitted,
@@ -30,8 +30,6 @@ from gambit.types import (
     ThoughtScore,
     TraceSpec,
 )
-
-THINKING_BIT = pack(ThoughtState(is_thinking=True))
 
 
 @dataclass(slots=True, eq=False)
@@ -106,9 +104,10 @@ class Pool:
         self.searches[spec.search] = search
 
     def close(self, number: int) -> None:
-        closing = self.searches.pop(number)
+        closing = self.searches[number]
         for trace in list(closing.traces.values()):
             self.drop(trace)
+        del self.searches[number]
         self.blocks.release(closing.prompt_blocks or ())
         self._vacate_slot(closing)
 
@@ -296,7 +295,7 @@ class Pool:
         record["noise_key"] = noise_keys(sampling.seed, spec.key.trace)
         record["temperature"], record["top_p"] = sampling.temperature, sampling.top_p
         record["top_k"], record["min_p"] = sampling.top_k, sampling.min_p
-        record["flags"] = THINKING_BIT
+        record["flags"] = THINKING
         return record
 
     def _replay_thoughts(self, search: OpenSearch, trace: LiveTrace) -> None:
