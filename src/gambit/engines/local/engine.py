@@ -14,8 +14,8 @@ from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.layout import Layout
 from gambit.engines.local.model import ForwardOutput, PoolModel
 from gambit.engines.local.pool import Pool
-from gambit.engines.local.sampling import sample, token_confidence, uniforms
 from gambit.engines.local.stopwatch import Stopwatch
+from gambit.engines.sampling import sample, token_confidence, uniforms
 from gambit.prompts import THINKING, BoundaryRule, ThoughtTables, Tokenizer
 from gambit.scorers.base import Scorer, ThoughtBatch
 from gambit.types import (

@@ -12,7 +12,7 @@ import torch
 from gambit.engines.base import SearchSpec
 from gambit.engines.local.attention import group_by_slot
 from gambit.engines.local.rows import Rows
-from gambit.engines.local.sampling import Filters, filters_of
+from gambit.engines.sampling import Filters, filters_of
 from gambit.prompts import BoundaryRule, ThoughtTables
 
 

@@ -14,8 +14,9 @@ from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSn
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
-from gambit.engines.local.sampling import noise_keys
 from gambit.engines.local.stopwatch import Stopwatch
+from gambit.engines.pressure import expendability, search_to_tax
+from gambit.engines.sampling import noise_keys
 from gambit.errors import EngineError
 from gambit.prompts import THINKING, boundaries, pack
 from gambit.scorers.simple import RunQuantiles
@@ -143,14 +144,11 @@ class Pool:
         return True
 
     def _victim(self) -> LiveTrace:
-        """Of the search furthest above its quota, the trace that its rule gives up first.
-
-        Scores of different problems cannot be compared, so room is settled between searches before scores count.
-        """
         running = defaultdict(list)
         for trace in self.rows.traces:
             running[trace.key.search].append(trace)
-        search = max(running, key=lambda s: (self.blocks.used_by[s] * self.blocks.block_tokens - self._quota(s), s))
+        used = {search: self.blocks.used_by[search] * self.blocks.block_tokens for search in running}
+        search = search_to_tax(used, {search: self._quota(search) for search in running})
         return max(running[search], key=self._expendability)
 
     def _quota(self, search: int) -> float:
@@ -158,12 +156,8 @@ class Pool:
         return self.blocks.capacity_tokens / len(self.searches) if quota is None else quota
 
     def _expendability(self, trace: LiveTrace) -> tuple[float, ...]:
-        rule = trace.spec.on_pressure
-        if rule.action is PressureAction.QUEUE:
-            return (trace.admission,)
         score = trace.score.value(self._aggregation)
-        is_first = (score is None) == rule.unscored_first
-        return (is_first, 0.0 if score is None else -score, trace.key.trace)
+        return expendability(trace.spec.on_pressure, score, trace.key.trace, trace.admission)
 
     def _evict(self, trace: LiveTrace) -> None:
         action = trace.spec.on_pressure.action
