@@ -89,8 +89,11 @@ class Solver:
         problem = problem if isinstance(problem, Problem) else Problem(problem)
         callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
         run = self._prepare(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
-        next(run_searches(self.engine, [run.search], should_stop=should_stop))
-        return self._conclude(run)
+        try:
+            next(run_searches(self.engine, [run.search], should_stop=should_stop))
+            return self._conclude(run)
+        finally:
+            run.sink.close()
 
     def solve_many(
         self,
@@ -124,11 +127,15 @@ class Solver:
                 runs[run.search.number] = run
                 yield run.search
 
-        for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
-            yield self._conclude(runs.pop(search.number))
-            while refused:
-                yield refused.popleft()
-        yield from refused
+        try:
+            for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
+                yield self._conclude(runs.pop(search.number))
+                while refused:
+                    yield refused.popleft()
+            yield from refused
+        finally:
+            for run in runs.values():
+                run.sink.close()
 
     def close(self) -> None:
         self._grader.close()
@@ -268,10 +275,14 @@ class _Sink:
         if self._out_dir is None or self._log is None:
             return
         try:
-            self._log.close()
+            self.close()
             (self._out_dir / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             self._give_up(error)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
     def _give_up(self, error: OSError) -> None:
         self.failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"
