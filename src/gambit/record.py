@@ -65,6 +65,7 @@ class SearchResult:
     out_dir: str | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
+    log_error: str | None = None  # why its log is incomplete, where it is
 
     def to_json(self) -> dict[str, ev.Json]:
         """Plain values, ready for `json.dumps`."""
