@@ -296,7 +296,8 @@ def run_searches(
     reason, failure = StopReason.INTERRUPTED, None
     try:
         while True:
-            yield from _begin_more(coming, running, concurrency)
+            if not (running and should_stop()):  # a search that is asked to stop begins nothing new
+                yield from _begin_more(coming, running, concurrency)
             if not running:
                 return
             if should_stop():
