@@ -39,10 +39,10 @@ def _parameters() -> Iterator[inspect.Parameter]:
     for panel, model in PANELS.items():
         schema = model.model_json_schema()["properties"]
         for name, field in model.model_fields.items():
-            kind = bool | None if field.annotation is bool else str | None
-            option = _option(name, field, None if field.annotation is bool else _metavar(schema[name]), panel)
-            annotation = Annotated[kind, option]
-            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            is_switch = field.annotation is bool
+            option = _option(name, field, None if is_switch else _metavar(schema[name]), panel)
+            kind = Annotated[bool | None, option] if is_switch else Annotated[str | None, option]
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> OptionInfo:
