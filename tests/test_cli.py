@@ -23,16 +23,15 @@ from gambit.display import Display, report
 from gambit.record import fold, replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
-from tiny import save_tiny
 
 REQUIRED = {"answer", "votes", "policy", "seed", "counts", "tokens", "seconds", "stop_reason", "out_dir"}
 SMALL = ("--capacity", "4", "--check-interval", "5", "--warmup-tokens", "5", "--max-new-tokens", "60")
 GAMBIT = (sys.executable, "-m", "gambit")
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path) -> Path:
+    return tiny_folder
 
 
 class Outcome:
@@ -206,8 +205,7 @@ def test_an_unknown_key_in_the_config_file_is_an_error_with_a_suggestion(solve) 
     assert outcome.code == 2 and "run.yaml: unknown option 'capcity': did you mean 'capacity'?" in outcome.err
 
 
-def test_a_model_that_is_nowhere(solve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+def test_a_model_that_is_nowhere(solve) -> None:
     outcome = solve("a=1", model=Path("nobody/nothing"), scorer="auto")
     assert outcome.code == 2
     assert (

@@ -6,16 +6,19 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable
+from itertools import repeat
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
-    from sympy import Basic
+    from sympy import Basic, Expr
 
 MEMORY_LIMIT_BYTES = 4 * 1024**3
 EXACT_TOLERANCE = 1e-12
 FLOAT_TOLERANCE = 1e-5  # wide enough for 0.333333 = 1/3, which math-verify accepts
 PLAIN_FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infty)(?![A-Za-z])")
+DELIMITER_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])")
 PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])\\?sqrt\(")
 GROUP_END = re.compile(r"[()]")
 
@@ -59,7 +62,7 @@ def _verifies(gold: "Basic", other: "Basic") -> bool:
 
     if isinstance(gold, FiniteSet) and isinstance(other, (Interval, Tuple)):
         return False  # this direction ignores the tuple's order: 1, 2 would equal (2, 1)
-    return bool(verify(gold, other, timeout_seconds=None)) and _is_close(gold, other)
+    return bool(verify(gold, other, timeout_seconds=None)) and _agrees(gold, other)
 
 
 def _parse(answer: str) -> "list[Basic]":
@@ -74,7 +77,7 @@ def _parse(answer: str) -> "list[Basic]":
 def _to_latex(answer: str) -> str:
     """One line without dollar signs; sqrt(2), pi and * as LaTeX, which the parser would read as products of letters."""
     line = " ".join(answer.replace(r"\$", "").replace("$", "").split())
-    line = PLAIN_FUNCTIONS.sub(r"\\\1 ", line).replace("**", "^").replace("*", r" \cdot ")
+    line = PLAIN_FUNCTIONS.sub(r"\\\1 ", DELIMITER_SIZE.sub("", line)).replace("**", "^").replace("*", r" \cdot ")
     while (root := PLAIN_ROOT.search(line)) is not None:
         end = _closing(line, root.end())
         if end is None:
@@ -92,19 +95,39 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-def _is_close(first: "Basic", second: "Basic") -> bool:
-    """False for two numbers far apart relative to their size, such as 10^{-30} and 10^{-31}.
+def _agrees(first: "Basic", second: "Basic") -> bool:
+    """False if a number on one side has no equal on the other.
 
-    math-verify compares absolutely and chops small differences, so it calls these two equal.
+    math-verify subtracts, evaluates to 15 digits and chops, so that it takes 10^{-30} for 10^{-31}, and a third for a
+    sixth where both are fractions of huge powers. What it calls equal is checked once more, number by number.
     """
-    from sympy import Expr, Float, N
+    left, right = _numbers(first), _numbers(second)
+    if not left or not right:
+        return True
+    return all(any(map(_is_same, repeat(a), right)) for a in left) and all(
+        any(map(_is_same, repeat(b), left)) for b in right
+    )
 
-    if not (isinstance(first, Expr) and isinstance(second, Expr) and first.is_number and second.is_number):
+
+def _numbers(expression: "Basic") -> "list[Expr]":
+    from sympy import Expr, FiniteSet, Interval, Tuple
+
+    parts = [expression]
+    if isinstance(expression, Interval):
+        parts = [expression.start, expression.end]
+    elif isinstance(expression, (FiniteSet, Tuple)):
+        parts = list(expression.args)
+    return [part for part in parts if isinstance(part, Expr) and part.is_number]
+
+
+def _is_same(first: "Expr", second: "Expr") -> bool:
+    from sympy import Float, N
+
+    if first == second or _is_percent(first) != _is_percent(second):  # 9% is 9 as well as 0.09: a convention
         return True
-    if first == second:
-        return True
-    if _is_percent(first) != _is_percent(second):  # 9% is 9 as well as 0.09: a convention, not a number
-        return True
+    exact = [first.doit(), second.doit()]
+    if all(number.is_Rational for number in exact):
+        return bool(exact[0] == exact[1])
     ratio = N(first, 30) / N(second, 30)
     tolerance = FLOAT_TOLERANCE if first.has(Float) or second.has(Float) else EXACT_TOLERANCE
     return not ratio.is_finite or abs(complex(ratio) - 1) < tolerance
@@ -135,23 +158,24 @@ def _reply(replies: BinaryIO, message: dict[str, bool | str]) -> None:
 
 
 def _limit_memory() -> None:
-    if sys.platform == "win32":
-        return
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    _limit("RLIMIT_CORE", 0)
+    _limit("RLIMIT_AS", MEMORY_LIMIT_BYTES)
 
 
 def _limit_cpu(deadline_seconds: float) -> None:
     """The kernel ends us even if the parent is gone and one big power holds the interpreter, where no thread could."""
+    _limit("RLIMIT_CPU", math.ceil(time.process_time() + deadline_seconds) + 1)
+
+
+def _limit(name: str, value: int) -> None:
+    """Moves a soft limit, never above the hard one, which the system may have set lower."""
     if sys.platform == "win32":
         return
     import resource
 
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(usage.ru_utime + usage.ru_stime + deadline_seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    kind = getattr(resource, name)
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 if __name__ == "__main__":

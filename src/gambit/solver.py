@@ -91,8 +91,11 @@ class Solver:
         problem = problem if isinstance(problem, Problem) else Problem(problem)
         callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
         run = self._prepare(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
-        next(run_searches(self.engine, [run.search], should_stop=should_stop))
-        return self._conclude(run)
+        try:
+            next(run_searches(self.engine, [run.search], should_stop=should_stop))
+            return self._conclude(run)
+        finally:
+            run.sink.close()
 
     def solve_many(
         self,
@@ -126,11 +129,15 @@ class Solver:
                 runs[run.search.number] = run
                 yield run.search
 
-        for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
-            yield self._conclude(runs.pop(search.number))
-            while refused:
-                yield refused.popleft()
-        yield from refused
+        try:
+            for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
+                yield self._conclude(runs.pop(search.number))
+                while refused:
+                    yield refused.popleft()
+            yield from refused
+        finally:
+            for run in runs.values():
+                run.sink.close()
 
     def close(self) -> None:
         self._grader.close()
@@ -230,7 +237,9 @@ class Solver:
         self._history.remember(run.search.record)
         result = dataclasses.replace(run.search.result, warnings=run.notes, out_dir=run.sink.folder)
         failure = run.sink.finish(result)
-        return result if failure is None else dataclasses.replace(result, log_error=failure)
+        if failure is None:
+            return result
+        return dataclasses.replace(result, warnings=(*run.notes, failure), log_error=failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +278,16 @@ class _Sink:
         """Close the log and write the result beside it; gives what went wrong, now or before."""
         if self._out_dir is not None and self._log is not None:
             try:
-                self._log.close()
+                self.close()
                 text = json.dumps(result.to_json(), indent=2) + "\n"
                 (self._out_dir / "result.json").write_text(text, encoding="utf-8")
             except OSError as error:
                 self._give_up(error)
         return self._failure
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
     def _give_up(self, error: OSError) -> None:
         self._failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"

@@ -46,6 +46,7 @@ class PoolStore:
             )
         return self.layers[index]
 
+    @torch.inference_mode()
     def reserve(self, kind: str, entries: int, positions: int) -> None:
         """Make room for `entries` rows (or prompts) of `positions` tokens; grows by half, so that growth is rare."""
         have_entries, have_positions = self._shape[kind]
@@ -60,22 +61,26 @@ class PoolStore:
                 new[: old.shape[0], :, : old.shape[2]] = old
                 setattr(layer, name, new)
 
+    @torch.inference_mode()
     def copy_row(self, source: int, target: int, length: int) -> None:
         for layer in self.layers.values():
             layer.row_keys[target, :, :length] = layer.row_keys[source, :, :length]
             layer.row_values[target, :, :length] = layer.row_values[source, :, :length]
 
+    @torch.inference_mode()
     def copy_prompt(self, source: int, target: int) -> None:
         for layer in self.layers.values():
             layer.prompt_keys[target] = layer.prompt_keys[source]
             layer.prompt_values[target] = layer.prompt_values[source]
 
+    @torch.inference_mode()
     def snapshot_row(self, row: int, length: int) -> RowSnapshot:
         return RowSnapshot([
             (layer.row_keys[row, :, :length].clone(), layer.row_values[row, :, :length].clone())
             for _, layer in sorted(self.layers.items())
         ])  # fmt: skip
 
+    @torch.inference_mode()
     def restore_row(self, row: int, snapshot: RowSnapshot, length: int) -> None:
         for (_, layer), (keys, values) in zip(sorted(self.layers.items()), snapshot.layers, strict=True):
             layer.row_keys[row, :, :length] = keys[:, :length]

@@ -1,0 +1,350 @@
+"""Who is in the pool and who holds KV room: admission, eviction, rows shared on branching; never reads a token."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gambit.engines.base import SearchSpec
+from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
+from gambit.engines.local.blocks import KvBlocks
+from gambit.engines.local.model import PoolModel
+from gambit.engines.local.rows import ROW, LiveTrace, Rows
+from gambit.engines.local.stopwatch import Stopwatch
+from gambit.engines.pressure import expendability, search_to_tax
+from gambit.engines.sampling import noise_keys
+from gambit.errors import EngineError
+from gambit.prompts import THINKING, boundaries, pack
+from gambit.scorers.simple import RunQuantiles
+from gambit.types import (
+    Admitted,
+    Aggregation,
+    EndReason,
+    Evicted,
+    Finished,
+    PressureAction,
+    SearchStep,
+    ThoughtScore,
+    TraceSpec,
+)
+
+
+@dataclass(slots=True, eq=False)
+class OpenSearch:
+    """One search on this engine."""
+
+    spec: SearchSpec
+    slot: int
+    prompt_blocks: list[int] | None = None  # None until its prompt was computed
+    traces: dict[int, LiveTrace] = field(default_factory=dict)
+    quantiles: RunQuantiles = field(default_factory=RunQuantiles)
+
+    @property
+    def segment(self) -> tuple[int, ...]:
+        """The shared part of the prompt. Its last token is fed by each root: that gives a root its first logits."""
+        return self.spec.prompt[:-1]
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A `SearchStep` in the making."""
+
+    evicted: list[Evicted] = field(default_factory=list)
+    admitted: list[Admitted] = field(default_factory=list)
+    num_generated: int = 0
+    scored: list[ThoughtScore] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+
+    def freeze(self) -> SearchStep:
+        return SearchStep(
+            tuple(self.evicted), tuple(self.admitted), self.num_generated, tuple(self.scored), tuple(self.finished)
+        )
+
+
+class Pool:
+    """The traces of all open searches: running ones in rows, waiting ones in a queue."""
+
+    def __init__(self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation, clock: Stopwatch) -> None:
+        self.blocks = blocks
+        self.store = PoolStore()
+        self.rows = Rows()
+        self.searches: dict[int, OpenSearch] = {}
+        self.slots: list[OpenSearch] = []  # by prompt slot, dense
+        self._model = model
+        self._aggregation = aggregation
+        self._clock = clock
+        self._waiting: list[LiveTrace] = []
+        self._parents: dict[LiveTrace, LiveTrace] = {}  # waiting child -> parent whose memory it will share
+        self._parked: dict[LiveTrace, RowSnapshot] = {}  # parents whose rows went before their children came
+        self._num_admissions = 0
+        self._step = 0
+        self.drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)  # of the step under way, by search
+
+    def schedule(self) -> None:
+        """Begin a step: running traces get room first, waiting ones only what nobody had to give up."""
+        self._step += 1
+        self.drafts.clear()
+        with self._clock.part("scheduling"):
+            if not self._make_room():
+                self._admit()
+
+    def finish(self, trace: LiveTrace, reason: EndReason) -> None:
+        tokens = self.rows.tokens_of(trace)
+        self.drop(trace)
+        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens))
+
+    # -- searches and traces come and go -----------------------------------------------------------------------
+
+    def open(self, spec: SearchSpec) -> None:
+        search = OpenSearch(spec, slot=len(self.slots))
+        self.slots.append(search)
+        self.searches[spec.search] = search
+
+    def close(self, number: int) -> None:
+        closing = self.searches[number]
+        for trace in list(closing.traces.values()):
+            self.drop(trace)
+        del self.searches[number]
+        self.blocks.release(closing.prompt_blocks or ())
+        self._vacate_slot(closing)
+
+    def submit(self, spec: TraceSpec) -> None:
+        search = self.searches[spec.key.search]
+        trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
+        trace.waiting_since = self._step
+        search.traces[spec.key.trace] = trace
+        self._waiting.append(trace)
+
+    # -- KV room -----------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Give every running row a block for the token it feeds next; True if that cost anyone its room."""
+        table, block_tokens = self.rows.table, self.blocks.block_tokens
+        at_block_start = np.flatnonzero((table["prompt_length"] + table["num_tokens"]) % block_tokens == 0)
+        hungry = sorted((self.rows.traces[row] for row in at_block_start), key=lambda trace: trace.key)
+        had_victim = False
+        for trace in hungry:
+            while trace.row is not None and not self._extend(trace):
+                self._evict(self._victim())
+                had_victim = True
+        return had_victim
+
+    def _extend(self, trace: LiveTrace) -> bool:
+        record = self.rows.record_of(trace)
+        position = int(record["prompt_length"][0] + record["num_tokens"][0])
+        missing = self.blocks.blocks_for(position + 1) - len(trace.blocks)
+        blocks = self.blocks.allocate(missing, trace.key.search) if missing > 0 else []
+        if blocks is None:
+            return False
+        trace.blocks += blocks
+        return True
+
+    def _victim(self) -> LiveTrace:
+        running = defaultdict(list)
+        for trace in self.rows.traces:
+            running[trace.key.search].append(trace)
+        used = {search: self.blocks.used_by[search] * self.blocks.block_tokens for search in running}
+        search = search_to_tax(used, {search: self._quota(search) for search in running})
+        return max(running[search], key=self._expendability)
+
+    def _quota(self, search: int) -> float:
+        quota = self.searches[search].spec.kv_quota_tokens
+        return self.blocks.capacity_tokens / len(self.searches) if quota is None else quota
+
+    def _expendability(self, trace: LiveTrace) -> tuple[float, ...]:
+        score = trace.score.value(self._aggregation)
+        return expendability(trace.spec.on_pressure, score, trace.key.trace, trace.admission)
+
+    def _evict(self, trace: LiveTrace) -> None:
+        action = trace.spec.on_pressure.action
+        if action is PressureAction.QUEUE and len(self.rows) == 1:
+            # Alone it still does not fit: queueing it would go round forever.
+            self.finish(trace, EndReason.MEMORY)
+            return
+        tokens = self.rows.tokens_of(trace)
+        score = trace.score.value(self._aggregation)
+        self._take_row(trace)
+        if action is PressureAction.QUEUE:
+            trace.waiting_since = self._step
+            self._waiting.insert(0, trace)
+        else:
+            del self.searches[trace.key.search].traces[trace.key.trace]
+        kept = () if action is PressureAction.QUEUE else tokens
+        self.drafts[trace.key.search].evicted.append(Evicted(trace.key.trace, action, score, len(tokens), kept))
+
+    def _admit(self) -> None:
+        """Waiting traces in order, while there is room that costs no running trace anything."""
+        while self._waiting:
+            if self._try_admit(self._waiting[0]):
+                self._waiting.pop(0)
+            elif len(self.rows) or not self._drop_held_prefix():
+                break
+        if self._waiting and not len(self.rows):
+            raise EngineError(f"a KV budget of {self.blocks.capacity_tokens} tokens has no room for a waiting trace: "
+                              "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
+
+    def _try_admit(self, trace: LiveTrace) -> bool:
+        search = self.searches[trace.key.search]
+        if search.prompt_blocks is None and not self._prefill_prompt(search):
+            return False
+        assert search.prompt_blocks is not None
+        holds_prefix = bool(trace.blocks)
+        if not holds_prefix:
+            trace.blocks = list(search.prompt_blocks)
+            self.blocks.share(trace.blocks)
+        if not self._extend(trace):
+            if not holds_prefix:
+                self.blocks.release(trace.blocks)
+                trace.blocks = []
+            return False
+        self._place(search, trace)
+        return True
+
+    def _prefill_prompt(self, search: OpenSearch) -> bool:
+        segment = search.segment
+        blocks = self.blocks.allocate(len(segment) // self.blocks.block_tokens, search.spec.search)
+        if blocks is None:
+            return False
+        search.prompt_blocks = blocks
+        self.store.reserve("prompt", len(self.slots), len(segment))
+        if segment:
+            with self._clock.part("engine"):
+                tokens = torch.tensor([segment], device=self._model.device)
+                positions = torch.arange(len(segment), device=self._model.device)[None]
+                self._model.forward(tokens, positions, PromptPlan(self.store, search.slot))
+        return True
+
+    def _place(self, search: OpenSearch, trace: LiveTrace) -> None:
+        """Give an admitted trace its row, with the keys and values of what it already said."""
+        length = len(trace.tokens)
+        self.store.reserve("row", len(self.rows) + 1, length + 1)
+        row = self.rows.add(trace)
+        parent = self._parents.pop(trace, None)
+        if length and parent is None:
+            with self._clock.part("engine"):
+                self._recompute(search, row, trace.tokens)
+        elif length and parent is not None:
+            self._share_row(parent, row, length)
+        self._num_admissions += 1
+        trace.admission = self._num_admissions
+        inherited = trace.spec.inherited
+        reused = inherited if parent is not None else 0
+        recomputed = length - reused
+        waited = self._step - trace.waiting_since - 1
+        self.drafts[trace.key.search].admitted.append(Admitted(trace.key.trace, reused, recomputed, max(waited, 0)))
+
+    def _share_row(self, parent: LiveTrace, row: int, length: int) -> None:
+        if parent.row is not None:
+            self.store.copy_row(parent.row, row, length)
+        else:
+            self.store.restore_row(row, self._parked[parent], length)
+            self._unpark(parent)
+
+    def _recompute(self, search: OpenSearch, row: int, tokens: npt.NDArray[np.int32]) -> None:
+        """Keys and values of the prompt's last token and of all tokens but the last, which the next step feeds."""
+        fed = [search.spec.prompt[-1], *tokens[:-1].tolist()]
+        start = len(search.segment)
+        positions = torch.arange(start, start + len(fed), device=self._model.device)[None]
+        plan = RowPlan(self.store, row, search.slot, start)
+        self._model.forward(torch.tensor([fed], device=self._model.device), positions, plan)
+
+    # -- traces in and out of rows -----------------------------------------------------------------------------
+
+    def _detached(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
+        """A root, or a child whose inherited tokens must be computed again."""
+        assert len(spec.prefix) == spec.inherited
+        trace = LiveTrace(spec, self._record(search, spec), np.array(spec.prefix, np.int32), spec.score)
+        self._replay_thoughts(search, trace)
+        return trace
+
+    def _child(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
+        """A child of a live parent: it holds the parent's full blocks from now on and copies its row when admitted."""
+        assert spec.parent is not None
+        parent = search.traces[spec.parent.trace]
+        assert parent.row is not None and spec.inherited <= len(self.rows.tokens(parent.row))
+        tokens = self.rows.tokens(parent.row)[: spec.inherited].copy()
+        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score)
+        if spec.inherited == len(self.rows.tokens(parent.row)):
+            for name in ("flags", "is_pending", "confidence_total", "confidence_count", "thought_confidence"):
+                trace.record[name] = self.rows.record_of(parent)[name]
+        else:
+            self._replay_thoughts(search, trace)
+        if spec.inherited == 0:
+            return trace
+        num_cached = len(search.segment) + spec.inherited  # the last inherited token has not been fed
+        trace.blocks = parent.blocks[: num_cached // self.blocks.block_tokens]
+        self.blocks.share(trace.blocks)
+        self._parents[trace] = parent
+        return trace
+
+    def _record(self, search: OpenSearch, spec: TraceSpec) -> npt.NDArray[np.void]:
+        record = np.zeros(1, ROW)
+        sampling = spec.sampling
+        record["num_tokens"], record["max_new_tokens"] = spec.inherited, spec.max_new_tokens
+        record["prompt_length"], record["slot"] = len(search.segment), search.slot
+        record["noise_key"] = noise_keys(sampling.seed, spec.key.trace)
+        record["temperature"], record["top_p"] = sampling.temperature, sampling.top_p
+        record["top_k"], record["min_p"] = sampling.top_k, sampling.min_p
+        record["flags"] = THINKING
+        return record
+
+    def _replay_thoughts(self, search: OpenSearch, trace: LiveTrace) -> None:
+        """The detector's state after the inherited tokens; a boundary nobody has scored yet is pending."""
+        ends, state = boundaries(search.spec.rule, trace.tokens.tolist())
+        trace.record["flags"] = pack(state)
+        trace.record["is_pending"] = bool(ends) and ends[-1] == len(trace.tokens) - 1 and len(ends) > trace.score.count
+
+    def drop(self, trace: LiveTrace) -> None:
+        """Forget a live trace, wherever it is."""
+        if trace.row is not None:
+            self._take_row(trace)
+        else:
+            self._waiting.remove(trace)
+            self._release_hold(trace)
+        del self.searches[trace.key.search].traces[trace.key.trace]
+
+    def _take_row(self, trace: LiveTrace) -> None:
+        """Free a row and its blocks; children that wait to share it get a copy."""
+        row = trace.row
+        assert row is not None
+        if trace in self._parents.values():
+            self._parked[trace] = self.store.snapshot_row(row, len(self.rows.tokens(row)))
+        last = self.rows.remove(trace)
+        if last != row:
+            self.store.copy_row(last, row, len(self.rows.tokens(row)) + 1)
+        self.blocks.release(trace.blocks)
+        trace.blocks = []
+
+    def _drop_held_prefix(self) -> bool:
+        """With nothing running, waiting children that hold prefixes may lock each other out: the last one lets go."""
+        for trace in reversed(self._waiting[1:]):
+            if trace in self._parents:
+                self._release_hold(trace)
+                return True
+        return False
+
+    def _release_hold(self, trace: LiveTrace) -> None:
+        self.blocks.release(trace.blocks)
+        trace.blocks = []
+        parent = self._parents.pop(trace, None)
+        if parent is not None:
+            self._unpark(parent)
+
+    def _unpark(self, parent: LiveTrace) -> None:
+        if parent not in self._parents.values():
+            self._parked.pop(parent, None)
+
+    def _vacate_slot(self, closing: OpenSearch) -> None:
+        """Slots stay dense: the last search's prompt moves into the gap."""
+        moved = self.slots.pop()
+        if moved is not closing:
+            if moved.prompt_blocks is not None:
+                self.store.copy_prompt(moved.slot, closing.slot)
+            self.slots[closing.slot], moved.slot = moved, closing.slot
+            for trace in moved.traces.values():
+                self.rows.record_of(trace)["slot"] = moved.slot
+        self.rows.version += 1

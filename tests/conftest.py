@@ -1,0 +1,42 @@
+"""Fixtures shared by all tests: a tiny model, and the material next to the repository where it is there."""
+
+import os
+import tarfile
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: two threads waiting for each other are slower than one
+
+import pytest
+
+from tiny import save_tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+# ../shared next to the repository, or further up where this is a git worktree of it
+SHARED = next((folder / "shared" for folder in ROOT.parents if (folder / "shared").is_dir()), ROOT.parent / "shared")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model that `--model` takes."""
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    return _existing(SHARED / "data")
+
+
+@pytest.fixture(scope="session")
+def shared_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    archive = _existing(SHARED / "tokenizers" / "tokenizers.tar.xz")
+    folder = tmp_path_factory.mktemp("tokenizers")
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        pytest.skip(f"{path} is not there: the problems and tokenizers next to the repository are not shipped with it")
+    return path

@@ -1,0 +1,59 @@
+"""An engine that plays back steps written by hand; it checks that it is only asked about traces it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.types import Admitted, Progress, SearchStep, StepBatch, StepSeconds, TraceKey, TraceSpec
+
+
+@dataclass
+class PuppetEngine:
+    steps: list[SearchStep]
+    lengths: dict[int, int] = field(default_factory=dict)  # trace -> tokens, all zero
+    thinking: dict[int, bool] = field(default_factory=dict)
+    submitted: list[TraceSpec] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+    at: int = 0
+
+    info = EngineInfo("puppet", "none", "none", "none", 1, 1 << 20, 1 << 20, 16)
+
+    @property
+    def tokenizer(self):
+        raise AssertionError("a puppet has no text")
+
+    def open(self, spec: SearchSpec) -> None:
+        pass
+
+    def submit(self, specs: Sequence[TraceSpec]) -> None:
+        self.submitted += specs
+        self.lengths |= {spec.key.trace: spec.inherited for spec in specs}
+
+    def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
+        self.stopped += [key.trace for key in keys]
+        return {key: (0,) * self.lengths.pop(key.trace) for key in keys}
+
+    def progress(self, search: int) -> Mapping[int, Progress]:
+        return {trace: Progress(n, self.thinking.get(trace, True)) for trace, n in self.lengths.items()}
+
+    def close_search(self, search: int) -> None:
+        self.closed.append(search)
+
+    def close(self) -> None:
+        pass
+
+    def step(self) -> StepBatch:
+        step = self.steps[self.at]
+        self.at += 1
+        for trace in self.lengths:
+            self.lengths[trace] += 1
+        for gone in (*step.finished, *step.evicted):
+            self.lengths.pop(gone.trace, None)
+        return StepBatch({1: step}, 0, 1 << 20, StepSeconds())
+
+
+def admit(*traces: int, reused: int = 0) -> tuple[Admitted, ...]:
+    return tuple(Admitted(trace, reused, 0, 0) for trace in traces)

@@ -1,0 +1,162 @@
+"""An engine without a model: lengths, scores and memory follow a seeded script, so that schedules can be random."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.types import (
+    Admitted,
+    Aggregation,
+    EndReason,
+    Evicted,
+    Finished,
+    PressureAction,
+    Progress,
+    RunningScore,
+    SearchStep,
+    StepBatch,
+    StepSeconds,
+    ThoughtScore,
+    TraceKey,
+    TraceSpec,
+)
+
+
+@dataclass
+class ScriptedTrace:
+    spec: TraceSpec
+    tokens: list[int]
+    score: RunningScore
+    since: int
+    admissions: int = 0
+
+
+@dataclass
+class ScriptedEngine:
+    """One token per running trace and step; token ids are random, so that a wrong prefix is seen at once."""
+
+    seed: int = 0
+    thought_chance: float = 0.3
+    finish_chance: float = 0.05
+    kv_tokens: int = 1 << 30
+    admit_chance: float = 1.0  # below 1, children wait without a reason
+    scores: Mapping[int, float] = field(default_factory=dict)  # trace id -> every score of it
+    running: dict[TraceKey, ScriptedTrace] = field(default_factory=dict)
+    waiting: dict[TraceKey, ScriptedTrace] = field(default_factory=dict)
+    num_steps: int = 0
+    num_preempted: int = 0
+    emitted: dict[TraceKey, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo("scripted", "script", "none", "none", 1, 1 << 20, self.kv_tokens, 1)
+
+    @property
+    def tokenizer(self):
+        raise AssertionError("a scripted engine has no text")
+
+    def open(self, spec: SearchSpec) -> None:
+        pass
+
+    def submit(self, specs: Sequence[TraceSpec]) -> None:
+        for spec in specs:
+            tokens = list(spec.prefix)
+            if spec.parent is not None:
+                tokens = self.running[spec.parent].tokens[: spec.inherited]
+            assert len(tokens) == spec.inherited
+            self.waiting[spec.key] = ScriptedTrace(spec, tokens, spec.score, self.num_steps)
+
+    def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
+        pools = (self.running, self.waiting)
+        return {key: tuple(next(p for p in pools if key in p).pop(key).tokens) for key in keys}
+
+    def progress(self, search: int) -> Mapping[int, Progress]:
+        traces = {**self.waiting, **self.running}
+        return {key.trace: Progress(len(t.tokens), True) for key, t in traces.items() if key.search == search}
+
+    def close_search(self, search: int) -> None:
+        assert not [key for key in (*self.running, *self.waiting) if key.search == search]
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def used(self) -> int:
+        return sum(len(trace.tokens) + 1 for trace in self.running.values())
+
+    def step(self) -> StepBatch:
+        self.num_steps += 1
+        evicted = self._make_room()
+        admitted = [] if evicted else self._admit()
+        scored, finished = [], []
+        for key, trace in list(self.running.items()):
+            token = self.rng.randrange(1 << 30)
+            trace.tokens.append(token)
+            self.emitted[key].append(token)
+            if self.rng.random() < self.thought_chance:
+                score = self.scores.get(key.trace, self.rng.random())
+                trace.score = trace.score.add(score)
+                scored.append((key.search, ThoughtScore(key.trace, score, len(trace.tokens))))
+            is_long = len(trace.tokens) >= trace.spec.max_new_tokens
+            if is_long or self.rng.random() < self.finish_chance:
+                reason = EndReason.LENGTH if is_long else EndReason.STOP
+                finished.append((key.search, Finished(key.trace, reason, tuple(trace.tokens))))
+        num_tokens = defaultdict(int)
+        for key in self.running:
+            num_tokens[key.search] += 1
+        for search, done in finished:
+            del self.running[TraceKey(search, done.trace)]
+        searches = {
+            search: SearchStep(
+                tuple(e for s, e in evicted if s == search),
+                tuple(a for s, a in admitted if s == search),
+                num_tokens[search],
+                tuple(t for s, t in scored if s == search),
+                tuple(f for s, f in finished if s == search),
+            )
+            for search in {*num_tokens, *(s for s, _ in evicted)}
+        }
+        return StepBatch(searches, self.used, self.kv_tokens, StepSeconds())
+
+    def _make_room(self) -> list[tuple[int, Evicted]]:
+        evicted = []
+        while self.running and self.used + len(self.running) > self.kv_tokens:
+            key = max(self.running, key=self._expendability)
+            trace = self.running.pop(key)
+            action = trace.spec.on_pressure.action
+            tokens = () if action is PressureAction.QUEUE else tuple(trace.tokens)
+            score = trace.score.value(Aggregation.MEAN)
+            evicted.append((key.search, Evicted(key.trace, action, score, len(trace.tokens), tokens)))
+            if action is PressureAction.QUEUE:
+                self.num_preempted += 1
+                trace.since = self.num_steps
+                self.waiting = {key: trace, **self.waiting}
+        return evicted
+
+    def _expendability(self, key: TraceKey) -> tuple[float, ...]:
+        trace = self.running[key]
+        score = trace.score.value(Aggregation.MEAN)
+        if trace.spec.on_pressure.action is PressureAction.QUEUE:
+            return (key.trace,)
+        return ((score is None) == trace.spec.on_pressure.unscored_first, -(score or 0.0), key.trace)
+
+    def _admit(self) -> list[tuple[int, Admitted]]:
+        admitted = []
+        for key, trace in list(self.waiting.items()):
+            need = self.used + len(self.running) + len(trace.tokens) + 2
+            if self.running and (need > self.kv_tokens or self.rng.random() > self.admit_chance):
+                break
+            self.running[key] = self.waiting.pop(key)
+            recomputed = len(trace.tokens) if trace.admissions or trace.spec.parent is None else 0
+            trace.admissions += 1
+            reused = 0 if recomputed else trace.spec.inherited
+            waited = self.num_steps - trace.since - 1
+            admitted.append((key.search, Admitted(key.trace, reused, recomputed, waited)))
+        return admitted

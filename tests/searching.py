@@ -1,0 +1,74 @@
+"""Builders for searches in tests: settings, headers, one call from an engine to a finished search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gambit import events as ev
+from gambit.config import BranchPoint, SearchSettings
+from gambit.engines.base import Engine, SearchSpec
+from gambit.prompts import BoundaryRule
+from gambit.search.loop import Hooks, Search, run_searches
+from gambit.search.self_consistency import SelfConsistency
+from gambit.search.tournament import Tournament
+from gambit.types import Aggregation, Sampling
+
+NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
+POLICIES = {"gambit": Tournament, "sc": SelfConsistency}
+
+
+def make_settings(policy: str = "gambit", **changes: object) -> SearchSettings:
+    options: dict[str, object] = {
+        "capacity": 8, "swap_size": 2, "check_interval": 5, "warmup_tokens": 6, "hard_floor": None,
+        "child_temperature": 1.0, "branch_point": BranchPoint.LAST_TOKEN, "ghost_parents": False,
+        "max_new_tokens": 60, "sampling": Sampling(temperature=1.0, top_p=1.0, top_k=0),
+        "budget_tokens": None, "budget_seconds": None, "budget_traces": None, **changes,
+    }  # fmt: skip
+    options.setdefault("num_traces", options["capacity"])
+    return SearchSettings(policy=policy, **options)
+
+
+def make_header(settings: SearchSettings, vote: str = "score") -> ev.RunStarted:
+    return ev.RunStarted(
+        format=ev.LOG_FORMAT, problem_id="p", question="?", policy=settings.policy, vote=vote,
+        aggregation=Aggregation.MEAN, seed=settings.sampling.seed, capacity=settings.capacity,
+        num_traces=settings.num_traces, prompt_tokens=(1,), settings={}, environment={},
+    )  # fmt: skip
+
+
+@dataclass
+class Watched:
+    """A search with all its events; `check` runs after every event."""
+
+    search: Search
+    events: list[ev.Event] = field(default_factory=list)
+
+
+def make_search(
+    engine: Engine,
+    settings: SearchSettings,
+    *,
+    number: int = 1,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    rule: BoundaryRule = NO_RULE,
+    stop_ids: frozenset[int] = frozenset(),
+    answer_of: Callable[..., str | None] = lambda tokens: str(tokens[-1] % 3),
+    check: Callable[[Search, ev.Event], None] = lambda search, event: None,
+    vote: str = "score",
+) -> Watched:
+    def on_event(event: ev.Event) -> None:
+        watched.events.append(event)
+        check(watched.search, event)
+
+    policy = POLICIES[settings.policy].from_settings(settings)
+    hooks = Hooks(answer_of, lambda a, b: a == b, on_event)
+    spec = SearchSpec(number, prompt, rule, stop_ids)
+    watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), hooks))
+    return watched
+
+
+def run_one(engine: Engine, settings: SearchSettings, **options: object) -> Watched:
+    watched = make_search(engine, settings, **options)
+    list(run_searches(engine, [watched.search]))
+    return watched

@@ -1,0 +1,205 @@
+"""The tournament by hand: ranking, the two cases, warm-up, ghosts, the floor, and the paper's worked example."""
+
+import pytest
+
+from gambit import events as ev
+from gambit.config import BranchPoint
+from gambit.search.policy import Branch, Evict, PoolView, Prune, Start, TraceView
+from gambit.search.tournament import Tournament
+from gambit.tree import TraceState
+from gambit.types import EndReason, Evicted, Finished, PressureAction, SearchStep, StopReason, ThoughtScore
+from puppet import PuppetEngine, admit
+from searching import make_settings, run_one
+
+
+def trace(id_, score, *, state=TraceState.RUNNING, generated=100, thoughts=10, thinking=True, boundary=90):
+    return TraceView(id_, state, score, thoughts if score is not None else 0, generated, generated, boundary, thinking)
+
+
+def decide(*traces, capacity=None, swap=2, warmup=50, floor=None, completed=0, **options):
+    policy = Tournament(capacity or len(traces), swap, 10, warmup, floor, **options)
+    view = PoolView(10, traces, num_created=len(traces) + completed, num_completed=completed)
+    return policy.decide(None, view)[1]
+
+
+def pruned(decisions):
+    return [d.trace for d in decisions if isinstance(d, Prune)]
+
+
+def parents(decisions):
+    return [d.parent for d in decisions if isinstance(d, Branch)]
+
+
+def test_the_first_decision_fills_the_pool():
+    policy = Tournament(5, 2, 10, 50, None)
+    (start,) = policy.decide(None, PoolView(0, (), 0, 0))[1]
+    assert isinstance(start, Start) and start.count == 5
+    assert start.on_pressure.action is PressureAction.GHOST
+
+
+def test_at_capacity_the_worst_make_room_for_branches_of_the_best():
+    round_ = decide(trace(0, 0.1), trace(1, 0.9), trace(2, 0.5), trace(3, 0.2), trace(4, 0.7))
+    assert pruned(round_) == [0, 3]
+    assert parents(round_) == [1, 4]
+    assert [type(d) for d in round_] == [Prune, Prune, Branch, Branch]
+
+
+def test_under_capacity_the_best_branch_once_each_and_nothing_is_pruned():
+    round_ = decide(trace(0, 0.1), trace(1, 0.9), trace(2, 0.5), capacity=5, completed=2)
+    assert pruned(round_) == [] and parents(round_) == [1, 2]
+    assert parents(decide(trace(0, 0.4), capacity=5, completed=4)) == [0]
+
+
+def test_equal_scores_break_by_id():
+    assert parents(decide(trace(7, 0.5), trace(3, 0.5), trace(5, 0.5), capacity=4)) == [3]
+    round_ = decide(trace(0, 0.9), trace(3, 0.1), trace(5, 0.1), swap=1)
+    assert pruned(round_) == [5]
+
+
+def test_a_pair_that_would_not_gain_is_dropped():
+    assert decide(trace(0, 0.5), trace(1, 0.5), trace(2, 0.5)) == []
+    round_ = decide(trace(0, 0.9), trace(1, 0.3), trace(2, 0.3), trace(3, 0.2), swap=2, warmup=0)
+    assert list(zip(parents(round_), pruned(round_), strict=True)) == [(0, 3)]  # 1 against 2 would gain nothing
+
+
+def test_no_trace_is_parent_and_victim():
+    round_ = decide(trace(0, 0.9), trace(1, 0.2), swap=2)
+    assert parents(round_) == [] or 0 not in pruned(round_)
+    assert decide(trace(0, 0.9), swap=1) == []
+
+
+def test_warmup_counts_tokens_since_the_traces_own_creation():
+    young = trace(0, 0.99, generated=49)
+    assert parents(decide(young, trace(1, 0.6, generated=50), trace(2, 0.1), swap=1)) == [1]
+
+
+def test_a_trace_that_closed_its_think_block_is_no_parent_but_can_be_pruned():
+    assert parents(decide(trace(0, 0.9, thinking=False), trace(1, 0.6), trace(2, 0.1), swap=1)) == [1]
+    assert pruned(decide(trace(0, 0.9), trace(1, 0.6), trace(2, 0.1, thinking=False), swap=1)) == [2]
+
+
+def test_without_a_thought_a_trace_is_left_alone_until_its_warmup_is_over():
+    silent = trace(2, None, generated=49)
+    assert pruned(decide(trace(0, 0.9), trace(1, 0.3), silent, swap=1)) == [1]
+    silent = trace(2, None, generated=50)
+    assert pruned(decide(trace(0, 0.9), trace(1, 0.3), silent, swap=1)) == [2]
+
+
+def test_ghosts_count_and_are_ranked_and_pruned_but_are_no_parents():
+    ghost = trace(2, 0.95, state=TraceState.GHOST)
+    round_ = decide(trace(0, 0.9), trace(1, 0.1), ghost, capacity=3, swap=1)
+    assert (parents(round_), pruned(round_)) == ([0], [1])  # N = C because the ghost counts
+    low_ghost = trace(2, 0.05, state=TraceState.GHOST)
+    assert pruned(decide(trace(0, 0.9), trace(1, 0.1), low_ghost, swap=1)) == [2]
+    assert parents(decide(trace(0, 0.9), trace(1, 0.1), ghost, swap=1, ghost_parents=True)) == [2]
+
+
+def test_waiting_children_are_ranked_by_what_they_inherited_but_are_no_parents():
+    waiting = trace(2, 0.95, state=TraceState.WAITING, generated=0)
+    assert parents(decide(trace(0, 0.9), trace(1, 0.1), waiting, swap=1, warmup=0)) == [0]
+
+
+def test_branch_point():
+    assert decide(trace(0, 0.9, generated=100, boundary=90), trace(1, 0.1), swap=1)[1].inherited == 100
+    boundary = BranchPoint.LAST_BOUNDARY
+    assert decide(trace(0, 0.9, boundary=90), trace(1, 0.1), swap=1, branch_point=boundary)[1].inherited == 90
+
+
+def test_the_floor_evicts_hopeless_traces_after_eight_thoughts_but_never_the_best_running_one():
+    traces = [trace(0, 0.9), trace(1, 0.05, thoughts=8), trace(2, 0.05, thoughts=7), trace(3, 0.11)]
+    evictions = [d for d in decide(*traces, swap=1, warmup=1000, floor=0.1) if isinstance(d, Evict)]
+    assert evictions == [Evict(1, "floor")]
+    hopeless = [trace(i, 0.01 * i, thoughts=20) for i in range(3)]
+    assert [d.trace for d in decide(*hopeless, warmup=1000, floor=0.1)] == [1, 0]
+    assert decide(*hopeless, warmup=1000, floor=None) == []
+
+
+def test_the_floor_leaves_what_the_round_pruned():
+    traces = [trace(0, 0.9), trace(1, 0.01, thoughts=20)]
+    assert decide(*traces, swap=1, floor=0.1)[0] == Prune(1, "tournament")
+    assert not [d for d in decide(*traces, swap=1, floor=0.1) if isinstance(d, Evict)]
+
+
+def thoughts(**scores):
+    return tuple(ThoughtScore(int(name[1:]), score, length) for name, (score, length) in scores.items())
+
+
+def test_the_papers_pipeline_by_hand():
+    """C = 5, K = 2: two tournaments, then five completed traces; 29 wins with 1.78 against 1.43."""
+    running = 5
+    steps = [
+        SearchStep(admitted=admit(0, 1, 2, 3, 4), num_generated=running),
+        # Round 1 at step 2: ranking 1 (0.9), 4 (0.8), 2 (0.6), 0 (0.3), 3 (0.2).
+        SearchStep(
+            num_generated=running,
+            scored=thoughts(t0=(0.3, 2), t1=(0.9, 2), t2=(0.6, 2), t3=(0.2, 2), t4=(0.8, 2)),
+        ),
+        # Children 5 (of 1) and 6 (of 4) replaced 3 and 0.
+        SearchStep(admitted=admit(5, 6, reused=2), num_generated=running),
+        # Round 2 at step 4. Running means: 1: (0.9+0.5)/2 = 0.7, 2: (0.6+0.2)/2 = 0.4, 4: (0.8+0.6)/2 = 0.7,
+        # 5: (0.9+0.9)/2 = 0.9, 6: (0.8+0.9)/2 = 0.85. Parents must be 2 tokens old: 5 and 6 are; 5 -> 7, 6 -> 8.
+        SearchStep(
+            num_generated=running,
+            scored=thoughts(t1=(0.5, 4), t2=(0.2, 4), t4=(0.6, 4), t5=(0.9, 4), t6=(0.9, 4)),
+        ),
+        SearchStep(admitted=admit(7, 8, reused=4), num_generated=running),
+        # The end: 5 says 29 with (0.9+0.9+0.87)/3 = 0.89, 7 says 29 with 0.89; 1 says 31 with 0.7, 6 says 31 with 0.73.
+        SearchStep(
+            num_generated=running,
+            scored=thoughts(t5=(0.87, 6), t7=(0.87, 6), t6=(0.49, 6)),
+            finished=(
+                Finished(1, EndReason.STOP, (0, 0, 0, 0, 0, 31)),
+                Finished(5, EndReason.STOP, (0, 0, 0, 0, 0, 29)),
+                Finished(6, EndReason.STOP, (0, 0, 0, 0, 0, 31)),
+                Finished(7, EndReason.STOP, (0, 0, 0, 0, 0, 29)),
+                Finished(8, EndReason.STOP, (0, 0, 0, 0, 0, 0)),
+            ),
+        ),
+    ]
+    settings = make_settings(capacity=5, swap_size=2, check_interval=2, warmup_tokens=2)
+    engine = PuppetEngine(steps)
+    watched = run_one(engine, settings, answer_of=lambda tokens: str(tokens[-1]) if tokens[-1] else None)
+    events = watched.events
+    rounds = [(e.step, e.trace) for e in events if isinstance(e, ev.Pruned)]
+    assert rounds == [(2, 3), (2, 0), (4, 2), (4, 4)]
+    branches = [(e.step, e.parent, e.trace, e.inherited) for e in events if isinstance(e, ev.Branched)]
+    assert branches == [(2, 1, 5, 2), (2, 4, 6, 2), (4, 5, 7, 4), (4, 6, 8, 4)]
+    result = watched.search.result
+    assert result.stop_reason is StopReason.COMPLETED
+    assert (result.answer, result.num_abstained) == ("29", 1)
+    first, second = result.votes
+    assert (first.answer, round(first.weight, 2), first.traces, first.roots) == ("29", 1.78, 2, 1)
+    assert (second.answer, round(second.weight, 2), second.traces, second.roots) == ("31", 1.43, 2, 2)
+    counts = result.counts
+    assert (counts.roots, counts.branched, counts.pruned, counts.completed) == (5, 4, 4, 5)
+
+
+def test_an_evicted_trace_keeps_the_round_balanced():
+    """The decoupled views: after an eviction the pool still counts C, so the round swaps instead of filling up."""
+    steps = [
+        SearchStep(admitted=admit(0, 1, 2), num_generated=3),
+        SearchStep(num_generated=3, scored=thoughts(t0=(0.9, 2), t1=(0.5, 2), t2=(0.1, 2))),
+        SearchStep(evicted=(Evicted(2, PressureAction.GHOST, 0.1, 2, (0, 0)),), num_generated=2),
+        SearchStep(num_generated=2),
+        SearchStep(
+            admitted=admit(3, reused=4),
+            num_generated=3,
+            finished=tuple(Finished(i, EndReason.STOP, (0,) * 5) for i in (0, 1, 3)),
+        ),
+    ]
+    settings = make_settings(capacity=3, swap_size=2, check_interval=4, warmup_tokens=2)
+    watched = run_one(PuppetEngine(steps), settings)
+    decided = [e for e in watched.events if isinstance(e, ev.Pruned | ev.Branched)]
+    assert [(type(e).__name__, e.trace) for e in decided] == [("Pruned", 2), ("Branched", 3)]
+    assert watched.search.result.counts.evicted == 1
+
+
+@pytest.mark.parametrize("policy", ["gambit", "sc"])
+def test_deciding_changes_nothing(policy):
+    """A policy is a pure function: the same view twice gives the same decisions."""
+    from gambit import registry
+
+    settings = make_settings(policy, capacity=4)
+    built = registry.load("gambit.policies", policy).from_settings(settings)
+    view = PoolView(5, tuple(trace(i, 0.1 * i) for i in range(4)), 4, 0)
+    assert built.decide(built.initial_state(), view) == built.decide(built.initial_state(), view)

@@ -1,0 +1,99 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gambit.vote import Ballot, VoteEntry, tally
+
+
+def never(first: str, second: str) -> bool:
+    return False
+
+
+def ballots(*votes: tuple[str | None, float]) -> list[Ballot]:
+    return [Ballot(trace=i, answer=answer, weight=weight, root=i) for i, (answer, weight) in enumerate(votes)]
+
+
+def test_the_heaviest_pool_wins_over_the_larger_one() -> None:
+    result = tally(ballots(("3", 0.2), ("3", 0.2), ("4", 0.9)), never)
+    assert result.answer == "4"
+    assert result.entries == (VoteEntry("4", 0.9, 1, 1), VoteEntry("3", 0.4, 2, 2))
+    assert result.margin == pytest.approx(0.5 / 1.3)
+    assert result.num_abstained == 0
+
+
+def test_equal_forms_pool_without_asking() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def spy(first: str, second: str) -> bool:
+        asked.append((first, second))
+        return False
+
+    result = tally(
+        ballots(("1/2", 1.0), (r"\frac{1}{2}", 1.0), ("0.5", 1.0), ("7", 1.0), ("½", 1.0), ("7.0", 1.0)), spy
+    )
+    assert [entry.traces for entry in result.entries] == [4, 2]
+    assert asked == [("1/2", "7")]
+
+
+def test_equivalent_answers_pool_with_the_representative() -> None:
+    def same_initial(first: str, second: str) -> bool:
+        return first[0] == second[0]
+
+    result = tally(ballots(("xa", 1.0), ("yb", 1.0), ("xc", 1.0), ("xd", 1.0)), same_initial)
+    assert [(entry.answer, entry.traces) for entry in result.entries] == [("xa", 3), ("yb", 1)]
+
+
+def test_the_most_frequent_surface_form_stands_for_the_pool() -> None:
+    assert tally(ballots(("0.5", 1.0), ("1/2", 1.0), ("1/2", 1.0)), never).answer == "1/2"
+    assert tally(ballots(("0.5", 1.0), ("1/2", 1.0)), never).answer == "0.5"
+
+
+@pytest.mark.parametrize("blank", [None, "", "  ", "$$"])
+def test_unanswered_traces_abstain_and_never_win(blank: str | None) -> None:
+    result = tally(ballots((blank, 5.0), (blank, 5.0), ("8", 0.1)), never)
+    assert (result.answer, result.num_abstained, result.margin) == ("8", 2, 1.0)
+    alone = tally(ballots((blank, 5.0)), never)
+    assert (alone.answer, alone.entries, alone.margin, alone.num_abstained) == (None, (), 0.0, 1)
+
+
+def test_no_ballots_elect_nobody() -> None:
+    result = tally([], never)
+    assert (result.answer, result.entries, result.margin, result.num_abstained) == (None, (), 0.0, 0)
+
+
+def test_ties_go_to_more_traces_then_to_the_first_seen() -> None:
+    assert tally(ballots(("1", 1.0), ("2", 0.5), ("2", 0.5)), never).answer == "2"
+    assert tally(ballots(("1", 1.0), ("2", 1.0)), never).answer == "1"
+    assert tally(ballots(("1", 1.0), ("2", 1.0)), never).margin == 0.0
+
+
+def test_zero_weights_fall_back_to_counting() -> None:
+    result = tally(ballots(("1", 0.0), ("2", 0.0), ("2", 0.0), (None, 3.0)), never)
+    assert result.entries == (VoteEntry("2", 2.0, 2, 2), VoteEntry("1", 1.0, 1, 1))
+    assert result.margin == pytest.approx(1 / 3)
+
+
+def test_roots_count_independent_origins() -> None:
+    votes = [Ballot(trace=i, answer="1", weight=1.0, root=root) for i, root in enumerate((0, 0, 4))]
+    assert tally(votes, never).entries == (VoteEntry("1", 3.0, 3, 2),)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -0.1])
+def test_impossible_weights_are_our_own_mistake(weight: float) -> None:
+    with pytest.raises(AssertionError, match="finite"):
+        tally(ballots(("1", weight)), never)
+
+
+votes = st.lists(st.tuples(st.sampled_from(["1", "2", "1/2", "0.5", "x", None]), st.floats(0, 1)), max_size=12)
+
+
+@given(votes)
+def test_every_ballot_is_counted_once_and_the_winner_leads(cast: list[tuple[str | None, float]]) -> None:
+    result = tally(ballots(*cast), never)
+    assert sum(entry.traces for entry in result.entries) + result.num_abstained == len(cast)
+    assert 0.0 <= result.margin <= 1.0
+    weights = [entry.weight for entry in result.entries]
+    assert weights == sorted(weights, reverse=True)
+    assert result.answer == (result.entries[0].answer if result.entries else None)
