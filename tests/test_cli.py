@@ -20,9 +20,10 @@ from gambit import events as ev
 from gambit.cli import app
 from gambit.config import EngineConfig, SearchConfig
 from gambit.display import Display, report
-from gambit.record import fold, replay
+from gambit.record import SearchResult, fold, replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
+from gambit.solver import Solver
 
 REQUIRED = {"answer", "votes", "policy", "seed", "counts", "tokens", "seconds", "stop_reason", "out_dir"}
 SMALL = ("--capacity", "4", "--check-interval", "5", "--warmup-tokens", "5", "--max-new-tokens", "60")
@@ -352,6 +353,22 @@ def test_a_reader_that_leaves_early_gets_no_traceback(interrupted: tuple[int, st
         assert process.stderr.read() == ""
         process.stderr.close()
         assert process.wait() == 1
+
+
+def test_a_stop_between_problems_begins_no_other(solve, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("p.jsonl").write_text('{"question": "a=1"}\n' * 3)
+    real = Solver.solve_many
+
+    def stop_after_the_first(solver: Solver, *args: object, **options: object) -> Iterator[SearchResult]:
+        results = real(solver, *args, **options)  # type: ignore[arg-type]
+        yield next(results)
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from results
+
+    monkeypatch.setattr(Solver, "solve_many", stop_after_the_first)
+    outcome = solve("--file", "p.jsonl", "--json")
+    assert outcome.code == 143
+    assert len(outcome.out.splitlines()) == 1 and "stopped early: 2 problems were not begun" in outcome.err
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])

@@ -234,7 +234,7 @@ def _show_all(results: Iterable[SearchResult], job: _Job, display: Display) -> i
     """Print each result as it comes; the exit code is that of the worst."""
     from gambit.answers import Grader
 
-    worst, num_right, expected = OK, 0, job.problems.expected
+    worst, num_right, num_shown, expected = OK, 0, 0, job.problems.expected
     with Grader() as grader:
         for result in results:
             gold = expected.get(result.problem_id)
@@ -242,7 +242,10 @@ def _show_all(results: Iterable[SearchResult], job: _Job, display: Display) -> i
             with display.paused():
                 _show(result, job.as_json, has_title=job.problems.is_many, gold=gold, is_right=is_right)
             num_right += bool(is_right)
+            num_shown += 1
             worst = _worse(worst, _code_of(result))
+    if num_shown < len(job.problems.problems):
+        _say(f"stopped early: {len(job.problems.problems) - num_shown} problems were not begun")
     if expected and not job.as_json:
         _stdout().print(f"{num_right} of {len(expected)} right")
     return worst
@@ -333,7 +336,7 @@ def _exit_with(body: Callable[[], int]) -> NoReturn:
     except GambitError as error:
         code = _failed(error, str(error), FAILURE)
     except KeyboardInterrupt as error:
-        code = _failed(error, "interrupted before the search began", INTERRUPTED)
+        code = _failed(error, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         raise  # nobody reads on: typer ends quietly
     except Exception as error:

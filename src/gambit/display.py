@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gambit import events as ev
+from gambit.answers import canonical
 from gambit.doctor import Condition, Finding
 from gambit.record import Counts, SearchRecord, SearchResult
 from gambit.tree import TraceState
 from gambit.types import StopReason
-from gambit.vote import VoteResult
+from gambit.vote import Ballot
 
 MAX_VOTES_SHOWN = 10
 MAX_SEARCHES_SHOWN = 8
@@ -44,14 +45,24 @@ class SearchView:
         self.record = SearchRecord(started)
         self.step = 0
         self.generated = 0
-        self.vote: VoteResult | None = None
+        self.leader = "no answer yet"
+        self._pools: dict[str, tuple[float, int, str]] = {}  # canonical form -> weight, traces, first way to write it
 
     def apply(self, event: ev.Event) -> None:
         self._count_tokens(event)
         self.record.apply(event)
-        if isinstance(event, ev.Finished):
-            # Only equal forms pool here: the grader's word is not worth its time before the end.
-            self.vote = self.record.vote(lambda first, second: False)
+        if isinstance(event, ev.Finished) and event.answer is not None:
+            self._count_vote(self.record.ballot(self.record.tree.traces[event.trace]), event.answer)
+
+    def _count_vote(self, ballot: Ballot, answer: str) -> None:
+        """Only equal forms pool here: the grader's word is not worth its time before the end."""
+        form = canonical(answer)
+        weight, traces, surface = self._pools.get(form, (0.0, 0, " ".join(answer.split())))
+        self._pools[form] = (weight + ballot.weight, traces + 1, surface)
+        weight, traces, surface = max(self._pools.values(), key=lambda pool: pool[:2])
+        totals = [sum(column) for column in zip(*(pool[:2] for pool in self._pools.values()), strict=True)]
+        share = weight / totals[0] if totals[0] else traces / totals[1]
+        self.leader = f"{surface} ({share:.0%})"
 
     def _count_tokens(self, event: ev.Event) -> None:
         """Every running trace says one token per step; each sample has the exact number."""
@@ -72,15 +83,6 @@ class SearchView:
     def pool(self) -> str:
         parts = {"running": TraceState.RUNNING, "waiting": TraceState.WAITING, "ghosts": TraceState.GHOST}
         return " · ".join(f"{self.count(state)} {name}" for name, state in parts.items())
-
-    @property
-    def leader(self) -> str:
-        """The leading answer with its share of the vote."""
-        vote = self.vote
-        if vote is None or vote.answer is None:
-            return "no answer yet"
-        share = vote.entries[0].weight / sum(entry.weight for entry in vote.entries)
-        return f"{' '.join(vote.answer.split())} ({share:.0%})"
 
 
 class Display:
@@ -195,7 +197,9 @@ def _clock(seconds: float) -> str:
 
 
 def report(result: SearchResult, *, title: str | None = None, verdict: str | None = None) -> RenderableType:
-    """The answer, the vote table, what it cost, why it ended and where its log is."""
+    """The answer, the vote table, what it cost, why it ended and where its log is; a refused problem has only why."""
+    if result.error is not None:
+        return _headline(result, title)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")

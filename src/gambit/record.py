@@ -98,9 +98,10 @@ class SearchRecord:
     def vote(self, equivalent: Equivalent) -> VoteResult:
         """The vote among the traces that have finished so far."""
         finished = sorted(self.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
-        return tally([self._ballot(trace) for trace in finished], equivalent)
+        return tally([self.ballot(trace) for trace in finished], equivalent)
 
-    def _ballot(self, trace: Trace) -> Ballot:
+    def ballot(self, trace: Trace) -> Ballot:
+        """What a finished trace brings to the vote."""
         weights = {
             VoteKind.MAJORITY: 1.0,
             VoteKind.SCORE: self.tree.score_of(trace),

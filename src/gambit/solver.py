@@ -119,6 +119,8 @@ class Solver:
 
         def prepared() -> Iterator[Search]:
             for index, item in enumerate(problems):
+                if should_stop():  # those that run are voted on, no other is begun
+                    return
                 problem = item if isinstance(item, Problem) else Problem(item, id=str(index))
                 folder = None if out_dir is None else Path(out_dir) / problem.id
                 try:

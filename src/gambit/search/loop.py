@@ -296,8 +296,7 @@ def run_searches(
     reason, failure = StopReason.INTERRUPTED, None
     try:
         while True:
-            if not (running and should_stop()):  # a search that is asked to stop begins nothing new
-                yield from _begin_more(coming, running, concurrency)
+            yield from _begin_more(coming, running, concurrency)
             if not running:
                 return
             if should_stop():
