@@ -19,7 +19,7 @@ LAYERS = [
     {"search"},
     {"solver"},
     {"pawn", "training", "bench"},
-    {"display", "doctor", "demo"},
+    {"cli_options", "demo", "display", "doctor", "problems", "signals"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -144,6 +144,7 @@ def test_a_full_disk_silences_the_log_and_not_the_search(solver, tmp_path):
     with pytest.warns(GambitWarning, match="incomplete: No space left"):
         result = solver.solve("a=1+2", quick(), out_dir=tmp_path, on_event=fill_up)
     assert result.answer in ("7", "8") and "No space left" in result.warnings[-1]
+    assert result.log_error == result.warnings[-1]
 
 
 def _open_files(path):
@@ -173,11 +174,13 @@ def test_a_scorer_beside_the_model_is_used_and_a_wrong_one_refused(tmp_path):
         Solver(str(folder), device="cpu", scorer=str(tmp_path / "other.safetensors"))
 
 
-def test_wrong_options_are_named():
+def test_wrong_options_are_named(tiny_folder):
     with pytest.raises(UserError, match="did you mean 'device'"):
         Solver("pawn", devise="cpu")
     with pytest.raises(UserError, match="unknown scorer"):
-        Solver("no/such-model", scorer="oracle")
+        Solver(str(tiny_folder), scorer="oracle")
+    with pytest.raises(UserError, match="cannot load model 'no/such-model'"):
+        Solver("no/such-model", scorer="constant")
 
 
 def test_a_failing_engine_says_so_and_leaves_the_log(solver, tmp_path, monkeypatch):
