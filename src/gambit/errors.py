@@ -1,0 +1,13 @@
+"""The small tree of errors: who has to act, the user or nobody; never raised for internal invariants."""
+
+
+class GambitError(Exception):
+    """Anything Gambit says on purpose; its message names the offending value and the fix."""
+
+
+class UserError(GambitError):
+    """The input is wrong: retrying without changing it cannot help (exit code 2)."""
+
+
+class EngineError(GambitError):
+    """The engine, the model or the machine failed although the input was right (exit code 1)."""
