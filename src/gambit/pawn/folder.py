@@ -74,13 +74,14 @@ def _head(record: Record) -> list[str]:
         "---",
         "# pawn: a tiny reasoning model to test thought-level search on",
         "",
-        f"A Qwen3 network with {record.num_parameters / 1e6:.1f} M parameters that solves register puzzles modulo 97, such as",
-        "`a = 17; b = 61; c = a * b; d = c - a; d?`, one thought a line, and then boxes the answer. It can do nothing else.",
-        "It is a synthetic testbed: it errs, falls for traps and has second thoughts at rates put into its training traces,",
-        "so that a search over thoughts has something to find. Claims about real LLMs need real LLMs.",
+        f"A Qwen3 network with {record.num_parameters / 1e6:.1f} M parameters that solves register puzzles modulo 97,",
+        "such as `a = 17; b = 61; c = a * b; d = c - a; d?`, one thought a line, and then boxes the answer. It can do",
+        "nothing else. It is a synthetic testbed: it slips, falls for traps and has second thoughts at rates put into",
+        "its training traces, so that a search over thoughts has something to find. Claims about real LLMs need real",
+        "LLMs.",
         "",
-        "`scorer.safetensors` is the MLP that scores its thoughts (state position "
-        f"`{record.position}`), `gambit.json` the search settings that suit it.",
+        f"`scorer.safetensors` is the MLP that scores its thoughts (state position `{record.position}`), `gambit.json`",
+        "holds the search settings that suit it.",
         "",
     ]
 
@@ -91,10 +92,12 @@ def _data() -> list[str]:
     return [
         "## Data",
         "",
-        f"Traces are drawn by `gambit.pawn.traces`: a slip drops a carry (the result is {traces.DROPPED_CARRY} too small). Steps slip",
-        f"with probability {traces.SLIP_RATE}; products whose last digits multiply to {traces.HARD_CARRY} or more are traps and slip",
-        f"with {traces.TRAP_RATE}. While a slip stands, each thought is with {traces.SECOND_THOUGHT_RATE} a second thought about the first slip,",
-        f"which corrects it with {traces.CORRECTION_RATE} and repeats it otherwise.",
+        "Traces are drawn by `gambit.pawn.traces`. A slip misreads the result of the thought before: its last digit is",
+        f"taken for one that looks like it. Probability {traces.SLIP_RATE}, for numbers ending in {traces.TRAP_DIGIT}",
+        f"(traps) {traces.TRAP_RATE}. While a slip stands, each thought is with {traces.SECOND_THOUGHT_RATE} a",
+        "second thought about the first slip, which corrects it with "
+        f"{traces.CORRECTION_RATE} and repeats it otherwise.",
+        "",
         f"Levels by steps to compute: {levels}. Splits by a hash of the puzzle's structure and numbers: {shares}.",
         "",
     ]
@@ -117,7 +120,7 @@ def _results(record: Record) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
         *rows,
         "",
-        "Within-puzzle AUC of the trace score at a share of the steps (in brackets: a judge that knows the exact state).",
+        "Within-puzzle AUC of the trace score by share of the steps (in brackets: a judge that knows the exact state).",
         "",
         "| state position | 25 % | 50 % | 75 % | 100 % |",
         "|---|---|---|---|---|",

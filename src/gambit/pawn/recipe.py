@@ -31,7 +31,7 @@ class Plan:
     shape: Shape = field(default_factory=Shape)
     num_traces: int = 1_200_000
     recipe: Recipe = field(default_factory=Recipe)
-    scorer_puzzles: int = 900
+    scorer_puzzles: int = 600
     fit: FitRecipe = field(default_factory=FitRecipe)
     test_puzzles: int = 300
     num_samples: int = 64  # traces of each of these puzzles

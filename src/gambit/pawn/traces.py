@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
-from gambit.pawn.puzzles import MODULUS, Op, Puzzle
+from gambit.pawn.puzzles import MODULUS, Puzzle
 
 BOUNDARY = "\n\n"
 THINK_END = "</think>"
 
-# A slip drops a carry: the result comes out ten too small. Products whose last digits multiply to at least
-# HARD_CARRY (one in five) are traps: most traces fall for them, so that the majority can be wrong.
-HARD_CARRY = 40
-DROPPED_CARRY = 10
-TRAP_RATE = 0.6
+# A slip misreads the result of the thought before: its last digit is taken for the one it looks like. The calculation
+# with it is right. That keeps a slip within reach of one forward pass: to see it, compare two numbers nearby.
+LOOKALIKE = {0: 6, 6: 0, 1: 7, 7: 1, 2: 5, 5: 2, 3: 8, 8: 3, 4: 9, 9: 4}
 SLIP_RATE = 0.03
+# Numbers ending in 7 are traps: most traces read a 1, so that the majority can be wrong.
+TRAP_DIGIT = 7
+TRAP_RATE = 0.6
 # While a trace carries an uncorrected slip, this share of its thoughts are second thoughts about the first one.
 # To know when, the model has to track whether its trace is sound: that is what the scorer can read.
-SECOND_THOUGHT_RATE = 0.1
+SECOND_THOUGHT_RATE = 0.15
 # Seldom enough to correct the slip that an unsound trace is a bad bet, which leaves a search something to find.
 CORRECTION_RATE = 0.1
 
@@ -54,25 +55,26 @@ class State:
         return self.num_done(puzzle) == len(puzzle.steps)
 
 
-def is_trap(op: Op, left: int, right: int) -> bool:
-    return op is Op.TIMES and (left % 10) * (right % 10) >= HARD_CARRY
+def misread(value: int) -> int:
+    digit = value % 10
+    return (value - digit + LOOKALIKE[digit]) % MODULUS
 
 
 def next_line(puzzle: Puzzle, state: State, rng: Random) -> Line:
     """Draw the next thought."""
     if state.first_slip is not None and rng.random() < SECOND_THOUGHT_RATE:
         return _line(puzzle, state, state.first_slip, rng.random() >= CORRECTION_RATE, is_second_thought=True)
-    index = state.num_done(puzzle)
-    step = puzzle.steps[index]
-    trapped = is_trap(step.op, state.values[step.left], state.values[step.right])
-    return _line(puzzle, state, index, rng.random() < (TRAP_RATE if trapped else SLIP_RATE))
+    rate = TRAP_RATE if state.values[-1] % 10 == TRAP_DIGIT else SLIP_RATE
+    return _line(puzzle, state, state.num_done(puzzle), rng.random() < rate)
 
 
 def _line(puzzle: Puzzle, state: State, index: int, slips: bool, is_second_thought: bool = False) -> Line:
-    step = puzzle.steps[index]
-    left, right = state.values[step.left], state.values[step.right]
-    value = (step.op.apply(left, right) - slips * DROPPED_CARRY) % MODULUS
-    return Line(index, left, right, value, is_second_thought)
+    step, newest = puzzle.steps[index], len(puzzle.givens) + index - 1
+    left, right = (
+        misread(state.values[place]) if slips and place == newest else state.values[place]
+        for place in (step.left, step.right)
+    )
+    return Line(index, left, right, step.op.apply(left, right), is_second_thought)
 
 
 def advance(puzzle: Puzzle, state: State, line: Line) -> State:
@@ -87,7 +89,8 @@ def advance(puzzle: Puzzle, state: State, line: Line) -> State:
 
 def _is_sound(puzzle: Puzzle, state: State, line: Line) -> bool:
     step = puzzle.steps[line.step]
-    return line.value == step.op.apply(state.values[step.left], state.values[step.right])
+    operands = state.values[step.left], state.values[step.right]
+    return (line.left, line.right) == operands and line.value == step.op.apply(*operands)
 
 
 def continue_trace(puzzle: Puzzle, state: State, rng: Random) -> Iterator[tuple[Line, State]]:
@@ -176,9 +179,8 @@ def _parse_line(puzzle: Puzzle, state: State, text: str) -> Line | None:
 
 def _status(puzzle: Puzzle, state: State, line: Line, truth: tuple[int, ...]) -> Status:
     step = puzzle.steps[line.step]
-    operands = (state.values[step.left], state.values[step.right])
-    if (line.left, line.right) != operands or not _is_sound(puzzle, state, line):
+    if not _is_sound(puzzle, state, line):
         return Status.SLIP
-    if operands != (truth[step.left], truth[step.right]):
+    if (line.left, line.right) != (truth[step.left], truth[step.right]):
         return Status.INHERITED
     return Status.CORRECTION if line.is_second_thought else Status.RIGHT
