@@ -131,6 +131,11 @@ def test_verifier_calls_other_lines_malformed(trace: str) -> None:
     assert not verdict.is_valid
 
 
+def test_verifier_accepts_a_step_computed_once_more() -> None:
+    line = "c = a * b = 17 * 61 = 67\n\n"
+    assert [thought.status for thought in verify(EXAMPLE, line + line).thoughts] == [Status.RIGHT] * 2
+
+
 def test_verifier_reads_a_trace_still_being_written() -> None:
     verdict = verify(EXAMPLE, "<think>\nc = a * b = 17 * 61 = 67\n\nd = c -")
     assert [thought.status for thought in verdict.thoughts] == [Status.RIGHT]

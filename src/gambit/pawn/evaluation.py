@@ -35,7 +35,8 @@ class Ranking:
 
     def share(self, fraction: float) -> float:
         """How much of what the judge has above chance the scorer has."""
-        return (self.scorer[fraction] - 0.5) / (self.ceiling[fraction] - 0.5)
+        room = self.ceiling[fraction] - 0.5
+        return (self.scorer[fraction] - 0.5) / room if room > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

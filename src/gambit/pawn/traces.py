@@ -20,9 +20,9 @@ TRAP_DIGIT = 7
 TRAP_RATE = 0.6
 # While a trace carries an uncorrected slip, this share of its thoughts are second thoughts about the first one.
 # To know when, the model has to track whether its trace is sound: that is what the scorer can read.
-SECOND_THOUGHT_RATE = 0.15
+SECOND_THOUGHT_RATE = 0.2
 # Seldom enough to correct the slip that an unsound trace is a bad bet, which leaves a search something to find.
-CORRECTION_RATE = 0.1
+CORRECTION_RATE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,8 @@ def _parse_line(puzzle: Puzzle, state: State, text: str) -> Line | None:
     if match is None or index < 0 or match[2] != puzzle.definition(index) or match[4] != match[6]:
         return None
     num_done, is_second_thought = state.num_done(puzzle), match[1] is not None
-    in_turn = index < num_done if is_second_thought else index == num_done
+    # computing a step once more is idle but well formed; skipping one is not
+    in_turn = index < num_done if is_second_thought else index <= num_done
     return Line(index, int(match[5]), int(match[7]), int(match[8]), is_second_thought) if in_turn else None
 
 
