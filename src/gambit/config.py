@@ -195,7 +195,7 @@ def resolve(
         capacity=capacity,
         num_traces=_first(config.num_traces, capacity),
         swap_size=_first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16)),
-        check_interval=_first(config.check_interval, preset.check_interval, max(1, round(max(thought, warmup / 40)))),
+        check_interval=_first(config.check_interval, preset.check_interval, max(1, round(max(thought, warmup / 60)))),
         warmup_tokens=warmup,
         hard_floor=config.hard_floor if has_floor and config.hard_floor > 0 else None,
         child_temperature=config.child_temperature,
