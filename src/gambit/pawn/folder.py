@@ -29,7 +29,12 @@ class Preset:
     median_length: int
     mean_thought_length: float
     max_new_tokens: int = MAX_NEW_TOKENS
+    # The plain distribution: a nucleus would cut away the very slips that the puzzles are about.
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    system_prompt: str = ""  # it knows no words but those of its puzzles
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Record:
     seconds: dict[str, float]
     num_parameters: int
     num_traces: int
+    num_samples: int
     curve: list[tuple[int, float]]
     accuracy: dict[str, Accuracy]
     ranking: dict[str, Ranking]
@@ -52,7 +58,8 @@ def write_model(model: "Qwen3ForCausalLM", folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
-    generation = {"do_sample": True, "temperature": 1.0, "eos_token_id": model.config.eos_token_id}
+    generation = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    generation |= {"eos_token_id": model.config.eos_token_id}
     generation |= {"pad_token_id": model.config.pad_token_id, "max_new_tokens": MAX_NEW_TOKENS}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
@@ -114,7 +121,7 @@ def _results(record: Record) -> list[str]:
         for position, r in record.ranking.items()
     ]
     return [
-        "## Measured on the test split (64 traces a puzzle, temperature 1)",
+        f"## Measured on the test split ({record.num_samples} traces a puzzle, temperature 1)",
         "",
         "| level | puzzles | pass@1 | majority | score-weighted | valid format | tokens | thoughts |",
         "|---|---|---|---|---|---|---|---|",

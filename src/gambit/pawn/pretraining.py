@@ -21,7 +21,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    num_updates: int = 7000
+    num_updates: int = 7500
     tokens_per_update: int = 65_536
     peak_rate: float = 2e-3
     warmup_updates: int = 200

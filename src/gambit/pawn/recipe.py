@@ -34,7 +34,7 @@ class Plan:
     scorer_puzzles: int = 600
     fit: FitRecipe = field(default_factory=FitRecipe)
     test_puzzles: int = 300
-    num_samples: int = 64  # traces of each of these puzzles
+    num_samples: int = 32  # traces of each of these puzzles
     num_rollouts: int = 100
     # Chosen on the development split (benchmarks/results); a round about once a thought.
     capacity: int = 64
@@ -93,6 +93,7 @@ def run(plan: Plan, folder: Path, device: torch.device, num_workers: int, comman
         seconds=clock.seconds,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_traces=plan.num_traces,
+        num_samples=plan.num_samples,
         curve=curve,
         accuracy=measured.accuracy,
         ranking=measured.ranking,
