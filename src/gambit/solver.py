@@ -31,6 +31,7 @@ from gambit.config import (
 )
 from gambit.engines.base import Engine, SearchSpec, check_prompt
 from gambit.errors import UserError
+from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
 from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
 from gambit.scorers.base import Scorer, check_fit
@@ -170,6 +171,8 @@ class Solver:
         extractor: Extractor | None,
         on_event: EventCallback | None,
     ) -> _Run:
+        if self.config.model == models.BUNDLED:
+            parse_puzzle(_last_words(problem))  # pawn would answer anything, and mean nothing by it
         prompt = encode_problem(
             self.engine.tokenizer,
             problem.question,
@@ -372,6 +375,12 @@ def _refused(problem: Problem, config: SearchConfig, error: str) -> SearchResult
         problem.id, None, (), 0.0, 0, config.policy, config.seed, Counts(), Tokens(), Seconds(),
         StopReason.FAILED, error=error,
     )  # fmt: skip
+
+
+def _last_words(problem: Problem) -> str:
+    """The text of a problem, or of its last message."""
+    question = problem.question
+    return question if isinstance(question, str) else question[-1]["content"] if question else ""
 
 
 def _version(package: str) -> str:

@@ -27,7 +27,10 @@ def main(arguments: list[str] | None = None) -> None:
     if options.updates:
         plan = replace(plan, recipe=replace(plan.recipe, num_updates=options.updates))
     device = torch.device("cuda" if torch.cuda.is_available() and not options.tiny else "cpu")
-    command = " ".join(["python -m gambit.pawn.train", *(arguments if arguments is not None else sys.argv[1:])])
+    # As the card tells it: where the folder was written is nobody's business.
+    decisive = {"--seed": options.seed or None, "--updates": options.updates, "--workers": options.workers}
+    flags = [f"{flag} {value}" for flag, value in decisive.items() if value is not None]
+    command = " ".join(["python -m gambit.pawn.train", *flags, *(["--tiny"] if options.tiny else [])])
     record = run(plan, options.out, device, options.workers, command, _say)
     for level, reached in record.accuracy.items():
         _say(f"{level}: {reached}")
