@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import sys
 import traceback
 import warnings
@@ -303,7 +304,7 @@ def _show(
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another puzzle.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Which puzzle (default: any).", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the logs (default: a new one in runs/).")] = None,
 ) -> None:
     """Solve a puzzle that the bundled model has never seen, and see what plain voting makes of it."""
@@ -316,12 +317,13 @@ def demo(
 
         folder = out or new_run_folder()
         check_free(folder)
-        problem, gold = unseen_problem(seed)
-        _print(f"puzzle: {problem.question}  (modulo 97)\n")
+        number = random.randrange(1000) if seed is None else seed
+        problem, gold = unseen_problem(number)
+        _print(f"puzzle {number}, modulo 97: {problem.question}\n")
         with _session(EngineConfig(), folder) as session:
             listener = session.listener(problem.id)
             verdicts = []
-            for result in comparison(session.solver, problem, seed, folder, listener, session.stop):
+            for result in comparison(session.solver, problem, number, folder, listener, session.stop):
                 is_right = result.answer == gold
                 verdicts.append(f"{result.policy} {'right' if is_right else 'wrong'}")
                 with session.display.paused():

@@ -17,7 +17,7 @@ MEASURED = "gambit 91.0 %, sc 59.3 %, with 7 % fewer tokens"
 
 def unseen_problem(seed: int) -> tuple[Problem, str]:
     """A puzzle of the test split and its answer."""
-    puzzle = next(generate(Split.TEST, 1000 + seed, Level.MEDIUM))
+    puzzle = next(generate(Split.TEST, 1000 + seed, Level.HARD))
     return Problem(puzzle.text, id="demo"), str(puzzle.answer)
 
 
