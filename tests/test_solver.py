@@ -10,11 +10,11 @@ import torch
 
 from gambit import events as ev
 from gambit.config import SearchConfig
-from gambit.errors import EngineError, UserError
+from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.record import fold, replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
-from gambit.solver import GambitWarning, Problem, Solver
+from gambit.solver import Problem, Solver
 from gambit.types import StopReason
 from tiny import save_tiny
 

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +22,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
-from gambit.errors import GambitError, UserError
+from gambit.errors import UserError
+from gambit.terminal import FAILURE, OK, USER_MISTAKE, exit_with, put, say, stderr
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from gambit.config import EngineConfig, SearchConfig
     from gambit.display import Display
     from gambit.events import Event
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from gambit.signals import StopSignal
     from gambit.solver import Solver
 
-OK, FAILURE, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
-PIPE_WIDTH = 200  # nobody looks at it: lines need not be folded
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_VERBOSITY": "error",
@@ -117,7 +113,7 @@ def solve(
 
     def body() -> int:
         from gambit.problems import new_run_folder, read_problems
-        from gambit.solver import check_free
+        from gambit.sink import check_free
 
         search, engine = _configs(config, flags)
         problems = read_problems(problem, file, sys.stdin)
@@ -125,7 +121,7 @@ def solve(
         check_free(folder)
         return _run(_Job(problems, search, engine, folder, concurrency, as_json))
 
-    _exit_with(body)
+    exit_with(body)
 
 
 @app.command(name="solve", help=solve.__doc__)
@@ -179,7 +175,7 @@ def _session(engine: EngineConfig, folder: Path, num_problems: int = 1) -> Itera
     from gambit.display import Display
     from gambit.signals import StopSignal
 
-    console = _stderr()
+    console = stderr()
     is_live = console.is_terminal and sys.stdout.isatty()
     with (
         Display(console, is_live=is_live, num_problems=num_problems) as display,
@@ -220,7 +216,7 @@ def _results(job: _Job, session: _Session) -> Iterator[SearchResult]:
 @contextmanager
 def _only_our_warnings(display: Display) -> Iterator[None]:
     """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
-    from gambit.solver import GambitWarning
+    from gambit.errors import GambitWarning
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int,
@@ -228,7 +224,7 @@ def _only_our_warnings(display: Display) -> Iterator[None]:
     ) -> None:  # fmt: skip
         if issubclass(category, GambitWarning):
             with display.paused():
-                _say(f"warning: {message}", style="yellow")
+                say(f"warning: {message}", style="yellow")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -266,9 +262,9 @@ def _show_all(results: Iterable[SearchResult], job: _Job, display: Display) -> i
             num_shown += 1
             worst = _worse(worst, _code_of(result))
     if num_shown < len(job.problems.problems):
-        _say(f"stopped early: {len(job.problems.problems) - num_shown} problems were not begun")
+        say(f"stopped early: {len(job.problems.problems) - num_shown} problems were not begun")
     if expected and not job.as_json:
-        _print(f"{num_right} of {len(expected)} right")
+        put(f"{num_right} of {len(expected)} right")
     return worst
 
 
@@ -294,9 +290,9 @@ def _show(
     from gambit.display import report
 
     verdict = None if gold is None else f"{gold} ({'right' if is_right else 'wrong'})"
-    _print(report(result, title=result.problem_id if has_title else None, verdict=verdict))
+    put(report(result, title=result.problem_id if has_title else None, verdict=verdict))
     if has_title:
-        _print("")
+        put("")
 
 
 # -- demo ------------------------------------------------------------------------------------------------------
@@ -313,13 +309,13 @@ def demo(
         from gambit.config import EngineConfig
         from gambit.demo import MEASURED, comparison, unseen_problem
         from gambit.problems import new_run_folder
-        from gambit.solver import check_free
+        from gambit.sink import check_free
 
         folder = out or new_run_folder()
         check_free(folder)
         number = random.randrange(1000) if seed is None else seed
         problem, gold = unseen_problem(number)
-        _print(f"puzzle {number}, modulo 97: {problem.question}\n")
+        put(f"puzzle {number}, modulo 97: {problem.question}\n")
         with _session(EngineConfig(), folder) as session:
             listener = session.listener(problem.id)
             verdicts = []
@@ -328,11 +324,11 @@ def demo(
                 verdicts.append(f"{result.policy} {'right' if is_right else 'wrong'}")
                 with session.display.paused():
                     _show(result, as_json=False, gold=gold, is_right=is_right)
-                    _print("")
-        _print(f"with the same tokens: {', '.join(verdicts)}. Over 300 unseen puzzles: {MEASURED}.")
+                    put("")
+        put(f"with the same tokens: {', '.join(verdicts)}. Over 300 unseen puzzles: {MEASURED}.")
         return session.stop.exit_code
 
-    _exit_with(body)
+    exit_with(body)
 
 
 # -- the other commands ----------------------------------------------------------------------------------------
@@ -357,7 +353,7 @@ def replay(
                 _show(replay_log(log, grader.equivalent), as_json, has_title=len(logs) > 1)
         return OK
 
-    _exit_with(body)
+    exit_with(body)
 
 
 @app.command()
@@ -374,68 +370,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
             rows = [dataclasses.asdict(finding) for finding in findings]
             typer.echo(json.dumps({"can_run": is_fit, "findings": rows}))
         else:
-            _print(findings_table(findings))
+            put(findings_table(findings))
         return OK if is_fit else FAILURE
 
-    _exit_with(body)
-
-
-# -- the process edge ------------------------------------------------------------------------------------------
-
-
-def _exit_with(body: Callable[[], int]) -> NoReturn:
-    """Run a command and leave with its exit code; whatever goes wrong is one sentence, never a stack trace."""
-    try:
-        code = body()
-    except UserError as error:
-        code = _failed(error, str(error), USER_MISTAKE)
-    except GambitError as error:
-        code = _failed(error, str(error), FAILURE)
-    except KeyboardInterrupt as error:
-        code = _failed(error, "interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        raise  # nobody reads on: typer ends quietly
-    except Exception as error:
-        code = _failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
-    raise typer.Exit(code)
-
-
-def _failed(error: BaseException, message: str, code: int) -> int:
-    if os.environ.get("GAMBIT_DEBUG"):
-        traceback.print_exception(error)
-    _say(f"error: {message}", style="red")
-    for note in getattr(error, "__notes__", ()):
-        _say(note)
-    return code
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _print(content: RenderableType) -> None:
-    """To stdout; tables pad their lines, which is of no use in a pipe."""
-    console = _stdout()
-    if console.is_terminal:
-        console.print(content)
-        return
-    with console.capture() as captured:
-        console.print(content)
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def _say(message: str, style: str = "") -> None:
-    _stderr().print(message, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _stdout() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-
-
-def _stderr() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
+    exit_with(body)

@@ -11,3 +11,7 @@ class UserError(GambitError):
 
 class EngineError(GambitError):
     """The engine, the model or the machine failed although the input was right (exit code 1)."""
+
+
+class GambitWarning(UserWarning):
+    """Something the user should know that stops nothing."""

@@ -9,7 +9,6 @@ import statistics
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,7 +29,7 @@ from gambit.config import (
     system_prompt_of,
 )
 from gambit.engines.base import Engine, SearchSpec, check_prompt
-from gambit.errors import UserError
+from gambit.errors import GambitWarning, UserError
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
 from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
@@ -38,10 +37,10 @@ from gambit.scorers.base import Scorer, check_fit
 from gambit.scorers.mlp import load_mlp
 from gambit.search.loop import Hooks, Search, run_searches
 from gambit.search.policy import Policy
+from gambit.sink import EventCallback, EventSink
 from gambit.tree import TraceState
 from gambit.types import StopReason
 
-LOG_FILE = "events.jsonl"
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
     "Train one and pass it with --scorer FILE."
@@ -54,13 +53,6 @@ class Problem:
 
     question: str | Sequence[ChatMessage]
     id: str = "problem"
-
-
-class GambitWarning(UserWarning):
-    """Something the user should know that stops nothing."""
-
-
-EventCallback = Callable[[str, ev.Event], None]  # problem id, event
 
 
 class Solver:
@@ -184,7 +176,7 @@ class Solver:
         policy_class = cast("type[Policy[object]]", registry.load("gambit.policies", config.policy))
         policy = policy_class.from_settings(settings)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
-        sink = _Sink(problem.id, out_dir, on_event)
+        sink = EventSink(problem.id, out_dir, on_event)
         self._num_searches += 1
         spec = SearchSpec(self._num_searches, prompt.token_ids, rule_for(self._rule, prompt), self._stop_ids)
         started = self._header(problem, config, settings, policy, prompt)
@@ -259,72 +251,8 @@ class Solver:
 @dataclass(frozen=True, slots=True)
 class _Run:
     search: Search
-    sink: _Sink
+    sink: EventSink
     notes: tuple[str, ...]
-
-
-class _Sink:
-    """Where a run's events go: its log file and the caller. A full disk silences the log, not the search."""
-
-    def __init__(self, problem_id: str, out_dir: Path | None, on_event: EventCallback | None) -> None:
-        self._failure: str | None = None
-        self._problem_id = problem_id
-        self._out_dir = out_dir
-        self._on_event = on_event
-        self._log: ev.LogWriter | None = None
-        if out_dir is not None:
-            self._log = _open_log(out_dir)
-
-    @property
-    def folder(self) -> str | None:
-        return None if self._out_dir is None else str(self._out_dir)
-
-    def write(self, event: ev.Event) -> None:
-        if self._log is not None:
-            try:
-                self._log.write(event)
-            except OSError as error:
-                self._give_up(error)
-        if self._on_event is not None:
-            self._on_event(self._problem_id, event)
-
-    def finish(self, result: SearchResult) -> str | None:
-        """Close the log and write the result beside it; gives what went wrong, now or before."""
-        if self._out_dir is not None and self._log is not None:
-            try:
-                self.close()
-                text = json.dumps(result.to_json(), indent=2) + "\n"
-                (self._out_dir / "result.json").write_text(text, encoding="utf-8")
-            except OSError as error:
-                self._give_up(error)
-        return self._failure
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-
-    def _give_up(self, error: OSError) -> None:
-        self._failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"
-        warnings.warn(self._failure, GambitWarning, stacklevel=2)
-        if self._log is not None:
-            with suppress(OSError):  # what it still holds does not fit either
-                self._log.close()
-        self._log = None
-
-
-def check_free(out_dir: Path) -> None:
-    """Refuse a folder that holds a run already."""
-    path = out_dir / LOG_FILE
-    if path.exists():
-        raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
-
-
-def _open_log(out_dir: Path) -> ev.LogWriter:
-    check_free(out_dir)
-    try:
-        return ev.LogWriter(out_dir / LOG_FILE)
-    except OSError as error:
-        raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
 
 
 class _History:
