@@ -1,0 +1,170 @@
+"""Starts vLLM from a config, with Gambit's scheduler and worker in it, and refuses what cannot work."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from gambit.config import EngineConfig
+from gambit.engines.base import EngineInfo
+from gambit.engines.vllm.engine import VllmEngine
+from gambit.engines.vllm.messages import GambitConfig, Order, Report
+from gambit.errors import EngineError, UserError
+from gambit.prompts import load_tokenizer
+from gambit.scorers.base import Scorer
+
+CPU_KV_BYTES = 4 << 30  # the room for keys and values where memory is shared with everything else
+CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
+OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True}
+_OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
+_REFUSED = {
+    "speculative_config": "a step would give a trace several tokens, and states for tokens that are then rejected",
+    "pipeline_parallel_size": "states and scores would be on another stage than the one that reports",
+    "decode_context_parallel_size": "states would be spread over ranks",
+    "prefill_context_parallel_size": "states would be spread over ranks",
+}
+
+
+def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
+    """`model` is a folder or a hub name; `config.engine_options` go to vLLM as they are, but for our own."""
+    _prepare_environment()
+    from gambit.engines.vllm import adapter
+
+    _warn_if_untested(adapter.VERSION)
+    own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
+    is_cpu = adapter.current_platform.is_cpu()
+    gambit = GambitConfig(scorer, exact_noise=own["exact_noise"] is not False)
+    vllm_config = _build(adapter, _options(config, model, gambit, is_cpu))
+    core = _Core(adapter, vllm_config, gambit, own_process=_wants_own_process(own["own_process"], is_cpu))
+    engine = VllmEngine(core, _info(vllm_config, model, adapter), load_tokenizer(model))
+    return engine
+
+
+def _prepare_environment() -> None:
+    """Before vLLM is imported; what the user has set stays."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+def _warn_if_untested(found: str) -> None:
+    from gambit.engines.vllm.adapter import TESTED_VERSIONS
+
+    if found not in TESTED_VERSIONS:
+        warnings.warn(f"vLLM {found} has not been tried with this Gambit (tested: {', '.join(TESTED_VERSIONS)})",
+                      stacklevel=3)  # fmt: skip
+
+
+def _wants_own_process(wish: bool | None, is_cpu: bool) -> bool:
+    if wish is not None:
+        return wish
+    default = "0" if is_cpu else "1"
+    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", default) == "1"
+
+
+def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: bool) -> dict[str, Any]:
+    given = {name: value for name, value in config.engine_options.items() if name not in OWN_OPTIONS}
+    _refuse(given)
+    options: dict[str, Any] = {
+        "dtype": "float32" if is_cpu and config.dtype == "auto" else config.dtype,
+        "skip_tokenizer_init": True,  # vLLM gets and gives token ids
+        "disable_log_stats": True,
+        "gpu_memory_utilization": config.memory_ratio,
+    }
+    if is_cpu:
+        options |= {"block_size": CPU_BLOCK_TOKENS, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
+    options |= given
+    if config.kv_budget_tokens is not None:
+        block = options.setdefault("block_size", 16)
+        options["num_gpu_blocks_override"] = config.kv_budget_tokens // block + 1  # one is a placeholder
+    return options | {
+        "model": model,
+        "additional_config": gambit,
+        "worker_cls": "gambit.engines.vllm.worker.GambitWorker",
+        "scheduler_cls": _scheduler_name(is_async=False if is_cpu else options.get("async_scheduling") is not False),
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": True,
+    }
+
+
+def _scheduler_name(*, is_async: bool) -> str:
+    return f"gambit.engines.vllm.scheduler.Gambit{'Async' if is_async else ''}Scheduler"
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    for name in _OURS:
+        if name in given:
+            raise UserError(f"engine option {name!r} is set by Gambit itself: leave it out")
+    for name, reason in _REFUSED.items():
+        if given.get(name) not in (None, 1):
+            raise UserError(f"engine option {name}={given[name]!r} cannot be used: {reason}")
+
+
+def _build(adapter: Any, options: dict[str, Any]) -> Any:
+    try:
+        return adapter.build_config(options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"vLLM refuses these options: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _info(vllm_config: Any, model: str, adapter: Any) -> EngineInfo:
+    block_tokens = int(vllm_config.cache_config.block_size)
+    return EngineInfo(
+        name="vllm",
+        model=model,
+        device=str(vllm_config.device_config.device_type),
+        dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
+        hidden_size=int(vllm_config.model_config.get_hidden_size()),
+        context_tokens=int(vllm_config.model_config.max_model_len),
+        kv_capacity_tokens=adapter.num_blocks(vllm_config) * block_tokens,
+        block_tokens=block_tokens,
+        versions={"vllm": adapter.VERSION, "torch": _version("torch")},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class _Core:
+    """vLLM's engine core, spoken to in Gambit's terms."""
+
+    def __init__(self, adapter: Any, vllm_config: Any, gambit: GambitConfig, *, own_process: bool) -> None:
+        self._adapter = adapter
+        self._exact_noise = gambit.exact_noise
+        self._num_added = 0
+        try:
+            self._core = adapter.Core(vllm_config, own_process=own_process)
+        except Exception as error:
+            raise EngineError(f"vLLM does not start: {_first_line(error)}") from error
+
+    def add(self, order: Order, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None:
+        # With our own noise the token is decided before vLLM samples: it only has to take the highest logit.
+        sampling = {"temperature": 0.0} if self._exact_noise else _stock_sampling(order)
+        params = self._adapter.sampling_params(
+            extra_args=order.pack(), max_tokens=max_tokens, stop_ids=stop_ids, **sampling
+        )
+        self._num_added += 1
+        self._core.add(request_id, tokens, params, arrival=float(self._num_added))
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._core.abort(request_ids)
+
+    def step(self) -> Report | None:
+        packed = self._core.step()
+        return None if packed is None else Report.unpack(packed)
+
+    def close(self) -> None:
+        self._core.shutdown()
+
+
+def _stock_sampling(order: Order) -> dict[str, float]:
+    return {"temperature": order.temperature, "top_p": order.top_p, "top_k": order.top_k, "min_p": order.min_p}
