@@ -65,4 +65,4 @@ def copied(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
     """With a config of its own: exchanging the attention of one must not touch the other."""
     twin = type(model)(copy.deepcopy(model.config))
     twin.load_state_dict(model.state_dict())
-    return twin.eval()
+    return twin.to(model.dtype).eval()

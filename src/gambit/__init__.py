@@ -1,1 +1,50 @@
-"""Thought-level beam search for reasoning LLMs."""
+"""Thought-level beam search for reasoning LLMs. The public names, each imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gambit.config import SearchConfig
+    from gambit.errors import GambitError, UserError
+    from gambit.record import SearchResult, replay
+    from gambit.solver import Problem, Solver
+
+    __version__: str
+
+__all__ = [
+    "GambitError",
+    "Problem",
+    "SearchConfig",
+    "SearchResult",
+    "Solver",
+    "UserError",
+    "__version__",
+    "replay",
+]
+
+_HOME = {
+    "GambitError": "gambit.errors",
+    "Problem": "gambit.solver",
+    "SearchConfig": "gambit.config",
+    "SearchResult": "gambit.record",
+    "Solver": "gambit.solver",
+    "UserError": "gambit.errors",
+    "replay": "gambit.record",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Lazy, so that `gambit --help` pays for nothing that it does not use."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("gambit-search")
+    if name not in _HOME:
+        raise AttributeError(f"module 'gambit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

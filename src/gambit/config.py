@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gambit.answers import AnswerKind
 from gambit.errors import UserError
@@ -46,7 +46,7 @@ class SearchConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str = Field("gambit", description="search method: gambit or sc")
-    preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from")
+    preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: Positive | None = Field(None, description="C: most traces in the pool at once")
     num_traces: Positive | None = Field(None, description="stop after this many completed traces; default: capacity")
     swap_size: Positive | None = Field(None, description="K: traces swapped per tournament")
@@ -58,14 +58,16 @@ class SearchConfig(BaseModel):
         0.1, description="δ: a running trace below it becomes a ghost; 0 switches it off"
     )
     child_temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="multiplies a child's temperature")
-    branch_point: BranchPoint = Field(BranchPoint.LAST_TOKEN, description="where a child leaves its parent")
+    branch_point: BranchPoint = Field(
+        BranchPoint.LAST_TOKEN, description="where a child leaves its parent: last_token or last_boundary"
+    )
     ghost_parents: bool = Field(False, description="let evicted traces be parents (their prefix is recomputed)")
 
     max_new_tokens: Positive | None = Field(None, description="per trace, inherited part included")
     temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="0 is greedy")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="1 switches it off")
     top_k: Annotated[int, Field(ge=0)] | None = Field(None, description="0 switches it off")
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="0 switches it off")
     seed: int = Field(0, description="same seed, same tree, same answer")
 
     budget_tokens: Positive | None = Field(None, description="never generate more tokens than this")
@@ -75,7 +77,14 @@ class SearchConfig(BaseModel):
     vote: VoteKind | None = Field(None, description="majority, score or position; default: the policy's own")
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
     system_prompt: str | None = Field(DEFAULT_SYSTEM_PROMPT, description="empty for none")
-    enable_thinking: bool = Field(True, description="for chat templates that can switch thinking off")
+    enable_thinking: bool = Field(True, description="let the model think, where its chat template offers the choice")
+
+    @model_validator(mode="after")
+    def _swaps_fit(self) -> Self:
+        """Before a model is loaded; a preset's capacity is checked with the run's settings."""
+        if self.capacity is not None and self.swap_size is not None:
+            _check_swap(self.swap_size, self.capacity)
+        return self
 
 
 class EngineConfig(BaseModel):
@@ -230,10 +239,14 @@ def _sampling(config: SearchConfig, preset: Preset, model: Mapping[str, float]) 
     )
 
 
-def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> list[str]:
-    if settings.swap_size > settings.capacity:
-        raise UserError(f"swap size {settings.swap_size} is larger than the capacity {settings.capacity}: "
+def _check_swap(swap_size: int, capacity: int) -> None:
+    if swap_size > capacity:
+        raise UserError(f"swap size {swap_size} is larger than the capacity {capacity}: "
                         "lower --swap-size or raise --capacity")  # fmt: skip
+
+
+def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> list[str]:
+    _check_swap(settings.swap_size, settings.capacity)
     warnings = []
     if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
         warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")

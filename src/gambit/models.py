@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,38 @@ from gambit.errors import UserError
 
 SCORER_FILE = "scorer.safetensors"
 BUNDLED = "pawn"
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def locate(model: str) -> str:
     """What transformers should load: the bundled model's folder for its name, anything else as it is."""
     if model != BUNDLED:
+        _check_exists(model)
         return model
     folder = Path(__file__).parent / "pawn" / "model"
     if not folder.is_dir():
         raise UserError(f"the bundled model is missing from this installation ({folder}): name one with --model")
     return str(folder)
+
+
+def _check_exists(model: str) -> None:
+    """Asked once, before anything else: without a network each further file would cost half a minute of retries."""
+    if Path(model).is_dir():
+        return
+    if not HUB_NAME.fullmatch(model):
+        raise UserError(f"cannot load model {model!r}: there is no such folder, and it is no hub name")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        hf_hub_download(model, "config.json")
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"cannot load model {model!r}: there is no such folder, and the hub cannot be reached"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"cannot load model {model!r}: there is no such folder, and the hub says: {reason}") from error
 
 
 def side_file(model: str, filename: str) -> Path | None:

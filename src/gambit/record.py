@@ -65,6 +65,7 @@ class SearchResult:
     out_dir: str | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
+    log_error: str | None = None  # why its log is incomplete, where it is
 
     def to_json(self) -> dict[str, ev.Json]:
         """Plain values, ready for `json.dumps`."""
@@ -97,9 +98,10 @@ class SearchRecord:
     def vote(self, equivalent: Equivalent) -> VoteResult:
         """The vote among the traces that have finished so far."""
         finished = sorted(self.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
-        return tally([self._ballot(trace) for trace in finished], equivalent)
+        return tally([self.ballot(trace) for trace in finished], equivalent)
 
-    def _ballot(self, trace: Trace) -> Ballot:
+    def ballot(self, trace: Trace) -> Ballot:
+        """What a finished trace brings to the vote."""
         weights = {
             VoteKind.MAJORITY: 1.0,
             VoteKind.SCORE: self.tree.score_of(trace),

@@ -9,6 +9,7 @@ import statistics
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,7 @@ from gambit.search.policy import Policy
 from gambit.tree import TraceState
 from gambit.types import StopReason
 
+LOG_FILE = "events.jsonl"
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
     "Train one and pass it with --scorer FILE."
@@ -89,8 +91,11 @@ class Solver:
         problem = problem if isinstance(problem, Problem) else Problem(problem)
         callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
         run = self._prepare(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
-        next(run_searches(self.engine, [run.search], should_stop=should_stop))
-        return self._conclude(run)
+        try:
+            next(run_searches(self.engine, [run.search], should_stop=should_stop))
+            return self._conclude(run)
+        finally:
+            run.sink.close()
 
     def solve_many(
         self,
@@ -114,6 +119,8 @@ class Solver:
 
         def prepared() -> Iterator[Search]:
             for index, item in enumerate(problems):
+                if should_stop():  # those that run are voted on, no other is begun
+                    return
                 problem = item if isinstance(item, Problem) else Problem(item, id=str(index))
                 folder = None if out_dir is None else Path(out_dir) / problem.id
                 try:
@@ -124,11 +131,15 @@ class Solver:
                 runs[run.search.number] = run
                 yield run.search
 
-        for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
-            yield self._conclude(runs.pop(search.number))
-            while refused:
-                yield refused.popleft()
-        yield from refused
+        try:
+            for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
+                yield self._conclude(runs.pop(search.number))
+                while refused:
+                    yield refused.popleft()
+            yield from refused
+        finally:
+            for run in runs.values():
+                run.sink.close()
 
     def close(self) -> None:
         self._grader.close()
@@ -226,10 +237,11 @@ class Solver:
     def _conclude(self, run: _Run) -> SearchResult:
         assert run.search.result is not None
         self._history.remember(run.search.record)
-        notes = run.notes + ((run.sink.failure,) if run.sink.failure else ())
-        result = dataclasses.replace(run.search.result, warnings=notes, out_dir=run.sink.folder)
-        run.sink.finish(result)
-        return result
+        result = dataclasses.replace(run.search.result, warnings=run.notes, out_dir=run.sink.folder)
+        failure = run.sink.finish(result)
+        if failure is None:
+            return result
+        return dataclasses.replace(result, warnings=(*run.notes, failure), log_error=failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +255,7 @@ class _Sink:
     """Where a run's events go: its log file and the caller. A full disk silences the log, not the search."""
 
     def __init__(self, problem_id: str, out_dir: Path | None, on_event: EventCallback | None) -> None:
-        self.failure: str | None = None
+        self._failure: str | None = None
         self._problem_id = problem_id
         self._out_dir = out_dir
         self._on_event = on_event
@@ -264,27 +276,41 @@ class _Sink:
         if self._on_event is not None:
             self._on_event(self._problem_id, event)
 
-    def finish(self, result: SearchResult) -> None:
-        if self._out_dir is None or self._log is None:
-            return
-        try:
+    def finish(self, result: SearchResult) -> str | None:
+        """Close the log and write the result beside it; gives what went wrong, now or before."""
+        if self._out_dir is not None and self._log is not None:
+            try:
+                self.close()
+                text = json.dumps(result.to_json(), indent=2) + "\n"
+                (self._out_dir / "result.json").write_text(text, encoding="utf-8")
+            except OSError as error:
+                self._give_up(error)
+        return self._failure
+
+    def close(self) -> None:
+        if self._log is not None:
             self._log.close()
-            (self._out_dir / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"
-        warnings.warn(self.failure, GambitWarning, stacklevel=2)
+        self._failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"
+        warnings.warn(self._failure, GambitWarning, stacklevel=2)
+        if self._log is not None:
+            with suppress(OSError):  # what it still holds does not fit either
+                self._log.close()
         self._log = None
 
 
-def _open_log(out_dir: Path) -> ev.LogWriter:
-    path = out_dir / "events.jsonl"
+def check_free(out_dir: Path) -> None:
+    """Refuse a folder that holds a run already."""
+    path = out_dir / LOG_FILE
     if path.exists():
         raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
+
+
+def _open_log(out_dir: Path) -> ev.LogWriter:
+    check_free(out_dir)
     try:
-        return ev.LogWriter(path)
+        return ev.LogWriter(out_dir / LOG_FILE)
     except OSError as error:
         raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
 

@@ -6,9 +6,10 @@ trace, not paged blocks: gathering keys through block tables costs a CPU more th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -252,14 +253,16 @@ def pool_attention(
     return pool.attend(int(module.layer_idx), query, key, value, call), None  # type: ignore[arg-type]
 
 
-def group_by_slot(row_slots: Sequence[int], num_slots: int) -> tuple[list[list[int]], list[int]]:
+def group_by_slot(
+    row_slots: npt.NDArray[np.int64], num_slots: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Rows of each prompt slot, padded to one length with row 0, and every row's place in that table, flattened."""
-    members: list[list[int]] = [[] for _ in range(num_slots)]
-    for row, slot in enumerate(row_slots):
-        members[slot].append(row)
-    most = max(map(len, members))
-    places = [0] * len(row_slots)
-    for slot, rows in enumerate(members):
-        for at, row in enumerate(rows):
-            places[row] = slot * most + at
-    return [rows + [0] * (most - len(rows)) for rows in members], places
+    counts = np.bincount(row_slots, minlength=num_slots)
+    order = np.argsort(row_slots, kind="stable")
+    slots = row_slots[order]
+    rank = np.arange(len(order)) - (np.cumsum(counts) - counts)[slots]
+    members = np.zeros((num_slots, counts.max()), np.int64)
+    members[slots, rank] = order
+    places = np.empty_like(order)
+    places[order] = slots * counts.max() + rank
+    return members, places

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,31 +37,27 @@ class Layout:
     def of(
         cls, rows: Rows, slots: list[SearchSpec], tables: dict[BoundaryRule, ThoughtTables], device: torch.device
     ) -> Layout:
-        row_slots = rows.table["slot"].tolist()
+        row_slots = rows.table["slot"].copy()
         lengths = [len(spec.prompt) - 1 for spec in slots]
         members, places = group_by_slot(row_slots, len(slots)) if len(slots) > 1 else (None, None)
-        by_rule: dict[BoundaryRule, list[int]] = defaultdict(list)
-        by_stops: dict[frozenset[int], list[int]] = defaultdict(list)
-        per_search: dict[int, int] = defaultdict(int)
-        for row, slot in enumerate(row_slots):
-            spec = slots[slot]
-            by_rule[spec.rule].append(row)
-            by_stops[spec.stop_ids].append(row)
-            per_search[spec.search] += 1
-        for rule in by_rule:
-            tables.setdefault(rule, ThoughtTables(rule))
+        counts = np.bincount(row_slots, minlength=len(slots)).tolist()
+        for spec in slots:
+            tables.setdefault(spec.rule, ThoughtTables(spec.rule))
         return cls(
             version=rows.version,
             filters=filters_of(rows.table, device),
-            row_slots=torch.tensor(row_slots, device=device),
+            row_slots=torch.from_numpy(row_slots).to(device),
             prompt_lengths=torch.tensor(lengths, device=device),
             prompt_length=max(lengths),
-            members=None if members is None else torch.tensor(members, device=device),
-            places=None if places is None else torch.tensor(places, device=device),
-            first_tokens=np.array([slots[slot].prompt[-1] for slot in row_slots], np.int32),
-            rows_per_search=dict(per_search),
-            detectors=[(np.array(at), tables[rule]) for rule, at in by_rule.items()],
-            stops=[(np.array(at), np.array(sorted(ids))) for ids, at in by_stops.items()],
+            members=None if members is None else torch.from_numpy(members).to(device),
+            places=None if places is None else torch.from_numpy(places).to(device),
+            first_tokens=np.array([spec.prompt[-1] for spec in slots], np.int32)[row_slots],
+            rows_per_search={spec.search: count for spec, count in zip(slots, counts, strict=True) if count},
+            detectors=[(at, tables[rule]) for rule, at in _rows_by(row_slots, [spec.rule for spec in slots])],
+            stops=[
+                (at, np.array(sorted(ids), np.int64))
+                for ids, at in _rows_by(row_slots, [spec.stop_ids for spec in slots])
+            ],
         )
 
     def advance(self, table: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -75,3 +72,13 @@ class Layout:
         for at, ids in self.stops:
             said_stop[at] = np.isin(tokens[at], ids)
         return said_stop
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _rows_by(row_slots: npt.NDArray[np.int64], key_of_slot: list[Key]) -> list[tuple[Key, npt.NDArray[np.int64]]]:
+    """Rows whose searches share a key; nearly always all of them share one."""
+    keys = list(dict.fromkeys(key_of_slot))
+    number = np.array([keys.index(key) for key in key_of_slot])[row_slots]
+    return [(key, np.flatnonzero(number == i)) for i, key in enumerate(keys)]

@@ -1,0 +1,374 @@
+"""The command line: parses, prints, exits; what it does lives in the modules it calls.
+
+Exit codes: 0 done (also when no trace gave an answer: the report says so), 2 the user's mistake, 1 a failure (also an
+event log that became incomplete), 130 after Ctrl-C and 143 after SIGTERM, with the best vote so far printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from gambit.errors import GambitError, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gambit.config import EngineConfig, SearchConfig
+    from gambit.display import Display
+    from gambit.problems import Problems
+    from gambit.record import SearchResult
+    from gambit.signals import StopSignal
+    from gambit.solver import Solver
+
+OK, FAILURE, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
+PIPE_WIDTH = 200  # nobody looks at it: lines need not be folded
+QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class _Group(TyperGroup):
+    """Gives `solve` its forty options only when it is called: `gambit --help` must not wait for pydantic."""
+
+    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def] # typer's context class moves between releases
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, _solve_command() if name == "solve" else command, rest
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="gambit",
+    help="Thought-level beam search for reasoning LLMs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The entry point of the `gambit` command."""
+    app(prog_name="gambit")
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from gambit import __version__
+
+        typer.echo(f"gambit {__version__}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def _root(
+    is_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+# -- solve -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One call of `gambit solve`, checked as far as it can be without the model."""
+
+    problems: Problems
+    search: SearchConfig
+    engine: EngineConfig
+    folder: Path
+    concurrency: int
+    as_json: bool
+
+
+def solve(
+    problem: Annotated[
+        str | None, typer.Argument(help="The problem; - or nothing reads it from stdin.", metavar="PROBLEM")
+    ] = None,
+    *,
+    file: Annotated[Path | None, typer.Option(help="A .jsonl of problems, or a text file with one.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of options; flags override it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for log and result (default: a new one in runs/).")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Problems of a .jsonl searched at a time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
+    **flags: str | bool | None,
+) -> None:
+    """Search for the answer to a problem."""
+
+    def body() -> int:
+        from gambit.problems import new_run_folder, read_problems
+        from gambit.solver import check_free
+
+        search, engine = _configs(config, flags)
+        problems = read_problems(problem, file, sys.stdin)
+        folder = out or new_run_folder()
+        check_free(folder)
+        return _run(_Job(problems, search, engine, folder, concurrency, as_json))
+
+    _exit_with(body)
+
+
+@app.command(name="solve", help=solve.__doc__)
+def _solve_entry() -> NoReturn:
+    raise AssertionError("listed by `gambit --help` only; _Group puts the full command in its place")
+
+
+def _solve_command() -> object:
+    from gambit.cli_options import with_config_options
+
+    full = typer.Typer(add_completion=False)
+    full.command(name="solve")(with_config_options(solve))
+    return typer.main.get_command(full)
+
+
+def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
+    """Flags over the YAML file; what neither names is left to the model's preset."""
+    from gambit import registry
+    from gambit.config import EngineConfig, SearchConfig, build, read_config_file
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    values = {**(read_config_file(file) if file else {}), **given}
+    search = build(SearchConfig, {key: value for key, value in values.items() if key in SearchConfig.model_fields})
+    engine = build(EngineConfig, {key: value for key, value in values.items() if key in EngineConfig.model_fields})
+    registry.load("gambit.policies", search.policy)  # an unknown one is refused before the model is loaded
+    return search, engine
+
+
+def _run(job: _Job) -> int:
+    """Load, search, show."""
+    from gambit.display import Display
+    from gambit.signals import StopSignal
+
+    console = _stderr()
+    is_live = console.is_terminal and sys.stdout.isatty()
+    with (
+        Display(console, is_live=is_live, num_problems=len(job.problems.problems)) as display,
+        _only_our_warnings(display),
+        _loaded(job.engine, display) as solver,
+        StopSignal(display.stopping) as stop,
+        _log_hint(job.folder),
+    ):
+        code = _show_all(_results(job, solver, display, stop), job, display)
+    return stop.exit_code or code
+
+
+def _loaded(engine: EngineConfig, display: Display) -> Solver:
+    from gambit.solver import Solver
+
+    display.loading(engine.model)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return Solver(**engine.model_dump(exclude_unset=True))
+
+
+def _results(job: _Job, solver: Solver, display: Display, stop: StopSignal) -> Iterator[SearchResult]:
+    """As they come."""
+    on_event = display.on_event if display.is_live else None
+    if job.problems.is_many:
+        return solver.solve_many(
+            job.problems.problems, job.search, concurrency=job.concurrency, out_dir=job.folder, on_event=on_event,
+            should_stop=stop,
+        )  # fmt: skip
+    [problem] = job.problems.problems
+    return iter([solver.solve(
+        problem, job.search, out_dir=job.folder, should_stop=stop,
+        on_event=None if on_event is None else lambda event: on_event(problem.id, event),
+    )])  # fmt: skip
+
+
+@contextmanager
+def _only_our_warnings(display: Display) -> Iterator[None]:
+    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
+    from gambit.solver import GambitWarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        if issubclass(category, GambitWarning):
+            with display.paused():
+                _say(f"warning: {message}", style="yellow")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", GambitWarning)
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _log_hint(folder: Path) -> Iterator[None]:
+    """A run that fails says where its votes so far are."""
+    try:
+        yield
+    except Exception as error:
+        if any(folder.glob("**/events.jsonl")) and not isinstance(error, UserError):
+            error.add_note(f"what was found until then is logged: gambit replay {folder}")
+        raise
+
+
+# -- results ---------------------------------------------------------------------------------------------------
+
+
+def _show_all(results: Iterable[SearchResult], job: _Job, display: Display) -> int:
+    """Print each result as it comes; the exit code is that of the worst."""
+    from gambit.answers import Grader
+
+    worst, num_right, num_shown, expected = OK, 0, 0, job.problems.expected
+    with Grader() as grader:
+        for result in results:
+            gold = expected.get(result.problem_id)
+            is_right = None if gold is None else grader.grade(result.answer, gold)
+            with display.paused():
+                _show(result, job.as_json, has_title=job.problems.is_many, gold=gold, is_right=is_right)
+            num_right += bool(is_right)
+            num_shown += 1
+            worst = _worse(worst, _code_of(result))
+    if num_shown < len(job.problems.problems):
+        _say(f"stopped early: {len(job.problems.problems) - num_shown} problems were not begun")
+    if expected and not job.as_json:
+        _stdout().print(f"{num_right} of {len(expected)} right")
+    return worst
+
+
+def _code_of(result: SearchResult) -> int:
+    """A refused problem is the user's mistake; a log with holes is a failure even when the answer is there."""
+    if result.log_error is not None:
+        return FAILURE
+    return USER_MISTAKE if result.error is not None else OK
+
+
+def _worse(first: int, second: int) -> int:
+    return next(code for code in (FAILURE, USER_MISTAKE, OK) if code in (first, second))
+
+
+def _show(
+    result: SearchResult, as_json: bool, *, has_title: bool = False, gold: str | None = None,
+    is_right: bool | None = None,
+) -> None:  # fmt: skip
+    if as_json:
+        graded = {} if gold is None else {"expected": gold, "is_right": is_right}
+        typer.echo(json.dumps({**result.to_json(), **graded}, ensure_ascii=False))
+        return
+    from gambit.display import report
+
+    verdict = None if gold is None else f"{gold} ({'right' if is_right else 'wrong'})"
+    console = _stdout()
+    console.print(report(result, title=result.problem_id if has_title else None, verdict=verdict))
+    if has_title:
+        console.print()
+
+
+# -- the other commands ----------------------------------------------------------------------------------------
+
+
+@app.command()
+def replay(
+    run_dir: Annotated[Path, typer.Argument(help="The folder that `gambit solve` wrote.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
+) -> None:
+    """Rebuild a run's result from its event log alone."""
+
+    def body() -> int:
+        from gambit.answers import Grader
+        from gambit.record import replay as replay_log
+
+        logs = sorted([*run_dir.glob("events.jsonl"), *run_dir.glob("*/events.jsonl")])
+        if not logs:
+            raise UserError(f"no events.jsonl in {run_dir}: give the folder of a run")
+        with Grader() as grader:
+            for log in logs:
+                _show(replay_log(log, grader.equivalent), as_json, has_title=len(logs) > 1)
+        return OK
+
+    _exit_with(body)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Say what engines, devices and versions are here and what is missing."""
+
+    def body() -> int:
+        from gambit.display import findings_table
+        from gambit.doctor import can_run, examine
+
+        findings = examine()
+        is_fit = can_run(findings)
+        if as_json:
+            rows = [dataclasses.asdict(finding) for finding in findings]
+            typer.echo(json.dumps({"can_run": is_fit, "findings": rows}))
+        else:
+            _stdout().print(findings_table(findings))
+        return OK if is_fit else FAILURE
+
+    _exit_with(body)
+
+
+# -- the process edge ------------------------------------------------------------------------------------------
+
+
+def _exit_with(body: Callable[[], int]) -> NoReturn:
+    """Run a command and leave with its exit code; whatever goes wrong is one sentence, never a stack trace."""
+    try:
+        code = body()
+    except UserError as error:
+        code = _failed(error, str(error), USER_MISTAKE)
+    except GambitError as error:
+        code = _failed(error, str(error), FAILURE)
+    except KeyboardInterrupt as error:
+        code = _failed(error, "interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        raise  # nobody reads on: typer ends quietly
+    except Exception as error:
+        code = _failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
+    raise typer.Exit(code)
+
+
+def _failed(error: BaseException, message: str, code: int) -> int:
+    if os.environ.get("GAMBIT_DEBUG"):
+        traceback.print_exception(error)
+    _say(f"error: {message}", style="red")
+    for note in getattr(error, "__notes__", ()):
+        _say(note)
+    return code
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _say(message: str, style: str = "") -> None:
+    _stderr().print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _stdout() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)

@@ -1,0 +1,125 @@
+"""Options: defaults, presets, auto, and clear words for wrong ones."""
+
+import json
+
+import pytest
+
+from gambit.config import (
+    PAPER,
+    EngineConfig,
+    ModelDefaults,
+    Preset,
+    SearchConfig,
+    build,
+    preset_for,
+    read_config_file,
+    resolve,
+)
+from gambit.errors import UserError
+
+
+def settle(config=None, preset=Preset(), room=40_000, has_floor=True, **more):  # noqa: B008
+    return resolve(SearchConfig(**(config or {})), ModelDefaults(preset, **more), room, has_floor=has_floor)
+
+
+def test_without_any_knowledge_the_papers_ratios_hold():
+    settings, warnings = settle()
+    assert (settings.capacity, settings.num_traces, settings.swap_size) == (64, 64, 4)
+    assert (settings.warmup_tokens, settings.check_interval) == (12_000, 200)
+    assert (settings.hard_floor, settings.max_new_tokens, warnings) == (0.1, 32_768, [])
+
+
+def test_the_papers_preset():
+    settings, _ = settle({"preset": "paper"})
+    assert (settings.capacity, settings.swap_size, settings.check_interval, settings.warmup_tokens) == (
+        256, 16, 200, 12_000,
+    )  # fmt: skip
+    assert preset_for("Qwen/Qwen3-4B-Thinking-2507", None) is PAPER
+    assert preset_for("microsoft/Phi-4-reasoning-plus", None) is PAPER
+    assert preset_for("Qwen/Qwen3-0.6B", None) == Preset()
+
+
+def test_a_models_preset_fills_what_the_user_leaves_open(tmp_path):
+    (tmp_path / "gambit.json").write_text(json.dumps({
+        "capacity": 32, "swap_size": 4, "check_interval": 12, "warmup_tokens": 60, "temperature": 0.9, "note": "x",
+    }))  # fmt: skip
+    preset = preset_for("anything", tmp_path)
+    settings, _ = settle({"check_interval": 7}, preset, sampling={"temperature": 0.1, "top_p": 0.5})
+    assert (settings.capacity, settings.swap_size, settings.check_interval, settings.warmup_tokens) == (32, 4, 7, 60)
+    assert (settings.sampling.temperature, settings.sampling.top_p, settings.sampling.top_k) == (0.9, 0.5, 20)
+    (tmp_path / "gambit.json").write_text("[1]")
+    with pytest.raises(UserError, match="not a preset"):
+        preset_for("anything", tmp_path)
+
+
+def test_a_presets_swap_size_shrinks_with_the_pool():
+    settings, _ = settle({"capacity": 32, "preset": "paper"})
+    assert settings.swap_size == 2
+
+
+def test_auto_works_from_lengths():
+    preset = Preset(capacity=64, swap_size=9, check_interval=9, warmup_tokens=9, median_length=3000,
+                    mean_thought_length=40)  # fmt: skip
+    settings, _ = settle({"preset": "auto"}, preset)
+    assert (settings.warmup_tokens, settings.check_interval, settings.swap_size) == (1500, 40, 4)
+    settings, _ = settle({"preset": "auto"}, preset, median_length=12_000, mean_thought_length=30)  # history wins
+    assert (settings.warmup_tokens, settings.check_interval) == (6000, 100)
+
+
+def test_the_floor_is_off_for_scores_that_are_no_probabilities_and_at_zero():
+    assert settle(has_floor=False)[0].hard_floor is None
+    assert settle({"hard_floor": 0})[0].hard_floor is None
+
+
+def test_what_cannot_branch_is_said():
+    _, warnings = settle({"warmup_tokens": 500, "max_new_tokens": 500})
+    assert "nothing can ever branch" in warnings[0]
+    assert settle({"warmup_tokens": 500, "max_new_tokens": 500, "policy": "sc"})[1] == []
+
+
+def test_more_tokens_than_the_context_has_are_cut_and_said():
+    settings, warnings = settle({"max_new_tokens": 5000}, room=1000)
+    assert settings.max_new_tokens == 1000 and "cut to 1000" in warnings[0]
+
+
+def test_more_swaps_than_places_are_refused():
+    with pytest.raises(UserError, match="swap size 9 is larger than the capacity 8"):
+        settle({"capacity": 8, "swap_size": 9})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"capacity": 0}, "capacity = 0: input should be greater than or equal to 1"),
+        ({"swap_size": 0}, "swap_size = 0"),
+        ({"temperature": -1}, "temperature = -1"),
+        ({"top_p": 0}, "top_p = 0"),
+        ({"vote": "loudest"}, "vote = 'loudest'"),
+        ({"capasity": 3}, "unknown option 'capasity': did you mean 'capacity'?"),
+        ({"zzz": 3}, "unknown option 'zzz': known are"),
+        ({"seed": "x"}, "seed = 'x'"),
+    ],
+)
+def test_wrong_values_are_named(values, message):
+    with pytest.raises(UserError) as error:
+        build(SearchConfig, values)
+    assert message in str(error.value)
+
+
+def test_engine_options_are_checked_too():
+    with pytest.raises(UserError, match="memory_ratio = 2"):
+        build(EngineConfig, {"memory_ratio": 2})
+    with pytest.raises(UserError, match="did you mean 'device'"):
+        build(EngineConfig, {"devise": "cpu"})
+
+
+def test_a_recipe_is_a_flat_mapping_of_known_options(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: pawn\ncapacity: 8\npolicy: sc\n")
+    assert read_config_file(path) == {"model": "pawn", "capacity": 8, "policy": "sc"}
+    for text, message in (("capacty: 8", "did you mean 'capacity'"), ("- 1", "mapping"), ("a: [", "cannot read")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_config_file(path)
+    with pytest.raises(UserError, match="cannot read"):
+        read_config_file(tmp_path / "none.yaml")

@@ -1,0 +1,175 @@
+"""What only the local engine promises: any architecture, sampling by the book, one pass for everything."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from engine_setups import GREEDY, PROMPT, ProjectionScorer, finish, open_search, run, spec, start_local, tokens_of
+from gambit.engines.local.blocks import KvBlocks
+from gambit.engines.local.model import load_model, pick_device, pick_dtype
+from gambit.errors import UserError
+from gambit.types import TraceKey
+from tiny import copied, livened, tiny_model, tiny_tokenizer
+
+VOCABULARY = len(tiny_tokenizer())
+SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 1,
+    "bos_token_id": None, "eos_token_id": 0,
+}  # fmt: skip
+ARCHITECTURES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+    "mistral-sliding": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=9)),
+    "gemma2-softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8, sliding_window=12)),
+    "gpt-oss-sinks": lambda: GptOssForCausalLM(
+        GptOssConfig(**SMALL, head_dim=8, sliding_window=10, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SMALL)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=512, eos_token_id=0)
+    ),
+}
+
+
+def build(name):
+    torch.manual_seed(1)
+    model = livened(ARCHITECTURES[name]())
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_any_architecture_says_what_transformers_says(name):
+    """Two prompts at once, a child, and a prefix computed again; each against a full forward pass by transformers."""
+    reference = build(name)
+    engine = start_local(model=build(name))
+    open_search(engine, stops=())
+    open_search(engine, 2, PROMPT[3:], stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=40), spec(0, search=2, sampling=GREEDY, tokens=40)])
+    run(engine, 15)
+    engine.submit([spec(1, sampling=GREEDY, tokens=40, inherited=15, parent=TraceKey(1, 0))])
+    first, second = {}, {}
+    while engine.progress(1) or engine.progress(2):
+        searches = engine.step().searches
+        first |= tokens_of([searches[1]])
+        second |= tokens_of([searches[2]])
+    assert first[0] == first[1]
+    again = start_local(model=build(name))
+    open_search(again, stops=())
+    again.submit([spec(2, sampling=GREEDY, tokens=40, inherited=25, prefix=first[0][:25])])
+    assert tokens_of(finish(again))[2] == first[0]
+    for prompt, tokens in ((PROMPT, first[0]), (PROMPT[3:], second[0])):
+        with torch.inference_mode():
+            logits = reference(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        top = logits.topk(2).values
+        clear = (top[:, 0] - top[:, 1]) > 1e-4  # rounding may settle a tie either way
+        assert clear.sum() > 35
+        assert (logits.argmax(-1) == torch.tensor(tokens))[clear].all()
+
+
+def test_one_forward_pass_serves_every_trace_of_every_search():
+    engine = start_local()
+    shapes = []
+    engine._model._model.model.embed_tokens.register_forward_hook(lambda m, args, out: shapes.append(tuple(out.shape)))
+    for number in (1, 2, 3):
+        open_search(engine, number, stops=())
+        engine.submit([spec(i, search=number) for i in range(4)])
+    engine.step()
+    prefill = (1, len(PROMPT) - 1, 32)
+    assert shapes == [prefill] * 3 + [(12, 1, 32)]  # each prompt once, then everything at once
+    shapes.clear()
+    engine.submit([spec(9, inherited=1, parent=TraceKey(1, 0))])
+    engine.step()
+    assert shapes == [(13, 1, 32)]  # a branch costs no pass of its own
+
+
+def test_rows_are_reused_and_stay_dense():
+    engine = start_local()
+    open_search(engine, stops=())
+    for generation in range(6):
+        first = generation * 5
+        engine.submit([spec(first + i, tokens=3 + i) for i in range(5)])
+        finish(engine)
+    rows = {layer.row_keys.shape[0] for layer in engine._pool.store.layers.values()}
+    assert rows == {16}  # room for sixteen was the first allocation, and 30 traces later it still is
+
+
+def test_blocks_are_counted_once_however_often_they_are_shared():
+    blocks = KvBlocks(capacity_tokens=100, block_tokens=16)
+    assert (blocks.num_blocks, blocks.capacity_tokens) == (6, 96)
+    mine = blocks.allocate(4, search=1)
+    assert blocks.allocate(3, search=2) is None and blocks.num_free == 2
+    blocks.share(mine)
+    blocks.release(mine)
+    assert blocks.used_tokens == 64 and blocks.used_by[1] == 4
+    blocks.release(mine)
+    assert blocks.used_tokens == 0 and blocks.used_by[1] == 0
+
+
+def test_waiting_children_that_lock_each_other_out_let_go():
+    """All room is held by prefixes that wait: the last child gives its up and is computed again later."""
+    engine = start_local(kv_budget_tokens=64, block_tokens=4)
+    open_search(engine, prompt=(5,) * 4, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=40), spec(1, tokens=40)])
+    run(engine, 24)
+    for child, parent in ((2, 0), (3, 1), (4, 0)):
+        engine.submit([spec(child, sampling=GREEDY, tokens=40, inherited=24, parent=TraceKey(1, parent))])
+    engine.stop([TraceKey(1, 0), TraceKey(1, 1)])
+    steps = finish(engine)
+    admitted = {a.trace: (a.reused, a.recomputed) for step in steps for a in step.admitted}
+    assert admitted[2] == (24, 0) and len(admitted) == 3
+    assert all(reused + recomputed == 24 for reused, recomputed in admitted.values())
+
+
+@pytest.mark.parametrize(("name", "problem"), [("no/such-model", "cannot load model"), ("README.md", "cannot load")])
+def test_a_model_that_cannot_be_loaded_is_the_users_mistake(name, problem):
+    with pytest.raises(UserError, match=problem):
+        load_model(name, "cpu")
+
+
+def test_an_architecture_without_keys_and_values_is_refused():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    from gambit.engines.local.model import PoolModel
+
+    config = MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(UserError, match=r"exchangeable attention|keep no keys"):
+        PoolModel(MambaForCausalLM(config), "mamba")
+
+
+def test_devices_and_dtypes():
+    assert pick_device("cpu").type == "cpu"
+    assert pick_dtype("auto", torch.device("cpu")) is torch.float32
+    assert pick_dtype("auto", torch.device("cuda")) == "auto"
+    for bad in ("abacus", "cuda:7", "mps", "meta"):
+        with pytest.raises(UserError):
+            pick_device(bad)
+    with pytest.raises(UserError, match="int8"):
+        pick_dtype("int8", torch.device("cpu"))
+
+
+def test_half_precision_runs_and_scores_in_float32():
+    engine = start_local(ProjectionScorer(), model=copied(tiny_model()).to(torch.float16))
+    open_search(engine, stops=())
+    engine.submit([spec(i) for i in range(4)])
+    steps = finish(engine)
+    assert engine.info.dtype == "float16"
+    scores = [t.score for step in steps for t in step.scored]
+    assert scores and all(np.isfinite(scores))

@@ -1,0 +1,129 @@
+"""Scorers: the contract of all of them, checkpoints, and what does not fit."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gambit import registry
+from gambit.errors import UserError
+from gambit.scorers.base import ScorerInfo, ThoughtBatch, check_fit
+from gambit.scorers.mlp import MlpScorer, load_mlp, save_mlp
+from gambit.scorers.simple import ConfidenceScorer, ConstantScorer, RunQuantiles
+from gambit.types import Aggregation, StatePosition
+
+
+def make_mlp(hidden=6, **changes):
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    info = ScorerInfo("mlp", hidden_size=hidden, base_model="tiny", **changes)
+    return MlpScorer(info, (random(512, hidden), random(512), random(1, 512) * 0.1, random(1)))
+
+
+SCORERS = {"constant": ConstantScorer(), "confidence": ConfidenceScorer(), "mlp": make_mlp()}
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_a_row_is_scored_by_itself(name):
+    scorer = SCORERS[name].to(torch.device("cpu"))
+    thoughts = ThoughtBatch(torch.randn(9, 6), torch.rand(9))
+    scores = scorer.score(thoughts)
+    assert scores.shape == (9,) and scores.dtype == torch.float32
+    for row in range(9):
+        alone = scorer.score(ThoughtBatch(thoughts.states[row : row + 1], thoughts.confidences[row : row + 1]))
+        assert torch.allclose(alone, scores[row : row + 1], atol=1e-6)
+    if scorer.info.is_probability:
+        assert ((scores >= 0) & (scores <= 1)).all()
+    assert len(scorer.score(ThoughtBatch(torch.randn(0, 6), torch.rand(0)))) == 0
+
+
+def test_the_mlp_is_steps():
+    scorer = make_mlp()
+    w1, b1, w2, b2 = scorer.weights
+    states = torch.randn(4, 6)
+    expected = torch.sigmoid(torch.relu(states @ w1.T + b1) @ w2.T + b2).squeeze(-1)
+    assert torch.allclose(scorer.score(ThoughtBatch(states.half().float(), torch.zeros(4))), expected, atol=2e-2)
+    assert torch.allclose(scorer.score(ThoughtBatch(states, torch.zeros(4))), expected, atol=1e-6)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    scorer = make_mlp(state_position=StatePosition.BEFORE, aggregation=Aggregation.LAST)
+    save_mlp(scorer, tmp_path / "s.safetensors", {"metrics": {"auc": 0.8}})
+    loaded = load_mlp(tmp_path / "s.safetensors")
+    assert loaded.info == scorer.info
+    assert all(torch.equal(a, b) for a, b in zip(loaded.weights, scorer.weights, strict=True))
+
+
+def damaged(tmp_path, **changes):
+    scorer = make_mlp()
+    names = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")
+    tensors = dict(zip(names, scorer.weights, strict=True))
+    metadata = {"format": 1, **dataclasses.asdict(scorer.info), **changes.get("metadata", {})}
+    for name in changes.get("without", ()):
+        tensors.pop(name, None)
+        metadata.pop(name, None)
+    path = tmp_path / "s.safetensors"
+    save_file(tensors, path, metadata={"gambit": json.dumps(metadata)} if changes.get("header", True) else None)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"header": False}, "no Gambit metadata"),
+        ({"without": ["state_position"]}, "no Gambit metadata"),
+        ({"metadata": {"state_position": "after"}}, "no Gambit metadata"),
+        ({"metadata": {"format": 2}}, "format 2"),
+        ({"metadata": {"architecture": "sequence"}}, "'sequence'"),
+        ({"metadata": {"hidden_size": 7}}, "metadata says hidden size 7, the weights take 6"),
+        ({"without": ["net.2.bias"]}, "tensors missing: net.2.bias"),
+    ],
+)
+def test_a_checkpoint_that_is_not_one_is_refused(tmp_path, changes, message):
+    with pytest.raises(UserError) as error:
+        load_mlp(damaged(tmp_path, **changes))
+    assert message in str(error.value)
+
+
+def test_what_is_no_safetensors_file_is_refused(tmp_path):
+    path = tmp_path / "s.safetensors"
+    for content in (b"", b"\x80\x04pickle", b"{}" * 50):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read as a safetensors scorer"):
+            load_mlp(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_mlp(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (ScorerInfo("mlp", hidden_size=2560), "expects hidden size 2560, the model has 32"),
+        (ScorerInfo("mlp", boundary_rule="marker"), "'marker'"),
+        (ScorerInfo("mlp", layer=12), "layer 12"),
+    ],
+)
+def test_a_scorer_for_another_model_is_refused_with_both_values(info, message):
+    with pytest.raises(UserError, match=message):
+        check_fit(info, hidden_size=32, boundary_rule="blank-line")
+
+
+def test_quantiles_are_of_the_run_so_far():
+    quantiles = RunQuantiles()
+    assert [quantiles.squash(x) for x in (5.0, 7.0, 1.0, 6.0)] == [0.5, 0.75, 0.5 / 3, 2.5 / 4]
+    ties = RunQuantiles()
+    assert [ties.squash(3.0) for _ in range(4)] == [0.5, 0.5, 0.5, 0.5]
+
+
+def test_scorers_are_found_by_name():
+    assert registry.load("gambit.scorers", "constant") is ConstantScorer
+    assert registry.names("gambit.scorers") == ["confidence", "constant"]
+    with pytest.raises(UserError, match="unknown scorer 'constnt': did you mean 'constant'"):
+        registry.load("gambit.scorers", "constnt")
+    with pytest.raises(UserError, match="unknown policy"):
+        registry.load("gambit.policies", "beam")
