@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
+from gambit.config import EngineConfig
 from gambit.engines.base import Engine, SearchSpec
 from gambit.engines.local.engine import LocalEngine
 from gambit.engines.local.model import PoolModel
@@ -21,7 +28,7 @@ from gambit.types import (
     TraceKey,
     TraceSpec,
 )
-from tiny import copied, tiny_model, tiny_tokenizer
+from tiny import copied, save_tiny, tiny_model, tiny_tokenizer
 
 PROMPT = (*tiny_tokenizer().encode("a=1+2 b=a*3 c=a+b", add_special_tokens=False), 3)
 RULE = boundary_rule(tiny_tokenizer())
@@ -58,7 +65,28 @@ def start_local(scorer=None, *, model=None, **options: object) -> LocalEngine:
     return LocalEngine(pool_model, tiny_tokenizer(), scorer or ProjectionScorer(), **options)
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"local": start_local}
+@functools.cache
+def _tiny_folder() -> Path:
+    """vLLM loads from a folder."""
+    folder = Path(tempfile.mkdtemp(prefix="gambit-tiny-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return save_tiny(folder)
+
+
+def start_vllm(scorer=None, *, kv_budget_tokens=None, block_tokens=None, **options: object) -> Engine:
+    """In this process and synchronous unless told otherwise; vLLM's CPU kernels know blocks of 32 tokens only."""
+    from gambit.engines.vllm.start import start_vllm as start
+
+    model = str(_tiny_folder())
+    fast = {"kv_cache_memory_bytes": 64 << 20, "own_process": False, "self_check": False}
+    config = EngineConfig(
+        model=model, engine="vllm", kv_budget_tokens=kv_budget_tokens, engine_options={**fast, **options}
+    )
+    return start(config, model, scorer or ProjectionScorer())
+
+
+HAS_VLLM = find_spec("vllm") is not None
+ENGINES: dict[str, Callable[..., Engine]] = {"local": start_local, "vllm": start_vllm}
 
 
 def spec(trace: int, *, search: int = 1, sampling: Sampling = SAMPLED, tokens: int = 60, on_pressure=GHOST, **more):

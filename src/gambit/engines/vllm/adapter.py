@@ -102,14 +102,21 @@ class Core:
         self._client.shutdown()
 
 
-def build_config(options: Mapping[str, Any]) -> Any:
+def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:
     """vLLM's own config object, with everything it works out from the model and the machine."""
-    return EngineArgs(**options).create_engine_config()
+    config = EngineArgs(**options).create_engine_config()
+    if kv_budget_tokens is not None:
+        # vLLM refuses to start without room for one whole context; the scheduler holds back what is over the budget.
+        tokens = max(kv_budget_tokens, config.model_config.max_model_len)
+        config.cache_config.num_gpu_blocks_override = -(-tokens // config.cache_config.block_size) + 1
+    return config
 
 
 def num_blocks(config: Any) -> int:
-    """Usable ones: the first block is a placeholder."""
-    return int(config.cache_config.num_gpu_blocks) - 1
+    """Those that traces may use: the first block is a placeholder, and a smaller budget leaves some unused."""
+    blocks = int(config.cache_config.num_gpu_blocks) - 1
+    budget = config.additional_config.kv_budget_tokens
+    return blocks if budget is None else min(blocks, budget // config.cache_config.block_size)
 
 
 def sampling_params(*, extra_args: dict[str, Any], max_tokens: int, stop_ids: list[int], **sampling: Any) -> Any:
@@ -129,6 +136,13 @@ def sampling_params(*, extra_args: dict[str, Any], max_tokens: int, stop_ids: li
 
 def usable_blocks(scheduler: Any) -> int:
     return num_blocks(scheduler.vllm_config)
+
+
+def hold_back_blocks(scheduler: Any) -> None:
+    """Take what is over the budget out of circulation, for good."""
+    surplus = free_blocks(scheduler) - usable_blocks(scheduler)
+    if surplus > 0:
+        scheduler.kv_cache_manager.block_pool.get_new_blocks(surplus)
 
 
 def free_blocks(scheduler: Any) -> int:

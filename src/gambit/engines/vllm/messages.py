@@ -28,6 +28,7 @@ class GambitConfig:
 
     scorer: Scorer
     exact_noise: bool
+    kv_budget_tokens: int | None
 
     def compute_hash(self) -> str:
         """Of what changes the compiled model: nothing here does, so a new scorer costs no new compilation."""

@@ -27,6 +27,7 @@ class _GambitScheduling:
         super().__init__(*args, **kwargs)
         config: GambitConfig = self.vllm_config.additional_config
         self._block_tokens = self.cache_config.block_size
+        adapter.hold_back_blocks(self)
         self._book = TraceBook(config.scorer, adapter.usable_blocks(self) * self._block_tokens)
         self._report = Report()
         self._freed: list[str] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -35,9 +37,11 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
     _warn_if_untested(adapter.VERSION)
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     is_cpu = adapter.current_platform.is_cpu()
-    gambit = GambitConfig(scorer, exact_noise=own["exact_noise"] is not False)
-    vllm_config = _build(adapter, _options(config, model, gambit, is_cpu))
-    core = _Core(adapter, vllm_config, gambit, own_process=_wants_own_process(own["own_process"], is_cpu))
+    gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens)
+    own_process = _wants_own_process(own["own_process"], is_cpu)
+    with _multiprocessing(own_process):
+        vllm_config = _build(adapter, _options(config, model, gambit, is_cpu), config.kv_budget_tokens)
+        core = _Core(adapter, vllm_config, gambit, own_process=own_process)
     engine = VllmEngine(core, _info(vllm_config, model, adapter), load_tokenizer(model))
     return engine
 
@@ -63,6 +67,21 @@ def _wants_own_process(wish: bool | None, is_cpu: bool) -> bool:
     return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", default) == "1"
 
 
+@contextmanager
+def _multiprocessing(own_process: bool) -> Iterator[None]:
+    """vLLM's CPU platform reads from its environment whether workers may live in this process."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(name)
+    os.environ[name] = "1" if own_process else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: bool) -> dict[str, Any]:
     given = {name: value for name, value in config.engine_options.items() if name not in OWN_OPTIONS}
     _refuse(given)
@@ -74,15 +93,11 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
     }
     if is_cpu:
         options |= {"block_size": CPU_BLOCK_TOKENS, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
-    options |= given
-    if config.kv_budget_tokens is not None:
-        block = options.setdefault("block_size", 16)
-        options["num_gpu_blocks_override"] = config.kv_budget_tokens // block + 1  # one is a placeholder
-    return options | {
+    return options | given | {
         "model": model,
         "additional_config": gambit,
         "worker_cls": "gambit.engines.vllm.worker.GambitWorker",
-        "scheduler_cls": _scheduler_name(is_async=False if is_cpu else options.get("async_scheduling") is not False),
+        "scheduler_cls": _scheduler_name(is_async=False if is_cpu else given.get("async_scheduling") is not False),
         "scheduling_policy": "priority",
         "enable_prefix_caching": True,
     }
@@ -101,9 +116,9 @@ def _refuse(given: dict[str, Any]) -> None:
             raise UserError(f"engine option {name}={given[name]!r} cannot be used: {reason}")
 
 
-def _build(adapter: Any, options: dict[str, Any]) -> Any:
+def _build(adapter: Any, options: dict[str, Any], kv_budget_tokens: int | None) -> Any:
     try:
-        return adapter.build_config(options)
+        return adapter.build_config(options, kv_budget_tokens)
     except (TypeError, ValueError) as error:
         raise UserError(f"vLLM refuses these options: {_first_line(error)}") from error
 
