@@ -86,7 +86,7 @@ def start_vllm(scorer=None, *, kv_budget_tokens=None, block_tokens=None, **optio
 
 
 HAS_VLLM = find_spec("vllm") is not None
-ENGINES: dict[str, Callable[..., Engine]] = {"local": start_local, "vllm": start_vllm}
+ENGINES: dict[str, Callable[..., Engine]] = {"local": start_local, "vllm": start_vllm, "vllm-async": functools.partial(start_vllm, async_scheduling=True)}
 
 
 def spec(trace: int, *, search: int = 1, sampling: Sampling = SAMPLED, tokens: int = 60, on_pressure=GHOST, **more):

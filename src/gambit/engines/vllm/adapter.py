@@ -105,6 +105,8 @@ class Core:
 def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:
     """vLLM's own config object, with everything it works out from the model and the machine."""
     config = EngineArgs(**options).create_engine_config()
+    if options.get("async_scheduling"):
+        config.scheduler_config.async_scheduling = True  # on a CPU vLLM switches it off, unasked
     if kv_budget_tokens is not None:
         # vLLM refuses to start without room for one whole context; the scheduler holds back what is over the budget.
         tokens = max(kv_budget_tokens, config.model_config.max_model_len)

@@ -118,6 +118,11 @@ class VllmEngine:
         for spec in specs:
             self._submit(self._searches[spec.key.search], spec)
 
+    def submit_checks(self, specs: Sequence[TraceSpec]) -> None:
+        """Traces of the self-check, whose states the worker proves."""
+        for spec in specs:
+            self._submit(self._searches[spec.key.search], spec, is_check=True)
+
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         traces = {key: self._searches[key.search].traces[key.trace] for key in keys}
         for trace in traces.values():
@@ -217,8 +222,7 @@ class VllmEngine:
         if not self._live:
             return StepBatch({}, 0, self._info.kv_capacity_tokens, StepSeconds())
         began = time.perf_counter()
-        report = self._next_report()
-        drafts = self._read(report)
+        report, searches = self.step_report()
         elsewhere = report.seconds_scheduling + report.seconds_scoring
         seconds = StepSeconds(
             engine=max(time.perf_counter() - began - elsewhere, 0.0),
@@ -226,8 +230,12 @@ class VllmEngine:
             scheduling=report.seconds_scheduling,
         )
         used = report.kv_used_blocks * self._info.block_tokens
-        searches = {search: draft.freeze() for search, draft in drafts.items()}
         return StepBatch(searches, used, self._info.kv_capacity_tokens, seconds)
+
+    def step_report(self) -> tuple[Report, dict[int, SearchStep]]:
+        """One step, and what vLLM's scheduler said about it."""
+        report = self._next_report()
+        return report, {search: draft.freeze() for search, draft in self._read(report).items()}
 
     def _next_report(self) -> Report:
         while (report := self._guarded(self._core.step)) is None:

@@ -31,7 +31,7 @@ class _GambitScheduling:
         self._book = TraceBook(config.scorer, adapter.usable_blocks(self) * self._block_tokens)
         self._report = Report()
         self._freed: list[str] = []
-        self._ranked_ids: set[str] | None = None  # set while a step may have victims
+        self._is_ranked = False  # whether this step may have victims
         self._in_schedule = False
         self._num_schedules = 0
         self._num_queued = 0
@@ -65,7 +65,7 @@ class _GambitScheduling:
                 output = super().schedule(*args, **kwargs)
         finally:
             self._in_schedule = False
-            self._ranked_ids = None
+            self._is_ranked = False
         began = time.perf_counter()
         self._note_admissions(output)
         self._report.seconds_scheduling += spent + time.perf_counter() - began
@@ -143,7 +143,7 @@ class _GambitScheduling:
         # The next victim last: where vLLM evicts the very request it is placing, it leaves the rest of the list
         # without a token in that step.
         self.running.sort(key=lambda request: request.priority)
-        self._ranked_ids = set(order)
+        self._is_ranked = True
 
     def _is_tight(self) -> bool:
         free = adapter.free_blocks(self) // len(self.kv_cache_config.kv_cache_groups)
@@ -164,7 +164,7 @@ class _GambitScheduling:
         if not self._in_schedule:  # vLLM resets its caches
             super()._preempt_request(request, *args, **kwargs)
             return
-        if self._ranked_ids is None:
+        if not self._is_ranked:
             raise RuntimeError("vLLM preempts in a step for which Gambit saw room: its block arithmetic has changed")
         entry = self._book.entries[request.request_id]
         action, score = entry.order.on_pressure.action, self._book.score_of(entry)

@@ -11,6 +11,7 @@ from typing import Any
 
 from gambit.config import EngineConfig
 from gambit.engines.base import EngineInfo
+from gambit.engines.vllm.check import has_room, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
 from gambit.errors import EngineError, UserError
@@ -37,13 +38,27 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
     _warn_if_untested(adapter.VERSION)
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     is_cpu = adapter.current_platform.is_cpu()
+    tokenizer = load_tokenizer(model)
     gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens)
     own_process = _wants_own_process(own["own_process"], is_cpu)
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, model, gambit, is_cpu), config.kv_budget_tokens)
         core = _Core(adapter, vllm_config, gambit, own_process=own_process)
-    engine = VllmEngine(core, _info(vllm_config, model, adapter), load_tokenizer(model))
+    engine = VllmEngine(core, _info(vllm_config, model, adapter), tokenizer)
+    if own["self_check"]:
+        _check(engine, vllm_config.model_config.get_vocab_size())
     return engine
+
+
+def _check(engine: VllmEngine, vocab_size: int) -> None:
+    if not has_room(engine):
+        warnings.warn("the KV budget is too small for vLLM's self-check, which is left out", stacklevel=4)
+        return
+    try:
+        self_check(engine, vocab_size)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _prepare_environment() -> None:
@@ -97,7 +112,7 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
         "model": model,
         "additional_config": gambit,
         "worker_cls": "gambit.engines.vllm.worker.GambitWorker",
-        "scheduler_cls": _scheduler_name(is_async=False if is_cpu else given.get("async_scheduling") is not False),
+        "scheduler_cls": _scheduler_name(is_async=given.get("async_scheduling", not is_cpu) is not False),
         "scheduling_policy": "priority",
         "enable_prefix_caching": True,
     }
