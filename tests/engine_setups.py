@@ -73,8 +73,36 @@ def _tiny_folder() -> Path:
     return save_tiny(folder)
 
 
-def start_vllm(scorer=None, *, kv_budget_tokens=None, block_tokens=None, **options: object) -> Engine:
-    """In this process and synchronous unless told otherwise; vLLM's CPU kernels know blocks of 32 tokens only."""
+class SharedEngine:
+    """An engine that outlives its tests: vLLM takes seconds to start and to stop, closing searches takes none."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open: set[int] = set()
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def open(self, spec: SearchSpec) -> None:
+        self._engine.open(spec)
+        self._open.add(spec.search)
+
+    def close_search(self, search: int) -> None:
+        self._open.discard(search)
+        self._engine.close_search(search)
+
+    def close(self) -> None:
+        for search in list(self._open):
+            self.close_search(search)
+
+
+@functools.cache
+def _shared_vllm(scorer, kv_budget_tokens: int | None, options: tuple[tuple[str, object], ...]) -> SharedEngine:
+    return SharedEngine(start_own_vllm(scorer, kv_budget_tokens=kv_budget_tokens, **dict(options)))
+
+
+def start_own_vllm(scorer=None, *, kv_budget_tokens=None, **options: object) -> Engine:
+    """In this process and synchronous unless told otherwise."""
     from gambit.engines.vllm.start import start_vllm as start
 
     model = str(_tiny_folder())
@@ -85,8 +113,22 @@ def start_vllm(scorer=None, *, kv_budget_tokens=None, block_tokens=None, **optio
     return start(config, model, scorer or ProjectionScorer())
 
 
+def start_vllm(scorer=None, *, kv_budget_tokens=None, block_tokens=None, **options: object) -> SharedEngine:
+    """Blocks have 32 tokens whatever is wished: vLLM's CPU kernels know no others."""
+    engine = _shared_vllm(scorer or ProjectionScorer(), kv_budget_tokens, tuple(sorted(options.items())))
+    engine.close()
+    return engine
+
+
 HAS_VLLM = find_spec("vllm") is not None
-ENGINES: dict[str, Callable[..., Engine]] = {"local": start_local, "vllm": start_vllm, "vllm-async": functools.partial(start_vllm, async_scheduling=True)}
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "local": start_local,
+    "vllm": start_vllm,
+    "vllm-async": functools.partial(start_vllm, async_scheduling=True),
+}
+# Asynchronous scheduling decides a step ahead: a token that is on its way when its trace loses its room is lost or
+# late, and a trace is admitted a step before its first token comes.
+LAG = {"vllm-async": 1}
 
 
 def spec(trace: int, *, search: int = 1, sampling: Sampling = SAMPLED, tokens: int = 60, on_pressure=GHOST, **more):

@@ -9,6 +9,7 @@ from engine_setups import (
     ENGINES,
     GREEDY,
     HAS_VLLM,
+    LAG,
     PROMPT,
     RULE,
     SAMPLED,
@@ -45,7 +46,7 @@ def start(request):
 
     Tests wish for a block size; an engine may know only its own, so expectations use `engine.info.block_tokens`.
     """
-    if request.param == "vllm" and not HAS_VLLM:
+    if request.param.startswith("vllm") and not HAS_VLLM:
         pytest.skip("vLLM is not installed: scripts/install.sh brings its CPU build where there is one")
     started = []
 
@@ -53,6 +54,7 @@ def start(request):
         started.append(ENGINES[request.param](*args, **options))
         return started[-1]
 
+    begin.lag = LAG.get(request.param, 0)
     yield begin
     for engine in started:
         engine.close()
@@ -311,7 +313,7 @@ def test_under_pressure_the_lowest_scoring_trace_goes_and_only_then(start, rule)
             running.discard(lost.trace)
             ended.add(lost.trace)
         running |= {a.trace for a in step.admitted}
-        assert step.num_generated == len(running)
+        assert len(running) - start.lag * len(step.admitted) <= step.num_generated <= len(running)
         assert batch.kv_used_tokens <= batch.kv_capacity_tokens <= 300
         for thought in step.scored:
             scores.setdefault(thought.trace, []).append(thought.score)
@@ -349,7 +351,8 @@ def test_plain_sampling_queues_recomputes_and_says_the_same(start):
     queued = [e for step in steps for e in step.evicted]
     again = [a for step in steps for a in step.admitted if a.reused + a.recomputed]
     assert queued and all(e.action is PressureAction.QUEUE and e.tokens == () for e in queued)
-    assert sum(e.num_tokens for e in queued) == sum(a.reused + a.recomputed for a in again)
+    came_late = sum(a.reused + a.recomputed for a in again) - sum(e.num_tokens for e in queued)
+    assert 0 <= came_late <= start.lag * len(queued)
     assert any(a.recomputed for a in again)
 
 
@@ -358,7 +361,7 @@ def test_a_lone_trace_without_room_ends_instead_of_queueing_forever(start):
     open_search(engine, prompt=(5,) * 8, stops=())
     engine.submit([spec(0, tokens=200, on_pressure=QUEUE)])
     (done,) = (d for step in finish(engine) for d in step.finished)
-    assert done.reason is EndReason.MEMORY and len(done.tokens) == 96 - 8 + 1
+    assert done.reason is EndReason.MEMORY and len(done.tokens) == 96 - 8 + 1 - start.lag
 
 
 def test_a_child_whose_parent_goes_while_it_waits_still_recomputes_nothing(start):

@@ -97,6 +97,7 @@ class VllmEngine:
         self._live: dict[str, LiveTrace] = {}
         self._num_requests = 0
         self._num_stuck = 0
+        self._held: Report | None = None  # fetched, not yet read
         self._failure: EngineError | None = None
 
     @property
@@ -238,6 +239,22 @@ class VllmEngine:
         return report, {search: draft.freeze() for search, draft in self._read(report).items()}
 
     def _next_report(self) -> Report:
+        """The next engine step in which a trace got a token or lost its place.
+
+        A prompt may be computed in several, and asynchronous scheduling admits a trace one step before its first
+        token: such steps are joined to the one that follows.
+        """
+        report, self._held = self._held or self._fetch(), None
+        while not (report.rows or report.evicted or report.finished):
+            following = self._fetch()
+            if following.evicted:  # who was admitted must be known before who lost its room again
+                self._held = following
+                break
+            following.admitted[:0] = report.admitted
+            report = following
+        return report
+
+    def _fetch(self) -> Report:
         while (report := self._guarded(self._core.step)) is None:
             pass
         self._num_stuck = self._num_stuck + 1 if report.is_empty and not report.num_running else 0

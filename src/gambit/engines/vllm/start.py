@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 from gambit.config import EngineConfig
@@ -32,10 +33,14 @@ _REFUSED = {
 
 def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
     """`model` is a folder or a hub name; `config.engine_options` go to vLLM as they are, but for our own."""
+    if find_spec("vllm") is None:
+        raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --engine local")
+    _check_scorer(scorer)
     _prepare_environment()
     from gambit.engines.vllm import adapter
 
     _warn_if_untested(adapter.VERSION)
+    _check_device(config.device, adapter.current_platform.device_type)
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     is_cpu = adapter.current_platform.is_cpu()
     tokenizer = load_tokenizer(model)
@@ -59,6 +64,18 @@ def _check(engine: VllmEngine, vocab_size: int) -> None:
     except BaseException:
         engine.close()
         raise
+
+
+def _check_scorer(scorer: Scorer) -> None:
+    """Where a thought ends is known in the scheduler, and states never go there."""
+    if scorer.info.needs_confidence and scorer.info.hidden_size is not None:
+        raise UserError(f"the scorer {scorer.info.architecture!r} wants states and confidences together: "
+                        "the vllm engine gives one or the other, use --engine local")  # fmt: skip
+
+
+def _check_device(wanted: str, found: str) -> None:
+    if wanted != "auto" and wanted.partition(":")[0] != found:
+        raise UserError(f"device {wanted!r}: this vLLM is built for {found!r}")
 
 
 def _prepare_environment() -> None:
