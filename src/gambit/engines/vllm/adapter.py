@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import queue
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import vllm
@@ -48,8 +53,11 @@ class Core:
     of Gambit's own work per step.
     """
 
+    # vLLM's process groups belong to the process: a core that is shut down would take them from the others in it,
+    # so that only the last may.
+    _here: ClassVar[list[Core]] = []
+
     def __init__(self, config: Any, *, own_process: bool) -> None:
-        self.config = config
         self._client = EngineCoreClient.make_client(
             multiprocess_mode=own_process,
             asyncio_mode=False,
@@ -57,6 +65,8 @@ class Core:
             executor_class=Executor.get_class(config),
             log_stats=False,
         )
+        if not own_process:
+            self._here.append(self)
 
     def add(self, request_id: str, tokens: list[int], params: SamplingParams, arrival: float) -> None:
         self._client.add_request(
@@ -99,7 +109,24 @@ class Core:
         return self._client.get_output()
 
     def shutdown(self) -> None:
-        self._client.shutdown()
+        if self not in self._here or len(self._here) == 1:
+            self._client.shutdown()
+        else:
+            self._client.engine_core.model_executor.shutdown()
+            if (finalizer := getattr(self._client, "_finalizer", None)) is not None:
+                finalizer.detach()
+        if self in self._here:
+            self._here.remove(self)
+
+
+def follow_parent() -> None:
+    """For a process of vLLM's: Ctrl-C is the front's to decide on, and without the front there is nothing to do."""
+    if multiprocessing.parent_process() is None or threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:

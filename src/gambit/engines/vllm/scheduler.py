@@ -25,6 +25,7 @@ class _GambitScheduling:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        adapter.follow_parent()
         config: GambitConfig = self.vllm_config.additional_config
         self._block_tokens = self.cache_config.block_size
         adapter.hold_back_blocks(self)

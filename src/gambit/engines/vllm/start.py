@@ -45,7 +45,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
     is_cpu = adapter.current_platform.is_cpu()
     tokenizer = load_tokenizer(model)
     gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens)
-    own_process = _wants_own_process(own["own_process"], is_cpu)
+    own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, model, gambit, is_cpu), config.kv_budget_tokens)
         core = _Core(adapter, vllm_config, gambit, own_process=own_process)
@@ -92,11 +92,9 @@ def _warn_if_untested(found: str) -> None:
                       stacklevel=3)  # fmt: skip
 
 
-def _wants_own_process(wish: bool | None, is_cpu: bool) -> bool:
-    if wish is not None:
-        return wish
-    default = "0" if is_cpu else "1"
-    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", default) == "1"
+def _wants_own_process(wish: bool | None) -> bool:
+    """In this process unless asked: nothing then happens between two steps, and the same seed gives the same tree."""
+    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1" if wish is None else wish
 
 
 @contextmanager

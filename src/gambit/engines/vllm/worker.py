@@ -62,6 +62,7 @@ class GambitWorker(adapter.Worker):
     """Scores every row of every step: which rows end a thought is known on the host only, one step later."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        adapter.follow_parent()
         result = super().load_model(*args, **kwargs)
         config: GambitConfig = self.vllm_config.additional_config
         # Before vLLM measures what memory is left, so that the scorer is counted.
