@@ -15,7 +15,6 @@ from engine_setups import (
     PROMPT,
     RULE,
     SAMPLED,
-    ProjectionScorer,
     finish,
     open_search,
     run,
@@ -213,7 +212,7 @@ def test_an_untested_version_warns(monkeypatch):
     from gambit.engines.vllm import adapter
 
     monkeypatch.setattr(adapter, "VERSION", "0.99.0")
-    with pytest.warns(UserWarning, match=r"0\.99\.0 has not been tried"), pytest.raises(UserError):
+    with pytest.warns(UserWarning, match=r"0\.99\.0 on cpu has not been tried"), pytest.raises(UserError):
         start_own_vllm(no_such_option=1)
 
 
@@ -318,7 +317,7 @@ def check_death(engine, started):
 
     settings = make_settings(capacity=12, max_new_tokens=400, check_interval=5)
     watched = make_search(engine, settings, number=9, prompt=PROMPT, rule=RULE, check=kill_later)
-    with pytest.raises(EngineError, match="engine process has died|vLLM failed"):
+    with pytest.raises(EngineError, match=r"engine process has died|vLLM failed"):
         list(run_searches(engine, [watched.search]))
     assert killed and time.monotonic() - killed[0] < 30
     result = watched.search.result
@@ -340,5 +339,3 @@ def test_tokens_of_a_stopped_trace_are_dropped_when_they_come_late():
     assert len(engine.stop([TraceKey(1, 0)])[TraceKey(1, 0)]) == 9
     tokens = tokens_of(finish(engine))
     assert set(tokens) == {1} and len(tokens[1]) == 60
-
-

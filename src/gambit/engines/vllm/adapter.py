@@ -37,7 +37,6 @@ else:
 
 __all__ = ["AsyncModelRunnerOutput", "AsyncScheduler", "EngineArgs", "Scheduler", "Worker"]
 
-TESTED_VERSIONS = ("0.25.1", "0.32.0")  # on CUDA and on a CPU; what lies between them is likely, never tried
 VERSION: str = vllm.__version__.partition("+")[0]
 _ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
 _POLL_SECONDS = 0.5

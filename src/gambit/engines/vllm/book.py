@@ -87,7 +87,8 @@ class TraceBook:
         """A parent that said more since the branch has lost the sums of that moment; its last thought's are kept."""
         child["thought_confidence"] = parent["thought_confidence"]
         if child["num_tokens"] == parent["num_tokens"]:
-            child["confidence_total"], child["confidence_count"] = parent["confidence_total"], parent["confidence_count"]
+            for name in ("confidence_total", "confidence_count"):
+                child[name] = parent[name]
 
     def remove(self, request: str) -> None:
         entry = self.entries.pop(request, None)

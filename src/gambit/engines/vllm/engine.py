@@ -1,4 +1,4 @@
-"""The engine protocol over vLLM's engine core: keeps every trace's tokens, turns reports into steps; knows no policy."""
+"""The engine protocol over vLLM's engine core: keeps the traces' tokens, turns reports into steps; knows no policy."""
 
 from __future__ import annotations
 

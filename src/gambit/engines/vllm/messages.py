@@ -168,4 +168,3 @@ class Report:
 
 
 _REPORT_FIELDS = tuple(f.name for f in dataclasses.fields(Report))
-

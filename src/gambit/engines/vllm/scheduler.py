@@ -1,4 +1,4 @@
-"""vLLM's scheduler with Gambit's rules: the victim of a failed allocation is chosen by score; it decides nothing else."""
+"""vLLM's scheduler with Gambit's rules: scores choose the victim of a failed allocation; it decides nothing else."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from gambit.engines.base import EngineInfo
 from gambit.engines.vllm.check import has_room, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
+from gambit.engines.vllm.versions import note_on
 from gambit.errors import EngineError, UserError
 from gambit.prompts import load_tokenizer
 from gambit.scorers.base import Scorer
@@ -39,7 +40,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
     _prepare_environment()
     from gambit.engines.vllm import adapter
 
-    _warn_if_untested(adapter.VERSION)
+    _warn_if_untested(adapter)
     _check_device(config.device, adapter.current_platform.device_type)
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     is_cpu = adapter.current_platform.is_cpu()
@@ -84,12 +85,10 @@ def _prepare_environment() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-def _warn_if_untested(found: str) -> None:
-    from gambit.engines.vllm.adapter import TESTED_VERSIONS
-
-    if found not in TESTED_VERSIONS:
-        warnings.warn(f"vLLM {found} has not been tried with this Gambit (tested: {', '.join(TESTED_VERSIONS)})",
-                      stacklevel=3)  # fmt: skip
+def _warn_if_untested(adapter: Any) -> None:
+    note = note_on(adapter.VERSION, adapter.current_platform.device_type)
+    if note is not None:
+        warnings.warn(note, stacklevel=3)
 
 
 def _wants_own_process(wish: bool | None) -> bool:
@@ -123,14 +122,18 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
     }
     if is_cpu:
         options |= {"block_size": CPU_BLOCK_TOKENS, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
-    return options | given | {
-        "model": model,
-        "additional_config": gambit,
-        "worker_cls": "gambit.engines.vllm.worker.GambitWorker",
-        "scheduler_cls": _scheduler_name(is_async=given.get("async_scheduling", not is_cpu) is not False),
-        "scheduling_policy": "priority",
-        "enable_prefix_caching": True,
-    }
+    return (
+        options
+        | given
+        | {
+            "model": model,
+            "additional_config": gambit,
+            "worker_cls": "gambit.engines.vllm.worker.GambitWorker",
+            "scheduler_cls": _scheduler_name(is_async=given.get("async_scheduling", not is_cpu) is not False),
+            "scheduling_policy": "priority",
+            "enable_prefix_caching": True,
+        }
+    )
 
 
 def _scheduler_name(*, is_async: bool) -> str:
