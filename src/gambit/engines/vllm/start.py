@@ -17,7 +17,7 @@ from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
 from gambit.engines.vllm.versions import note_on
 from gambit.errors import EngineError, UserError
-from gambit.prompts import load_tokenizer
+from gambit.prompts import Tokenizer, load_tokenizer
 from gambit.scorers.base import Scorer
 
 CPU_KV_BYTES = 4 << 30  # the room for keys and values where memory is shared with everything else
@@ -32,8 +32,13 @@ _REFUSED = {
 }
 
 
-def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
-    """`model` is a folder or a hub name; `config.engine_options` go to vLLM as they are, but for our own."""
+def start_vllm(
+    config: EngineConfig, model: str, scorer: Scorer, tokenizer: Tokenizer | None = None
+) -> VllmEngine:
+    """`model` is a folder or a hub name; `config.engine_options` go to vLLM as they are, but for our own.
+
+    vLLM itself sees token ids only; `tokenizer` is for models that bring none, in measurements.
+    """
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --engine local")
     _check_scorer(scorer)
@@ -44,7 +49,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer) -> VllmEngine:
     _check_device(config.device, adapter.current_platform.device_type)
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     is_cpu = adapter.current_platform.is_cpu()
-    tokenizer = load_tokenizer(model)
+    tokenizer = tokenizer or load_tokenizer(model)
     gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens)
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
