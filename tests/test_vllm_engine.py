@@ -4,7 +4,6 @@ import dataclasses
 import os
 import signal
 import time
-from collections import defaultdict
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.loop import run_searches
 from gambit.search.tournament import Tournament
 from gambit.types import OnPressure, PressureAction, StatePosition, StopReason, TraceKey
-from searching import POLICIES, make_search, make_settings, run_one
+from searching import POLICIES, check_victims, make_search, make_settings, run_one
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
@@ -118,31 +117,6 @@ def test_filtered_sampling_is_the_same_too():
 
 
 # -- memory pressure ---------------------------------------------------------------------------------------------
-
-
-def check_victims(events):
-    """Recomputed from the log by independent code: scored before unscored, lowest mean first, youngest on a tie."""
-    scores, running, victims = defaultdict(list), set(), []
-    for event in events:
-        match event:
-            case ev.Branched(trace=child, parent=parent):
-                scores[child] = list(scores[parent])
-            case ev.Admitted(trace=trace):
-                running.add(trace)
-            case ev.Scored(traces=traces, scores=values):
-                for trace, value in zip(traces, values, strict=True):
-                    scores[trace].append(value)
-            case ev.Evicted(trace=trace, reason="pressure") | ev.Pruned(trace=trace, reason="pressure"):
-                means = {t: sum(scores[t]) / len(scores[t]) for t in running if scores[t]}
-                lowest = min(means, key=lambda t: (means[t], -t)) if means else max(running)
-                assert trace == lowest or abs(means[trace] - means[lowest]) < 1e-6
-                running.discard(trace)
-                victims.append(trace)
-            case (
-                ev.Evicted(trace=trace) | ev.Pruned(trace=trace) | ev.Finished(trace=trace) | ev.Cancelled(trace=trace)
-            ):
-                running.discard(trace)
-    return victims
 
 
 @pytest.mark.parametrize("is_async", [False, True])

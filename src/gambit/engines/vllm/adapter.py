@@ -242,7 +242,7 @@ def sampled_states(runner: Any) -> torch.Tensor | None:
 
 
 def row_ids(runner: Any) -> list[str]:
-    """Requests in row order, while a step is between its forward pass and its sampling."""
+    """Requests in row order, between the forward pass and the sampling of a step."""
     state = runner.execute_model_state
     batch = state.input_batch if hasattr(state, "input_batch") else runner.input_batch
     return [request for request in batch.req_ids if request is not None]

@@ -32,9 +32,7 @@ _REFUSED = {
 }
 
 
-def start_vllm(
-    config: EngineConfig, model: str, scorer: Scorer, tokenizer: Tokenizer | None = None
-) -> VllmEngine:
+def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Tokenizer | None = None) -> VllmEngine:
     """`model` is a folder or a hub name; `config.engine_options` go to vLLM as they are, but for our own.
 
     vLLM itself sees token ids only; `tokenizer` is for models that bring none, in measurements.

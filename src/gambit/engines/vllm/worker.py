@@ -70,14 +70,13 @@ class GambitWorker(adapter.Worker):
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
         self._confidences: torch.Tensor | None = None
-        self._num_checks = 0
-        self._in_step = False
+        self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled
         if self._exact_noise or self._scorer.info.needs_confidence:
             adapter.tap_sampler(self.model_runner, self._see_logits)
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        self._noise.follow(scheduler_output)
+        self._noise.follow(scheduler_output, wants_positions=self._exact_noise)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     @torch.inference_mode()
@@ -88,9 +87,9 @@ class GambitWorker(adapter.Worker):
         began = time.perf_counter()
         columns = self._score(states)
         seconds = time.perf_counter() - began
-        self._in_step = True
+        self._rows = adapter.row_ids(self.model_runner)
         output = super().sample_tokens(grammar_output)
-        self._in_step = False
+        self._rows = None
         if self._confidences is not None:
             columns["confidences"], self._confidences = self._confidences, None
         if output is None or not columns or not self.is_driver_worker:
@@ -112,12 +111,12 @@ class GambitWorker(adapter.Worker):
 
     def _see_logits(self, logits: torch.Tensor) -> None:
         """Between the forward pass and vLLM's sampler."""
-        if not self._in_step or logits is None:  # vLLM warms up, or this rank has no logits
+        if self._rows is None or logits is None:  # vLLM warms up, or this rank has no logits
             return
         if self._scorer.info.needs_confidence:
             self._confidences = token_confidence(logits)
         if self._exact_noise:
-            tokens = self._noise.draw(logits, adapter.row_ids(self.model_runner))
+            tokens = self._noise.draw(logits, self._rows)
             # vLLM samples greedily then; infinity wins whatever the dtype.
             logits.scatter_(1, tokens[:, None], float("inf"))
 
@@ -138,7 +137,7 @@ class _Noise:
     def num_checks(self) -> int:
         return len(self._checks)
 
-    def follow(self, scheduled: Any) -> None:
+    def follow(self, scheduled: Any, *, wants_positions: bool) -> None:
         for request in scheduled.finished_req_ids:
             self._of.pop(request, None)
             self._checks.discard(request)
@@ -148,6 +147,8 @@ class _Noise:
                 self._of[new.req_id] = _record(order)
                 if order.is_check:
                     self._checks.add(new.req_id)
+        if not wants_positions:
+            return
         count = scheduled.num_scheduled_tokens
         known = scheduled.scheduled_cached_reqs
         self._ends = {new.req_id: new.num_computed_tokens + count[new.req_id] for new in scheduled.scheduled_new_reqs}
