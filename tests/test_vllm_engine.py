@@ -270,6 +270,8 @@ def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(tmp_pa
         assert tokens_of(finish(engine)) == expected
         engine.close_search(1)
 
+        for process in started:  # Ctrl-C reaches the whole process group; what it means is the front's to say
+            process.send_signal(signal.SIGINT)
         watched = search_on(engine, max_new_tokens=70, num_traces=40, budget_tokens=1500)
         watched.search.record.tree.check_ended()
         assert len(check_victims(watched.events)) >= 3
@@ -300,9 +302,9 @@ def check_death(engine, started):
     record.tree.check_ended()
     cancelled = [e for e in watched.events if isinstance(e, ev.Cancelled)]
     assert sum(len(e.tokens) for e in cancelled) >= 60, "what was said until then is in the log"
+    open_search(engine, 10)
     with pytest.raises(EngineError):
-        engine.submit([])
-        engine.step()
+        engine.submit([spec(0, search=10)])
 
 
 def test_tokens_of_a_stopped_trace_are_dropped_when_they_come_late():
