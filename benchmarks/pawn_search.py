@@ -5,6 +5,7 @@
     python benchmarks/pawn_search.py --split dev --variant K8=swap_size:8 …        # to choose settings
 
 Self-consistency is run once per seed and voted three ways (majority, score- and position-weighted): the same traces.
+"sc, gambit's tokens" is its majority among the traces that were complete when it had spent what Gambit spent.
 Intervals are 95 % bootstraps over puzzles, seeds averaged inside each puzzle.
 """
 
@@ -21,13 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from gambit.pawn.puzzles import Puzzle, Split, generate
 
 from gambit import SearchConfig, Solver
 from gambit import events as ev
+from gambit.pawn.puzzles import Puzzle, Split, generate
 from gambit.record import SearchRecord, fold
 from gambit.solver import Problem
-from gambit.tree import TraceState
+from gambit.tree import TraceState, TraceTree
+from gambit.types import EndReason
 from gambit.vote import VoteKind
 
 RESAMPLES = 10_000
@@ -70,6 +72,27 @@ def voted(record: SearchRecord, kind: VoteKind) -> str | None:
     return other.vote(lambda a, b: a == b).answer
 
 
+def cut_to(record: SearchRecord, budget: int) -> SearchRecord:
+    """The same run of self-consistency as a token budget would have ended it: only what was complete by then votes.
+
+    All its traces run side by side, so that at step s a trace of length n has cost min(n, s) tokens.
+    """
+    tree = TraceTree(record.started.capacity, record.tree.aggregation)
+    lengths = [trace.num_tokens for trace in record.tree.traces]
+    last = max(s for s in range(max(lengths) + 1) if sum(min(n, s) for n in lengths) <= budget)
+    for trace in record.tree.traces:
+        tree.apply(ev.Created(0, trace.id))
+        tree.apply(ev.Admitted(0, trace.id, 0, 0, 0))
+    for trace in record.tree.traces:
+        if trace.num_tokens <= last:
+            tree.apply(ev.Finished(last, trace.id, EndReason.STOP, trace.answer, trace.own_tokens))
+        else:
+            tree.apply(ev.Cancelled(last, trace.id, trace.own_tokens[:last]))
+    cut = dataclasses.replace(record)
+    cut.tree = tree
+    return cut
+
+
 def run_policy(
     solver: Solver, puzzles: dict[str, Puzzle], config: SearchConfig, concurrency: int
 ) -> list[SearchRecord]:
@@ -93,10 +116,17 @@ def note(tally: Tally, record: SearchRecord, right: bool) -> None:
     tally.completed[name].append(record.counts.completed)
 
 
-def score(tallies: dict[str, Tally], label: str, records: list[SearchRecord], puzzles: dict[str, Puzzle]) -> None:
+def score(
+    tallies: dict[str, Tally],
+    label: str,
+    records: list[SearchRecord],
+    puzzles: dict[str, Puzzle],
+    plain: dict[str, SearchRecord],
+) -> None:
     for record in records:
         puzzle = puzzles[record.started.problem_id]
         if label == "sc":
+            plain[record.started.problem_id] = record
             for kind in VoteKind:
                 name = "sc" if kind is VoteKind.MAJORITY else f"sc, {kind.value} vote"
                 note(tallies[name], record, is_right(voted(record, kind), puzzle))
@@ -108,6 +138,9 @@ def score(tallies: dict[str, Tally], label: str, records: list[SearchRecord], pu
             tallies["single trace"].completed[record.started.problem_id].append(1)
         else:
             note(tallies[label], record, is_right(voted(record, VoteKind(record.started.vote)), puzzle))
+            if label == "gambit":
+                same = cut_to(plain[record.started.problem_id], record.tokens.generated)
+                note(tallies["sc, gambit's tokens"], same, is_right(voted(same, VoteKind.MAJORITY), puzzle))
 
 
 def parse_variant(text: str) -> tuple[str, dict[str, object]]:
@@ -144,12 +177,13 @@ def main() -> None:
     tallies: dict[str, Tally] = defaultdict(Tally)
     seconds: dict[str, float] = defaultdict(float)
     for seed in range(options.seeds):
+        plain: dict[str, SearchRecord] = {}  # self-consistency's runs with this seed
         for label, changes in methods.items():
             began = time.perf_counter()
             config = SearchConfig(capacity=options.pool, seed=seed, **changes)
             records = run_policy(solver, puzzles, config, options.concurrency)
             seconds[label] += time.perf_counter() - began
-            score(tallies, label, records, puzzles)
+            score(tallies, label, records, puzzles, plain)
             mine = tallies[label].per_puzzle
             print(f"seed {seed} {label:24} accuracy {mine('right').mean():.3f} tokens {mine('tokens').mean():7.0f} "
                   f"({time.perf_counter() - began:.0f} s)", flush=True)  # fmt: skip
@@ -167,7 +201,7 @@ def make_report(
     resamples = np.random.default_rng(0).integers(0, options.puzzles, (RESAMPLES, options.puzzles))
     differences = {}
     for label in [name for name in tallies if not name.startswith(("sc", "single"))]:
-        for base in ("sc", "sc, score vote", "sc, position vote"):
+        for base in ("sc", "sc, score vote", "sc, position vote", "sc, gambit's tokens"):
             gain = tallies[label].per_puzzle("right") - tallies[base].per_puzzle("right")
             differences[f"{label} - {base}"] = {"gain": float(gain.mean()), "interval": interval(gain, resamples)}
     info = dataclasses.asdict(solver.engine.info)

@@ -11,14 +11,14 @@ SOURCE = Path(gambit.__file__).parent
 # Lowest first; modules of one layer may import each other.
 LAYERS = [
     {"errors", "types"},
-    {"answers", "_grader_worker", "prompts", "vote", "events"},
+    {"answers", "_grader_worker", "prompts", "vote", "events", "pawn"},
     {"config", "tree"},
     {"record", "registry", "models"},
     {"scorers"},
     {"engines"},
     {"search"},
     {"solver"},
-    {"pawn", "training", "bench"},
+    {"training", "bench"},
     {"cli_options", "demo", "display", "doctor", "problems", "signals"},
     {"cli", "__main__"},
 ]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
@@ -24,10 +26,11 @@ from typer.core import TyperGroup
 from gambit.errors import GambitError, UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from gambit.config import EngineConfig, SearchConfig
     from gambit.display import Display
+    from gambit.events import Event
     from gambit.problems import Problems
     from gambit.record import SearchResult
     from gambit.signals import StopSignal
@@ -153,20 +156,39 @@ def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple
 
 def _run(job: _Job) -> int:
     """Load, search, show."""
+    with _session(job.engine, job.folder, len(job.problems.problems)) as session:
+        code = _show_all(_results(job, session), job, session.display)
+    return session.stop.exit_code or code
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """A loaded model with what surrounds it on a terminal."""
+
+    solver: Solver
+    display: Display
+    stop: StopSignal
+
+    def listener(self, problem_id: str) -> Callable[[Event], None] | None:
+        """Feeds the live view, where there is one."""
+        return partial(self.display.on_event, problem_id) if self.display.is_live else None
+
+
+@contextmanager
+def _session(engine: EngineConfig, folder: Path, num_problems: int = 1) -> Iterator[_Session]:
     from gambit.display import Display
     from gambit.signals import StopSignal
 
     console = _stderr()
     is_live = console.is_terminal and sys.stdout.isatty()
     with (
-        Display(console, is_live=is_live, num_problems=len(job.problems.problems)) as display,
+        Display(console, is_live=is_live, num_problems=num_problems) as display,
         _only_our_warnings(display),
-        _loaded(job.engine, display) as solver,
+        _loaded(engine, display) as solver,
         StopSignal(display.stopping) as stop,
-        _log_hint(job.folder),
+        _log_hint(folder),
     ):
-        code = _show_all(_results(job, solver, display, stop), job, display)
-    return stop.exit_code or code
+        yield _Session(solver, display, stop)
 
 
 def _loaded(engine: EngineConfig, display: Display) -> Solver:
@@ -181,19 +203,18 @@ def _loaded(engine: EngineConfig, display: Display) -> Solver:
     return Solver(**engine.model_dump(exclude_unset=True))
 
 
-def _results(job: _Job, solver: Solver, display: Display, stop: StopSignal) -> Iterator[SearchResult]:
+def _results(job: _Job, session: _Session) -> Iterator[SearchResult]:
     """As they come."""
-    on_event = display.on_event if display.is_live else None
+    solver, stop = session.solver, session.stop
     if job.problems.is_many:
+        on_event = session.display.on_event if session.display.is_live else None
         return solver.solve_many(
             job.problems.problems, job.search, concurrency=job.concurrency, out_dir=job.folder, on_event=on_event,
             should_stop=stop,
         )  # fmt: skip
     [problem] = job.problems.problems
-    return iter([solver.solve(
-        problem, job.search, out_dir=job.folder, should_stop=stop,
-        on_event=None if on_event is None else lambda event: on_event(problem.id, event),
-    )])  # fmt: skip
+    listener = session.listener(problem.id)
+    return iter([solver.solve(problem, job.search, out_dir=job.folder, should_stop=stop, on_event=listener)])
 
 
 @contextmanager
@@ -247,7 +268,7 @@ def _show_all(results: Iterable[SearchResult], job: _Job, display: Display) -> i
     if num_shown < len(job.problems.problems):
         _say(f"stopped early: {len(job.problems.problems) - num_shown} problems were not begun")
     if expected and not job.as_json:
-        _stdout().print(f"{num_right} of {len(expected)} right")
+        _print(f"{num_right} of {len(expected)} right")
     return worst
 
 
@@ -273,10 +294,45 @@ def _show(
     from gambit.display import report
 
     verdict = None if gold is None else f"{gold} ({'right' if is_right else 'wrong'})"
-    console = _stdout()
-    console.print(report(result, title=result.problem_id if has_title else None, verdict=verdict))
+    _print(report(result, title=result.problem_id if has_title else None, verdict=verdict))
     if has_title:
-        console.print()
+        _print("")
+
+
+# -- demo ------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    seed: Annotated[int | None, typer.Option(min=0, help="Which puzzle (default: any).", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the logs (default: a new one in runs/).")] = None,
+) -> None:
+    """Solve a puzzle that the bundled model has never seen, and see what plain voting makes of it."""
+
+    def body() -> int:
+        from gambit.config import EngineConfig
+        from gambit.demo import MEASURED, comparison, unseen_problem
+        from gambit.problems import new_run_folder
+        from gambit.solver import check_free
+
+        folder = out or new_run_folder()
+        check_free(folder)
+        number = random.randrange(1000) if seed is None else seed
+        problem, gold = unseen_problem(number)
+        _print(f"puzzle {number}, modulo 97: {problem.question}\n")
+        with _session(EngineConfig(), folder) as session:
+            listener = session.listener(problem.id)
+            verdicts = []
+            for result in comparison(session.solver, problem, number, folder, listener, session.stop):
+                is_right = result.answer == gold
+                verdicts.append(f"{result.policy} {'right' if is_right else 'wrong'}")
+                with session.display.paused():
+                    _show(result, as_json=False, gold=gold, is_right=is_right)
+                    _print("")
+        _print(f"with the same tokens: {', '.join(verdicts)}. Over 300 unseen puzzles: {MEASURED}.")
+        return session.stop.exit_code
+
+    _exit_with(body)
 
 
 # -- the other commands ----------------------------------------------------------------------------------------
@@ -318,7 +374,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
             rows = [dataclasses.asdict(finding) for finding in findings]
             typer.echo(json.dumps({"can_run": is_fit, "findings": rows}))
         else:
-            _stdout().print(findings_table(findings))
+            _print(findings_table(findings))
         return OK if is_fit else FAILURE
 
     _exit_with(body)
@@ -356,6 +412,17 @@ def _failed(error: BaseException, message: str, code: int) -> int:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _print(content: RenderableType) -> None:
+    """To stdout; tables pad their lines, which is of no use in a pipe."""
+    console = _stdout()
+    if console.is_terminal:
+        console.print(content)
+        return
+    with console.capture() as captured:
+        console.print(content)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _say(message: str, style: str = "") -> None:

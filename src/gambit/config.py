@@ -76,7 +76,9 @@ class SearchConfig(BaseModel):
 
     vote: VoteKind | None = Field(None, description="majority, score or position; default: the policy's own")
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
-    system_prompt: str | None = Field(DEFAULT_SYSTEM_PROMPT, description="empty for none")
+    system_prompt: str | None = Field(
+        None, description="default: the model's own, or one that asks for a box; '' for none"
+    )
     enable_thinking: bool = Field(True, description="let the model think, where its chat template offers the choice")
 
     @model_validator(mode="after")
@@ -117,6 +119,7 @@ class Preset:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    system_prompt: str | None = None
     median_length: float | None = None  # of completed traces, in tokens
     mean_thought_length: float | None = None  # in tokens
 
@@ -144,6 +147,11 @@ def _read_preset(path: Path) -> Preset:
         return Preset(**{key: value for key, value in raw.items() if key in known})
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a preset: {error}") from error
+
+
+def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
+    """The user's, else the model's, else the one that asks for a boxed answer; None for none."""
+    return _first(config.system_prompt, preset.system_prompt, DEFAULT_SYSTEM_PROMPT) or None
 
 
 @dataclass(frozen=True, slots=True)

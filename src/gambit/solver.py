@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,19 @@ from typing import cast
 from gambit import events as ev
 from gambit import models, registry
 from gambit.answers import Extractor, Grader, extractor_for
-from gambit.config import EngineConfig, ModelDefaults, PresetSource, SearchConfig, SearchSettings, build, resolve
+from gambit.config import (
+    EngineConfig,
+    ModelDefaults,
+    PresetSource,
+    SearchConfig,
+    SearchSettings,
+    build,
+    resolve,
+    system_prompt_of,
+)
 from gambit.engines.base import Engine, SearchSpec, check_prompt
 from gambit.errors import UserError
+from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
 from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
 from gambit.scorers.base import Scorer, check_fit
@@ -162,10 +172,12 @@ class Solver:
         extractor: Extractor | None,
         on_event: EventCallback | None,
     ) -> _Run:
+        if self.config.model == models.BUNDLED:
+            parse_puzzle(_last_words(problem))  # pawn would answer anything, and mean nothing by it
         prompt = encode_problem(
             self.engine.tokenizer,
             problem.question,
-            system_prompt=config.system_prompt or None,
+            system_prompt=system_prompt_of(config, self._defaults.preset),
             enable_thinking=config.enable_thinking,
         )
         check_prompt(self.engine.info, len(prompt.token_ids))
@@ -216,7 +228,7 @@ class Solver:
 
     def _environment(self) -> dict[str, ev.Json]:
         info = cast("dict[str, ev.Json]", dataclasses.asdict(self.engine.info))
-        packages: dict[str, ev.Json] = {name: version(name) for name in ("gambit-search", "torch", "transformers")}
+        packages: dict[str, ev.Json] = {name: _version(name) for name in ("gambit-search", "torch", "transformers")}
         scorer = self.config.scorer if self.config.scorer != "auto" else self._scorer.info.architecture
         return {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
 
@@ -372,6 +384,19 @@ def _refused(problem: Problem, config: SearchConfig, error: str) -> SearchResult
         problem.id, None, (), 0.0, 0, config.policy, config.seed, Counts(), Tokens(), Seconds(),
         StopReason.FAILED, error=error,
     )  # fmt: skip
+
+
+def _last_words(problem: Problem) -> str:
+    """The text of a problem, or of its last message."""
+    question = problem.question
+    return question if isinstance(question, str) else question[-1]["content"] if question else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a source folder that was never installed
+        return "unknown"
 
 
 def _as_path(out_dir: Path | str | None) -> Path | None:

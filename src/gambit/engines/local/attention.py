@@ -39,6 +39,8 @@ class PoolStore:
     def __init__(self) -> None:
         self.layers: dict[int, LayerStore] = {}
         self._shape = {"row": (0, 0), "prompt": (0, 0)}  # entries and positions that are allocated
+        self._origin: dict[int, int] = {}  # row -> the row that still holds its keys and values
+        self._copied_length = 0
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> LayerStore:
         if index not in self.layers:
@@ -62,11 +64,25 @@ class PoolStore:
                 new[: old.shape[0], :, : old.shape[2]] = old
                 setattr(layer, name, new)
 
-    @torch.inference_mode()
     def copy_row(self, source: int, target: int, length: int) -> None:
+        """Row `target` begins like row `source`. Only noted: `settle` carries out all copies of a step at once."""
+        self._origin[target] = self._origin.get(source, source)
+        self._copied_length = max(self._copied_length, length)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Carry out the noted copies; must come before anything is read from or written to rows."""
+        moves = {target: source for target, source in self._origin.items() if target != source}
+        length, self._copied_length = self._copied_length, 0
+        self._origin.clear()
+        if not moves or not self.layers:
+            return
+        device = next(iter(self.layers.values())).row_keys.device
+        targets, sources = torch.tensor([list(moves), list(moves.values())], device=device)
         for layer in self.layers.values():
-            layer.row_keys[target, :, :length] = layer.row_keys[source, :, :length]
-            layer.row_values[target, :, :length] = layer.row_values[source, :, :length]
+            for rows in (layer.row_keys, layer.row_values):
+                # All sources are read before a target is written: a target may be another one's source.
+                rows[targets, :, :length] = rows[:, :, :length].index_select(0, sources)
 
     @torch.inference_mode()
     def copy_prompt(self, source: int, target: int) -> None:
@@ -76,6 +92,7 @@ class PoolStore:
 
     @torch.inference_mode()
     def snapshot_row(self, row: int, length: int) -> RowSnapshot:
+        row = self._origin.get(row, row)
         return RowSnapshot([
             (layer.row_keys[row, :, :length].clone(), layer.row_values[row, :, :length].clone())
             for _, layer in sorted(self.layers.items())
@@ -83,6 +100,7 @@ class PoolStore:
 
     @torch.inference_mode()
     def restore_row(self, row: int, snapshot: RowSnapshot, length: int) -> None:
+        self.settle()  # what this row held may be wanted elsewhere
         for (_, layer), (keys, values) in zip(sorted(self.layers.items()), snapshot.layers, strict=True):
             layer.row_keys[row, :, :length] = keys[:, :length]
             layer.row_values[row, :, :length] = values[:, :length]

@@ -121,6 +121,7 @@ class LocalEngine:
         positions = (own + torch.from_numpy(table["prompt_length"].copy())).to(self._model.device)
         own_length = int(own.max()) + 1
         self._pool.store.reserve("row", len(own), own_length)
+        self._pool.store.settle()
         plan = DecodePlan(self._pool.store, own.to(self._model.device), positions, own_length, layout.prompt_lengths,
                           layout.prompt_length, layout.row_slots, layout.members, layout.places)  # fmt: skip
         tokens = torch.from_numpy(self._pool.rows.last_tokens(layout.first_tokens)).long().to(self._model.device)

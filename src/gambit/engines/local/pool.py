@@ -249,6 +249,7 @@ class Pool:
         fed = [search.spec.prompt[-1], *tokens[:-1].tolist()]
         start = len(search.segment)
         positions = torch.arange(start, start + len(fed), device=self._model.device)[None]
+        self.store.settle()
         plan = RowPlan(self.store, row, search.slot, start)
         self._model.forward(torch.tensor([fed], device=self._model.device), positions, plan)
 

@@ -1,0 +1,10 @@
+"""Pawn, the bundled tiny reasoning model: its puzzles, its training and its weights; imports no torch by itself."""
+
+from pathlib import Path
+
+from gambit.pawn.puzzles import Level, Puzzle, Split, generate, parse_puzzle
+from gambit.pawn.traces import Status, verify
+
+MODEL_FOLDER = Path(__file__).parent / "model"
+
+__all__ = ["MODEL_FOLDER", "Level", "Puzzle", "Split", "Status", "generate", "parse_puzzle", "verify"]
