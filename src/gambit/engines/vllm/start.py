@@ -16,6 +16,7 @@ from gambit.engines.vllm.check import has_room, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
 from gambit.engines.vllm.versions import note_on
+from gambit.engines.vllm.weights import weights_folder
 from gambit.errors import EngineError, UserError
 from gambit.prompts import Tokenizer, load_tokenizer
 from gambit.scorers.base import Scorer
@@ -51,7 +52,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens)
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
-        vllm_config = _build(adapter, _options(config, model, gambit, is_cpu), config.kv_budget_tokens)
+        vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
         core = _Core(adapter, vllm_config, gambit, own_process=own_process)
     engine = VllmEngine(core, _info(vllm_config, model, adapter), tokenizer)
     if own["self_check"]:
