@@ -63,12 +63,17 @@ def check() -> dict:
     with tempfile.TemporaryDirectory() as folder:
         model = str(save_tiny(Path(folder)))
         result = {"vllm": vllm.__version__}
-        for name, part in (
-            ("states", states), ("branch", branch), ("pressure", pressure), ("repeat", repeat),
-            ("confidence", confidence), ("own process", own_process),
-        ):  # fmt: skip
-            result[name] = part(model)
+        engine = start(model)  # starting takes most of the time: what needs no engine of its own shares one
+        parts = {
+            "states": lambda: states(engine, model), "branch": lambda: branch(engine),
+            "repeat": lambda: repeat(engine), "pressure": lambda: pressure(model),
+            "confidence": lambda: confidence(model), "own process": lambda: own_process(model),
+        }  # fmt: skip
+        for name, part in parts.items():
+            result[name] = part()
             print(f"[{time.monotonic() - began:6.1f} s] {name}: {result[name]}", flush=True)
+            if name == "repeat":
+                engine.close()
     return result
 
 
@@ -92,19 +97,18 @@ def start(model: str, scorer: object = None, *, kv_budget_tokens: int | None = N
     return start_vllm(config, model, scorer or ProjectionScorer())
 
 
-def states(model: str) -> dict:
+def states(engine: object, model: str) -> dict:
     """Scores against transformers' states, at the right position and at its neighbours."""
     import torch
     from transformers import AutoModelForCausalLM
 
     from engine_setups import PROMPT, finish, open_search, projection, spec, tokens_of
 
-    engine = start(model)
     info, device = engine.info, "cuda" if torch.cuda.is_available() else "cpu"
     open_search(engine, stops=())
     engine.submit([spec(i) for i in range(16)])
     steps = finish(engine)
-    engine.close()
+    engine.close_search(1)
     tokens = tokens_of(steps)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
@@ -123,12 +127,11 @@ def states(model: str) -> dict:
     return {"thoughts": len(right), "median |difference|": medians, "engine": f"{info.device} {info.dtype}"}
 
 
-def branch(model: str) -> dict:
+def branch(engine: object) -> dict:
     """Greedy children and the ledger; in half precision a near tie may part a child from its parent."""
     from engine_setups import GREEDY, finish, open_search, run, spec, tokens_of
     from gambit.types import TraceKey
 
-    engine = start(model)
     open_search(engine, stops=())
     engine.submit([spec(0, sampling=GREEDY), spec(1)])
     run(engine, 23)
@@ -136,7 +139,7 @@ def branch(model: str) -> dict:
     steps = finish(engine)
     tokens = tokens_of(steps)
     admitted = {a.trace: (a.reused, a.recomputed) for step in steps for a in step.admitted if a.trace > 1}
-    engine.close()
+    engine.close_search(1)
     assert all(reused + again == 16 + trace for trace, (reused, again) in admitted.items()), admitted
     assert all(again < engine.info.block_tokens for _, again in admitted.values()), admitted
     same = [sum(a == b for a, b in zip(tokens[2 + i], tokens[0], strict=True)) for i in range(6)]
@@ -170,17 +173,16 @@ def pressure(model: str) -> dict:
     return found
 
 
-def repeat(model: str) -> dict:
+def repeat(engine: object) -> dict:
     """The same noise twice; a sampled run repeats itself as far as the kernels do."""
     from engine_setups import finish, open_search, spec, tokens_of
 
-    engine = start(model)
     said = []
     for search in (1, 2):
         open_search(engine, search, stops=())
         engine.submit([spec(i, search=search) for i in range(16)])
         said.append(tokens_of(finish(engine, search)))
-    engine.close()
+        engine.close_search(search)
     same = sum(said[0][i] == said[1][i] for i in range(16))
     assert same >= 8, same
     return {"traces of 16 that were the same": same}

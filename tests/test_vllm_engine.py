@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ from engine_setups import (
     start_vllm,
     tokens_of,
 )
+from gambit import SearchConfig, Solver, models
 from gambit import events as ev
 from gambit.errors import EngineError, UserError
+from gambit.pawn.puzzles import Level, Split, generate
 from gambit.record import fold
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.mlp import MlpScorer
+from gambit.scorers.mlp import MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.loop import run_searches
 from gambit.search.tournament import Tournament
@@ -104,6 +107,42 @@ def test_a_sampled_search_is_the_same_on_local_and_vllm(scorer):
     assert ours.search.result.counts == reference.search.result.counts and ours.search.result.counts.branched > 10
     for mine, theirs in zip(ours.search.record.tree.traces, reference.search.record.tree.traces, strict=True):
         assert mine.score.count == theirs.score.count and abs(mine.score.total - theirs.score.total) < 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundedPawn:
+    """Pawn's own scorer, rounded as the other one is."""
+
+    mlp: MlpScorer
+
+    @property
+    def info(self):
+        return self.mlp.info
+
+    def to(self, device):
+        return RoundedPawn(self.mlp.to(device))
+
+    def score(self, thoughts):
+        return (self.mlp.score(thoughts) * 1000).round() / 1000
+
+
+def test_pawn_finds_the_same_tree_and_answer_on_local_and_vllm():
+    scorer = RoundedPawn(load_mlp(Path(models.locate("pawn")) / models.SCORER_FILE))
+    question = next(generate(Split.DEV, 0, Level.HARD)).text
+    found = []
+    for engine, options in (("vllm", {"kv_cache_memory_bytes": 256 << 20, "self_check": False}), ("local", {})):
+        with Solver("pawn", scorer=scorer, engine=engine, engine_options=options) as solver:
+            events = []
+            result = solver.solve(question, SearchConfig(capacity=12, swap_size=4, seed=3), on_event=events.append)
+            ends = ev.Finished | ev.Pruned | ev.Cancelled | ev.Branched
+            found.append((result.answer, result.counts, [e for e in events if isinstance(e, ends)]))
+    (answer, counts, vllm_ends), reference = found[0], found[1]
+    assert (answer, counts) == reference[:2] and counts.branched > 5
+    assert [_without_score(e) for e in vllm_ends] == [_without_score(e) for e in reference[2]]
+
+
+def _without_score(event):
+    return {name: getattr(event, name) for name in event.__slots__ if name != "score"}
 
 
 def test_filtered_sampling_is_the_same_too():

@@ -21,7 +21,7 @@ from gambit.errors import EngineError, UserError
 from gambit.prompts import Tokenizer, load_tokenizer
 from gambit.scorers.base import Scorer
 
-CPU_KV_BYTES = 4 << 30  # the room for keys and values where memory is shared with everything else
+CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
 OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True}
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
