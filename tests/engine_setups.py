@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
+from gambit.config import EngineConfig
 from gambit.engines.base import Engine, SearchSpec
 from gambit.engines.local.engine import LocalEngine
 from gambit.engines.local.model import PoolModel
@@ -21,7 +28,7 @@ from gambit.types import (
     TraceKey,
     TraceSpec,
 )
-from tiny import copied, tiny_model, tiny_tokenizer
+from tiny import copied, save_tiny, tiny_model, tiny_tokenizer
 
 PROMPT = (*tiny_tokenizer().encode("a=1+2 b=a*3 c=a+b", add_special_tokens=False), 3)
 RULE = boundary_rule(tiny_tokenizer())
@@ -58,7 +65,70 @@ def start_local(scorer=None, *, model=None, **options: object) -> LocalEngine:
     return LocalEngine(pool_model, tiny_tokenizer(), scorer or ProjectionScorer(), **options)
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"local": start_local}
+@functools.cache
+def _tiny_folder() -> Path:
+    """vLLM loads from a folder."""
+    folder = Path(tempfile.mkdtemp(prefix="gambit-tiny-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return save_tiny(folder)
+
+
+class SharedEngine:
+    """An engine that outlives its tests: vLLM takes seconds to start and to stop, closing searches takes none."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open: set[int] = set()
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def open(self, spec: SearchSpec) -> None:
+        self._engine.open(spec)
+        self._open.add(spec.search)
+
+    def close_search(self, search: int) -> None:
+        self._open.discard(search)
+        self._engine.close_search(search)
+
+    def close(self) -> None:
+        for search in list(self._open):
+            self.close_search(search)
+
+
+@functools.cache
+def _shared_vllm(scorer, kv_budget_tokens: int | None, options: tuple[tuple[str, object], ...]) -> SharedEngine:
+    return SharedEngine(start_own_vllm(scorer, kv_budget_tokens=kv_budget_tokens, **dict(options)))
+
+
+def start_own_vllm(scorer=None, *, kv_budget_tokens=None, **options: object) -> Engine:
+    """In this process and synchronous unless told otherwise."""
+    from gambit.engines.vllm.start import start_vllm as start
+
+    model = str(_tiny_folder())
+    fast = {"kv_cache_memory_bytes": 64 << 20, "own_process": False, "self_check": False}
+    config = EngineConfig(
+        model=model, engine="vllm", kv_budget_tokens=kv_budget_tokens, engine_options={**fast, **options}
+    )
+    return start(config, model, scorer or ProjectionScorer())
+
+
+def start_vllm(scorer=None, *, kv_budget_tokens=None, block_tokens=None, **options: object) -> SharedEngine:
+    """Blocks have 32 tokens whatever is wished: vLLM's CPU kernels know no others."""
+    engine = _shared_vllm(scorer or ProjectionScorer(), kv_budget_tokens, tuple(sorted(options.items())))
+    engine.close()
+    return engine
+
+
+HAS_VLLM = find_spec("vllm") is not None
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "local": start_local,
+    "vllm": start_vllm,
+    "vllm-async": functools.partial(start_vllm, async_scheduling=True),
+}
+# Asynchronous scheduling decides a step ahead: a token that is on its way when its trace loses its room is lost or
+# late, and a trace is admitted a step before its first token comes.
+LAG = {"vllm-async": 1}
 
 
 def spec(trace: int, *, search: int = 1, sampling: Sampling = SAMPLED, tokens: int = 60, on_pressure=GHOST, **more):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -72,3 +73,31 @@ def run_one(engine: Engine, settings: SearchSettings, **options: object) -> Watc
     watched = make_search(engine, settings, **options)
     list(run_searches(engine, [watched.search]))
     return watched
+
+
+def check_victims(events: list[ev.Event]) -> list[int]:
+    """Who lost its memory. Each is recomputed from the log by independent code: scored before unscored, lowest mean
+    first, youngest on a tie."""
+    scores: dict[int, list[float]] = defaultdict(list)
+    running: set[int] = set()
+    victims: list[int] = []
+    for event in events:
+        match event:
+            case ev.Branched(trace=child, parent=parent):
+                scores[child] = list(scores[parent])
+            case ev.Admitted(trace=trace):
+                running.add(trace)
+            case ev.Scored(traces=traces, scores=values):
+                for trace, value in zip(traces, values, strict=True):
+                    scores[trace].append(value)
+            case ev.Evicted(trace=trace, reason="pressure") | ev.Pruned(trace=trace, reason="pressure"):
+                means = {t: sum(scores[t]) / len(scores[t]) for t in running if scores[t]}
+                lowest = min(means, key=lambda t: (means[t], -t)) if means else max(running)
+                assert trace == lowest or abs(means[trace] - means[lowest]) < 1e-6
+                running.discard(trace)
+                victims.append(trace)
+            case (
+                ev.Evicted(trace=trace) | ev.Pruned(trace=trace) | ev.Finished(trace=trace) | ev.Cancelled(trace=trace)
+            ):
+                running.discard(trace)
+    return victims

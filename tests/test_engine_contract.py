@@ -8,6 +8,8 @@ import torch
 from engine_setups import (
     ENGINES,
     GREEDY,
+    HAS_VLLM,
+    LAG,
     PROMPT,
     RULE,
     SAMPLED,
@@ -40,16 +42,27 @@ PRUNE = OnPressure(PressureAction.PRUNE)
 
 @pytest.fixture(params=ENGINES)
 def start(request):
-    """Starts an engine and closes it after the test."""
+    """Starts an engine and closes it after the test.
+
+    Tests wish for a block size; an engine may know only its own, so expectations use `engine.info.block_tokens`.
+    """
+    if request.param.startswith("vllm") and not HAS_VLLM:
+        pytest.skip("vLLM is not installed: scripts/install.sh brings its CPU build where there is one")
     started = []
 
     def begin(*args, **options):
         started.append(ENGINES[request.param](*args, **options))
         return started[-1]
 
+    begin.lag = LAG.get(request.param, 0)
     yield begin
     for engine in started:
         engine.close()
+
+
+def most_recomputed(engine):
+    """An engine that shares a prefix by whole blocks computes the rest of the last one again."""
+    return 0 if engine.info.name == "local" else engine.info.block_tokens - 1
 
 
 def reference_states(tokens):
@@ -105,7 +118,9 @@ def test_a_child_without_a_living_parent_brings_its_prefix(start):
     steps = finish(engine)
     assert tokens_of(steps)[1] == tokens
     (admitted,) = (a for step in steps for a in step.admitted)
-    assert (admitted.reused, admitted.recomputed) == (0, 30)
+    assert admitted.reused + admitted.recomputed == 30
+    if engine.info.name == "local":  # vLLM may still hold the blocks of an ended trace
+        assert admitted.reused == 0
 
 
 def test_a_stopped_trace_says_nothing_more_and_its_slot_is_reused(start):
@@ -249,28 +264,30 @@ def test_progress_knows_when_a_trace_stopped_thinking(start):
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
-def test_a_branch_computes_nothing_again(start):
+def test_a_branch_computes_nothing_again_but_less_than_a_block(start):
     engine = start()
     open_search(engine, stops=())
     engine.submit([spec(0)])
     run(engine, 37)
     engine.submit([spec(i, inherited=37, parent=TraceKey(1, 0)) for i in (1, 2)])
     (step,) = run(engine, 1)
-    assert [(a.trace, a.reused, a.recomputed) for a in step.admitted] == [(1, 37, 0), (2, 37, 0)]
+    assert [(a.trace, a.reused + a.recomputed) for a in step.admitted] == [(1, 37), (2, 37)]
+    assert max(a.recomputed for a in step.admitted) <= most_recomputed(engine)
 
 
 def test_shared_prefixes_are_counted_once_and_given_back(start):
     engine = start(block_tokens=8)
-    open_search(engine, prompt=(5,) * 33, stops=())
-    engine.submit([spec(i) for i in range(4)])
+    block = engine.info.block_tokens
+    open_search(engine, prompt=(5,) * (4 * block + 1), stops=())
+    engine.submit([spec(i, tokens=100) for i in range(4)])
     used = engine.step().kv_used_tokens
-    assert used == 8 * (4 + 4)  # four full blocks of the prompt once, one block of their own for each trace
-    run(engine, 16)
-    engine.submit([spec(4, inherited=17, parent=TraceKey(1, 0))])
+    assert used == block * (4 + 4)  # four full blocks of the prompt once, one block of their own for each trace
+    run(engine, 2 * block)
+    engine.submit([spec(4, tokens=100, inherited=2 * block + 1, parent=TraceKey(1, 0))])
     before = engine.step().kv_used_tokens
-    assert before == 8 * (4 + 4 * 3 + 1)  # the child shares two full blocks with its parent and has one of its own
+    assert before == block * (4 + 4 * 3 + 1)  # the child shares two full blocks with its parent, one is its own
     engine.stop([TraceKey(1, i) for i in range(4)])
-    assert engine.step().kv_used_tokens == 8 * (4 + 3)  # the child keeps the shared ones alive
+    assert engine.step().kv_used_tokens == block * (4 + 3)  # the child keeps the shared ones alive
     engine.close_search(1)
     assert engine.step().kv_used_tokens == 0
 
@@ -296,8 +313,8 @@ def test_under_pressure_the_lowest_scoring_trace_goes_and_only_then(start, rule)
             running.discard(lost.trace)
             ended.add(lost.trace)
         running |= {a.trace for a in step.admitted}
-        assert step.num_generated == len(running)
-        assert batch.kv_used_tokens <= batch.kv_capacity_tokens == 300
+        assert len(running) - start.lag * len(step.admitted) <= step.num_generated <= len(running)
+        assert batch.kv_used_tokens <= batch.kv_capacity_tokens <= 300
         for thought in step.scored:
             scores.setdefault(thought.trace, []).append(thought.score)
         assert not ended & {t.trace for t in step.scored}
@@ -319,7 +336,7 @@ def test_a_waiting_trace_never_costs_a_running_one_its_room(start):
         waiting -= {a.trace for a in step.admitted}
         running |= {a.trace for a in step.admitted}
         running -= {e.trace for e in step.evicted}
-        assert step.num_generated == len(running)
+        assert len(running) - start.lag * len(step.admitted) <= step.num_generated <= len(running)
         running -= {f.trace for f in step.finished}
     assert evicted_while_waiting >= 2 and not waiting
 
@@ -335,17 +352,19 @@ def test_plain_sampling_queues_recomputes_and_says_the_same(start):
     steps = finish(engine, most=2000)
     assert tokens_of(steps) == expected
     queued = [e for step in steps for e in step.evicted]
-    again = [a for step in steps for a in step.admitted if a.recomputed]
+    again = [a for step in steps for a in step.admitted if a.reused + a.recomputed]
     assert queued and all(e.action is PressureAction.QUEUE and e.tokens == () for e in queued)
-    assert sum(e.num_tokens for e in queued) == sum(a.recomputed for a in again)
+    came_late = sum(a.reused + a.recomputed for a in again) - sum(e.num_tokens for e in queued)
+    assert 0 <= came_late <= start.lag * len(queued)
+    assert any(a.recomputed for a in again)
 
 
 def test_a_lone_trace_without_room_ends_instead_of_queueing_forever(start):
-    engine = start(kv_budget_tokens=48, block_tokens=8)
+    engine = start(kv_budget_tokens=96, block_tokens=8)
     open_search(engine, prompt=(5,) * 8, stops=())
-    engine.submit([spec(0, on_pressure=QUEUE)])
+    engine.submit([spec(0, tokens=200, on_pressure=QUEUE)])
     (done,) = (d for step in finish(engine) for d in step.finished)
-    assert done.reason is EndReason.MEMORY and len(done.tokens) == 41
+    assert done.reason is EndReason.MEMORY and len(done.tokens) == 96 - 8 + 1 - start.lag
 
 
 def test_a_child_whose_parent_goes_while_it_waits_still_recomputes_nothing(start):
@@ -357,7 +376,8 @@ def test_a_child_whose_parent_goes_while_it_waits_still_recomputes_nothing(start
     greedy = engine.stop([TraceKey(1, 0)])[TraceKey(1, 0)]
     steps = finish(engine)
     (admitted,) = (a for step in steps for a in step.admitted)
-    assert (admitted.reused, admitted.recomputed) == (22, 0)
+    assert admitted.reused + admitted.recomputed == 22
+    assert admitted.recomputed <= most_recomputed(engine)
     reference = start()
     open_search(reference, prompt=(5,) * 4, stops=())
     reference.submit([spec(0, sampling=GREEDY, tokens=40)])

@@ -14,13 +14,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gambit import models, registry
+from gambit.engines.vllm import versions
 from gambit.errors import UserError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
-VLLM_HINT = "not installed: pip install vllm (Linux, NVIDIA GPU)"
+VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
 
 
 class Condition(StrEnum):
@@ -104,19 +105,19 @@ def _engines(torch: ModuleType | None) -> Iterator[Finding]:
         "embedded, through transformers" if is_local_ok else "needs torch and transformers",
     )  # fmt: skip
     names = registry.names("gambit.engines")
-    yield Finding("engine vllm", *_vllm("vllm" in names))
+    yield Finding("engine vllm", *_vllm())
     for name in names:
         if name not in ("local", "vllm"):
             yield Finding(f"engine {name}", Condition.OK, "installed by another package")
 
 
-def _vllm(is_supported: bool) -> tuple[Condition, str]:
+def _vllm() -> tuple[Condition, str]:
     """Found without importing it, which takes seconds and may touch the GPU."""
-    is_installed = find_spec("vllm") is not None
-    if not is_supported:
-        found = f"vLLM {version('vllm')} is installed" if is_installed else "not installed"
-        return Condition.OPTIONAL, f"{found}; this version of Gambit has no engine for it yet"
-    return (Condition.OK, f"vLLM {version('vllm')}") if is_installed else (Condition.OPTIONAL, VLLM_HINT)
+    build = versions.installed()
+    if build is None:
+        return Condition.OPTIONAL, VLLM_HINT
+    found, device = build
+    return Condition.OK, versions.note_on(found, device) or f"vLLM {found} ({device}), a tested version"
 
 
 def _bundled_model() -> Finding:

@@ -20,6 +20,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "gambit.engines": {
         "local": "gambit.engines.local.start:start_local",
+        "vllm": "gambit.engines.vllm.start:start_vllm",
     },
 }
 

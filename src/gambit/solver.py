@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -292,10 +293,18 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
 
 
 def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
-    """`auto` is the embedded engine."""
-    name = "local" if config.engine == "auto" else config.engine
+    name = _auto_engine(config.device) if config.engine == "auto" else config.engine
     start = cast("Callable[[EngineConfig, str, Scorer], Engine]", registry.load("gambit.engines", name))
     return start(config, source, scorer)
+
+
+def _auto_engine(device: str) -> str:
+    """vLLM where it is installed and a GPU is there for it; the embedded engine runs everywhere."""
+    if find_spec("vllm") is None or device.partition(":")[0] not in ("auto", "cuda"):
+        return "local"
+    import torch
+
+    return "vllm" if torch.cuda.is_available() else "local"
 
 
 def _refused(problem: Problem, config: SearchConfig, error: str) -> SearchResult:

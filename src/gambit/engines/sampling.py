@@ -42,6 +42,7 @@ class Filters:
     min_p: torch.Tensor
     has_greedy: bool
     has_filters: bool
+    most_top_k: int | None = None  # where every row has a top_k; known here, the device need not be asked for it
 
 
 def filters_of(rows: npt.NDArray[np.void], device: torch.device) -> Filters:
@@ -57,6 +58,7 @@ def filters_of(rows: npt.NDArray[np.void], device: torch.device) -> Filters:
         column("min_p"),
         has_greedy=bool((rows["temperature"] == 0).any()),
         has_filters=bool(((rows["top_p"] < 1) | (rows["top_k"] > 0) | (rows["min_p"] > 0)).any()),
+        most_top_k=int(rows["top_k"].max()) if len(rows) and (rows["top_k"] > 0).all() else None,
     )
 
 
@@ -83,7 +85,7 @@ def _thresholds(scaled: torch.Tensor, filters: Filters) -> torch.Tensor:
     """The smallest scaled logit each row may draw: top_k first, then top_p of what is left, then min_p."""
     vocab = scaled.shape[-1]
     top_k = torch.where(filters.top_k > 0, filters.top_k, vocab).clamp(max=vocab)
-    width = int(top_k.max()) if int(top_k.max()) < vocab else min(vocab, _CANDIDATES)
+    width = min(vocab, _CANDIDATES if filters.most_top_k is None else filters.most_top_k)
     while True:
         values = scaled.topk(width, dim=-1).values
         rank = torch.arange(width, device=scaled.device)
@@ -93,7 +95,11 @@ def _thresholds(scaled: torch.Tensor, filters: Filters) -> torch.Tensor:
         mass = torch.where(top_k <= width, kept.logsumexp(-1), scaled.logsumexp(-1))
         before = torch.softmax(kept, -1) * (kept.logsumexp(-1) - mass).exp()[:, None]
         before = before.cumsum(-1) - before
-        if width == vocab or bool((before[:, -1] >= filters.top_p).logical_or(top_k <= width).all()):
+        if (
+            width == vocab
+            or filters.most_top_k is not None
+            or bool((before[:, -1] >= filters.top_p).logical_or(top_k <= width).all())
+        ):
             break
         width = vocab
     in_top_p = in_top_k & (before < filters.top_p[:, None])

@@ -1,0 +1,218 @@
+"""Shows on a GPU what the test suite shows on a CPU: states, branches and victims under bf16, CUDA graphs, async.
+
+    python benchmarks/vllm_cuda_check.py --out benchmarks/results/vllm_cuda_check.json      # 3 minutes on an H200
+
+Runs once per model runner (V1, V2), each in a process of its own. On a CPU it runs in float32, for debugging.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--runners", default="1,2", help="vLLM's model runners to try")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print("RESULT " + json.dumps(check()), flush=True)
+        return
+    results = {f"v{runner}": run_apart(runner) for runner in args.runners.split(",")}
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+    sys.exit(any("error" in result for result in results.values()))
+
+
+def run_apart(runner: str) -> dict:
+    print(f"--- model runner V{runner}", flush=True)
+    env = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": "0" if runner == "1" else "1"}
+    command = [sys.executable, __file__, "--one"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    result, last = {}, []
+    for line in process.stdout:
+        if line.startswith("RESULT "):
+            result = json.loads(line.removeprefix("RESULT "))
+        else:
+            print(line, end="", flush=True)
+            last = [*last[-8:], line.rstrip()]
+    process.wait()
+    return result or {"error": last}
+
+
+def check() -> dict:
+    import vllm
+
+    from tiny import save_tiny
+
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(save_tiny(Path(folder)))
+        result = {"vllm": vllm.__version__}
+        engine = start(model)  # starting takes most of the time: what needs no engine of its own shares one
+        parts = {
+            "states": lambda: states(engine, model), "branch": lambda: branch(engine),
+            "repeat": lambda: repeat(engine), "pressure": lambda: pressure(model),
+            "confidence": lambda: confidence(model), "own process": lambda: own_process(model),
+        }  # fmt: skip
+        for name, part in parts.items():
+            result[name] = part()
+            print(f"[{time.monotonic() - began:6.1f} s] {name}: {result[name]}", flush=True)
+            if name == "repeat":
+                engine.close()
+    return result
+
+
+def start(model: str, scorer: object = None, *, kv_budget_tokens: int | None = None, **options: object) -> object:
+    import torch
+
+    from engine_setups import ProjectionScorer
+    from gambit.config import EngineConfig
+    from gambit.engines.vllm.start import start_vllm
+
+    is_cpu = not torch.cuda.is_available()
+    small = {"kv_cache_memory_bytes": 64 << 20} if is_cpu else {"max_num_seqs": 64}
+    config = EngineConfig(
+        model=model,
+        engine="vllm",
+        dtype="float32" if is_cpu else "bfloat16",
+        memory_ratio=0.3,
+        kv_budget_tokens=kv_budget_tokens,
+        engine_options={**small, "own_process": False, **options},
+    )
+    return start_vllm(config, model, scorer or ProjectionScorer())
+
+
+def states(engine: object, model: str) -> dict:
+    """Scores against transformers' states, at the right position and at its neighbours."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from engine_setups import PROMPT, finish, open_search, projection, spec, tokens_of
+
+    info, device = engine.info, "cuda" if torch.cuda.is_available() else "cpu"
+    open_search(engine, stops=())
+    engine.submit([spec(i) for i in range(16)])
+    steps = finish(engine)
+    engine.close_search(1)
+    tokens = tokens_of(steps)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+    right, wrong = [], []
+    scores = {}
+    with torch.inference_mode():
+        for trace, said in tokens.items():
+            found = reference.model(input_ids=torch.tensor([[*PROMPT, *said]], device=device)).last_hidden_state[0]
+            scores[trace] = found.float().cpu() @ projection(32)
+    for thought in (t for step in steps for t in step.scored):
+        at = len(PROMPT) + thought.num_tokens - 1
+        right.append(abs(float(scores[thought.trace][at]) - thought.score))
+        wrong.append(abs(float(scores[thought.trace][at - 1]) - thought.score))
+    medians = {name: sorted(values)[len(values) // 2] for name, values in (("right", right), ("before", wrong))}
+    assert len(right) > 50 and medians["right"] < 0.1 * medians["before"], (len(right), medians)
+    return {"thoughts": len(right), "median |difference|": medians, "engine": f"{info.device} {info.dtype}"}
+
+
+def branch(engine: object) -> dict:
+    """Greedy children and the ledger; in half precision a near tie may part a child from its parent."""
+    from engine_setups import GREEDY, finish, open_search, run, spec, tokens_of
+    from gambit.types import TraceKey
+
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY), spec(1)])
+    run(engine, 23)
+    engine.submit([spec(2 + i, sampling=GREEDY, inherited=18 + i, parent=TraceKey(1, 0)) for i in range(6)])
+    steps = finish(engine)
+    tokens = tokens_of(steps)
+    admitted = {a.trace: (a.reused, a.recomputed) for step in steps for a in step.admitted if a.trace > 1}
+    engine.close_search(1)
+    assert all(reused + again == 16 + trace for trace, (reused, again) in admitted.items()), admitted
+    assert all(again < engine.info.block_tokens for _, again in admitted.values()), admitted
+    same = [sum(a == b for a, b in zip(tokens[2 + i], tokens[0], strict=True)) for i in range(6)]
+    assert sorted(same)[3] > 40, same
+    return {"tokens of 60 like the parent's": same, "reused, recomputed": list(admitted.values())}
+
+
+def pressure(model: str) -> dict:
+    """Gambit in a third of the room: nothing queued, every victim right, every invariant."""
+    from engine_setups import PROMPT, RULE
+    from gambit import events as ev
+    from searching import check_victims, make_settings, run_one
+
+    found = {}
+    for is_async in (False, True):
+        engine = start(model, kv_budget_tokens=384, async_scheduling=is_async)
+        watched = run_one(
+            engine,
+            make_settings(capacity=12, swap_size=3, check_interval=5, warmup_tokens=8, max_new_tokens=120,
+                          num_traces=60, budget_tokens=5000),
+            prompt=PROMPT, rule=RULE, stop_ids=frozenset({0}),
+            check=lambda search, event: search.record.tree.check(),
+        )  # fmt: skip
+        watched.search.record.tree.check_ended()
+        victims = check_victims(watched.events)
+        assert len(victims) > 5 and not [e for e in watched.events if isinstance(e, ev.Queued)]
+        engine.close()
+        found["async" if is_async else "sync"] = {
+            "victims": len(victims), "branched": watched.search.result.counts.branched
+        }  # fmt: skip
+    return found
+
+
+def repeat(engine: object) -> dict:
+    """The same noise twice; a sampled run repeats itself as far as the kernels do."""
+    from engine_setups import finish, open_search, spec, tokens_of
+
+    said = []
+    for search in (1, 2):
+        open_search(engine, search, stops=())
+        engine.submit([spec(i, search=search) for i in range(16)])
+        said.append(tokens_of(finish(engine, search)))
+        engine.close_search(search)
+    same = sum(said[0][i] == said[1][i] for i in range(16))
+    assert same >= 8, same
+    return {"traces of 16 that were the same": same}
+
+
+def confidence(model: str) -> dict:
+    """Token confidence on the device, and stock sampling."""
+    from engine_setups import finish, open_search, spec
+    from gambit.scorers.simple import ConfidenceScorer
+
+    engine = start(model, ConfidenceScorer(), exact_noise=False)
+    open_search(engine, stops=())
+    engine.submit([spec(i) for i in range(8)])
+    scores = [t.score for step in finish(engine) for t in step.scored]
+    engine.close()
+    assert len(scores) > 20 and all(0 < score < 1 for score in scores) and len(set(scores)) > 10
+    return {"thoughts": len(scores)}
+
+
+def own_process(model: str) -> dict:
+    from engine_setups import finish, open_search, spec, tokens_of
+
+    engine = start(model, own_process=True)
+    open_search(engine, stops=())
+    engine.submit([spec(i) for i in range(8)])
+    tokens = tokens_of(finish(engine))
+    engine.close()
+    assert sorted(tokens) == list(range(8)) and all(len(said) == 60 for said in tokens.values())
+    return {"finished": len(tokens)}
+
+
+if __name__ == "__main__":
+    main()

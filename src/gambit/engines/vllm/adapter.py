@@ -1,0 +1,285 @@
+"""Everything that depends on vLLM's version, in one place: what is called, what is overridden, what is read."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+import vllm
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from gambit.engines.vllm.messages import RowValues
+from gambit.errors import EngineError
+from gambit.types import EndReason
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+__all__ = ["AsyncModelRunnerOutput", "AsyncScheduler", "EngineArgs", "Scheduler", "Worker"]
+
+VERSION: str = vllm.__version__.partition("+")[0]
+_ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
+_POLL_SECONDS = 0.5
+
+
+# -- the engine core, in this process or in its own -----------------------------------------------------------------
+
+
+class Core:
+    """vLLM's engine core behind its client.
+
+    Not LLMEngine: its output processor makes several objects per token and request, which is more than the whole
+    of Gambit's own work per step.
+    """
+
+    # vLLM's process groups belong to the process: a core that is shut down would take them from the others in it,
+    # so that only the last may.
+    _here: ClassVar[list[Core]] = []
+
+    def __init__(self, config: Any, *, own_process: bool) -> None:
+        self._client = EngineCoreClient.make_client(
+            multiprocess_mode=own_process,
+            asyncio_mode=False,
+            vllm_config=config,
+            executor_class=Executor.get_class(config),
+            log_stats=False,
+        )
+        if not own_process:
+            self._here.append(self)
+
+    def add(self, request_id: str, tokens: list[int], params: SamplingParams, arrival: float) -> None:
+        self._client.add_request(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=tokens,
+                mm_features=None,
+                sampling_params=params,
+                pooling_params=None,
+                arrival_time=arrival,
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._client.abort_requests(request_ids)
+
+    def step(self) -> dict[str, Any] | None:
+        """What the scheduler has to say about the next engine step; None when it has nothing to say yet."""
+        outputs = self._next_outputs().outputs
+        return outputs[0].kv_transfer_params if outputs else None
+
+    def _next_outputs(self) -> EngineCoreOutputs:
+        waiting: queue.Queue[Any] | None = getattr(self._client, "outputs_queue", None)
+        if waiting is None:
+            return self._client.get_output()
+        # A core that is killed says nothing any more, and get_output() would wait for it forever.
+        while waiting.empty() and not self._client.resources.engine_dead:
+            try:
+                first = waiting.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(first, Exception):
+                raise first
+            return first
+        if waiting.empty():
+            raise EngineError("the vLLM engine process has died")
+        return self._client.get_output()
+
+    def shutdown(self) -> None:
+        if self not in self._here or len(self._here) == 1:
+            self._client.shutdown()
+        else:
+            self._client.engine_core.model_executor.shutdown()
+            if (finalizer := getattr(self._client, "_finalizer", None)) is not None:
+                finalizer.detach()
+        if self in self._here:
+            self._here.remove(self)
+
+
+def follow_parent() -> None:
+    """For a process of vLLM's: Ctrl-C is the front's to decide on, and without the front there is nothing to do."""
+    if multiprocessing.parent_process() is None or threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:
+    """vLLM's own config object, with everything it works out from the model and the machine."""
+    config = EngineArgs(**options).create_engine_config()
+    if options.get("async_scheduling"):
+        config.scheduler_config.async_scheduling = True  # on a CPU vLLM switches it off, unasked
+    if kv_budget_tokens is not None:
+        # vLLM refuses to start without room for one whole context; the scheduler holds back what is over the budget.
+        tokens = max(kv_budget_tokens, config.model_config.max_model_len)
+        config.cache_config.num_gpu_blocks_override = -(-tokens // config.cache_config.block_size) + 1
+    return config
+
+
+def num_blocks(config: Any) -> int:
+    """Those that traces may use: the first block is a placeholder, and a smaller budget leaves some unused."""
+    blocks = int(config.cache_config.num_gpu_blocks) - 1
+    budget = config.additional_config.kv_budget_tokens
+    return blocks if budget is None else min(blocks, budget // config.cache_config.block_size)
+
+
+def sampling_params(*, extra_args: dict[str, Any], max_tokens: int, stop_ids: list[int], **sampling: Any) -> Any:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        stop_token_ids=stop_ids,
+        ignore_eos=True,  # stop ids are all given
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra_args,
+        **sampling,
+    )
+
+
+# -- the scheduler --------------------------------------------------------------------------------------------------
+
+
+def usable_blocks(scheduler: Any) -> int:
+    return num_blocks(scheduler.vllm_config)
+
+
+def hold_back_blocks(scheduler: Any) -> None:
+    """Take what is over the budget out of circulation, for good."""
+    surplus = free_blocks(scheduler) - usable_blocks(scheduler)
+    if surplus > 0:
+        scheduler.kv_cache_manager.block_pool.get_new_blocks(surplus)
+
+
+def free_blocks(scheduler: Any) -> int:
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def used_blocks(scheduler: Any) -> int:
+    return usable_blocks(scheduler) - free_blocks(scheduler)
+
+
+def newly_scheduled(scheduler_output: Any) -> list[str]:
+    """New requests, and those that vLLM queued before (model runner V1 lists these apart)."""
+    new = [data.req_id for data in scheduler_output.scheduled_new_reqs]
+    return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
+
+
+def end_request(scheduler: Any, request: Any) -> None:
+    """End a request that vLLM has just taken out of the running ones; workers learn it with the same step."""
+    request.status = RequestStatus.FINISHED_ABORTED
+    scheduler._free_request(request)
+
+
+def request_outputs(outputs: Mapping[int, EngineCoreOutputs]) -> list[EngineCoreOutput]:
+    return outputs[0].outputs if 0 in outputs else []
+
+
+def outputs_of(params: dict[str, Any]) -> dict[int, EngineCoreOutputs]:
+    """One output that carries everything, instead of one per request."""
+    return {0: EngineCoreOutputs(outputs=[EngineCoreOutput("gambit", [], kv_transfer_params=params)])}
+
+
+def end_reason(output: EngineCoreOutput) -> str:
+    reasons = {FinishReason.STOP: EndReason.STOP.value, FinishReason.LENGTH: EndReason.LENGTH.value}
+    return reasons.get(output.finish_reason, f"vllm: {output.finish_reason}")
+
+
+@contextmanager
+def failing_once(manager: Any, request_id: str) -> Iterator[None]:
+    """Let one allocation of a request fail."""
+    real, has_failed = manager.allocate_slots, False
+
+    def allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal has_failed
+        if request.request_id == request_id and not has_failed:
+            has_failed = True
+            return None
+        return real(request, *args, **kwargs)
+
+    manager.allocate_slots = allocate
+    try:
+        yield
+    finally:
+        del manager.allocate_slots
+
+
+# -- the worker -----------------------------------------------------------------------------------------------------
+
+
+def sampled_states(runner: Any) -> torch.Tensor | None:
+    """Post-norm states of the rows about to be sampled; rows follow ModelRunnerOutput.req_ids."""
+    state = getattr(runner, "execute_model_state", None)
+    if state is None:
+        return None
+    if hasattr(state, "sample_hidden_states"):  # model runner V1
+        return state.sample_hidden_states
+    if state.hidden_states is None:  # V2 on a pipeline stage that is not the last
+        return None
+    return state.hidden_states[state.input_batch.logits_indices]
+
+
+def row_ids(runner: Any) -> list[str]:
+    """Requests in row order, between the forward pass and the sampling of a step."""
+    state = runner.execute_model_state
+    batch = state.input_batch if hasattr(state, "input_batch") else runner.input_batch
+    return [request for request in batch.req_ids if request is not None]
+
+
+def compute_logits(runner: Any, states: torch.Tensor) -> torch.Tensor | None:
+    """A second pass through the output layer; None on a rank that vLLM gives no logits."""
+    return runner.model.compute_logits(states)
+
+
+class SamplerTap:
+    """Stands before a model runner's sampler and sees the logits first; everything else goes through to it."""
+
+    def __init__(self, sampler: Any, see: Callable[[torch.Tensor], None]) -> None:
+        self._sampler = sampler
+        self._see = see
+
+    def __call__(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._see(logits)
+        return self._sampler(logits, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler, name)
+
+
+def tap_sampler(runner: Any, see: Callable[[torch.Tensor], None]) -> None:
+    """The one attribute of a runner we set: V2 runners of 0.25 have no other place where logits can be seen."""
+    runner.sampler = SamplerTap(runner.sampler, see)
+
+
+def attach_rows(output: ModelRunnerOutput, values: RowValues) -> ModelRunnerOutput:
+    for array in (values.scores, values.confidences, values.greedy):
+        if array is not None and len(array) != len(output.req_ids):
+            raise RuntimeError(f"{len(array)} states for {len(output.req_ids)} requests: is speculative decoding on?")
+    setattr(output, _ROWS, values)
+    return output
+
+
+def row_values(output: ModelRunnerOutput) -> RowValues | None:
+    return getattr(output, _ROWS, None)

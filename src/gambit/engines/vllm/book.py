@@ -1,0 +1,238 @@
+"""What the scheduler knows of each trace: thoughts, running scores, who gives way next; never touches vLLM."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gambit.engines.pressure import expendability, search_to_tax
+from gambit.engines.vllm.messages import Announcement, Order, Report, RowValues
+from gambit.prompts import THINKING, BoundaryRule, ThoughtTables
+from gambit.scorers.base import Scorer, ThoughtBatch
+from gambit.scorers.simple import RunQuantiles
+from gambit.types import RunningScore, StatePosition, TraceKey
+
+if TYPE_CHECKING:
+    import torch
+
+SLOT = np.dtype([
+    ("rule", np.int64),  # which detector
+    ("num_tokens", np.int64),  # generated or inherited
+    ("flags", np.uint8),  # the detector's
+    ("is_pending", np.bool_),  # the last token is a boundary whose thought has not been scored
+    ("confidence_total", np.float64),  # over the thought so far
+    ("confidence_count", np.int64),
+    ("thought_confidence", np.float64),  # of the last finished thought
+])  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One trace in the scheduler."""
+
+    order: Order
+    slot: int
+    score: RunningScore
+    waiting_since: int
+    is_running: bool = False
+    admission: int = 0  # ordinal
+
+    @property
+    def key(self) -> TraceKey:
+        return self.order.key
+
+
+@dataclass(slots=True)
+class OpenSearch:
+    """One search in the scheduler."""
+
+    rule: int
+    quota_tokens: int | None
+    quantiles: RunQuantiles = field(default_factory=RunQuantiles)
+
+
+class TraceBook:
+    """Entries by request id; numbers of all traces in one table, so that a step costs a few array operations."""
+
+    def __init__(self, scorer: Scorer, capacity_tokens: int) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.searches: dict[int, OpenSearch] = {}
+        self._scorer = scorer
+        self._capacity_tokens = capacity_tokens
+        self._table = np.zeros(64, SLOT)
+        self._free_slots = list(range(64))
+        self._rules: dict[BoundaryRule, int] = {}
+        self._detectors: list[ThoughtTables] = []
+        self._num_admissions = 0
+
+    # -- traces come and go ------------------------------------------------------------------------------------
+
+    def add(self, request: str, order: Order, step: int) -> None:
+        if (announced := order.announced) is not None:
+            self._open(announced)
+        entry = self.entries[request] = Entry(order, self._take_slot(), order.running_score, step)
+        row = self._table[entry.slot]
+        row["rule"], row["num_tokens"] = self.searches[order.search].rule, order.inherited
+        row["flags"], row["is_pending"] = order.flags, order.is_pending
+        row["confidence_total"] = row["confidence_count"] = row["thought_confidence"] = 0
+        if order.parent in self.entries:
+            self._inherit_confidence(row, self._table[self.entries[order.parent].slot])
+
+    def _inherit_confidence(self, child: np.void, parent: np.void) -> None:
+        """A parent that said more since the branch has lost the sums of that moment; its last thought's are kept."""
+        child["thought_confidence"] = parent["thought_confidence"]
+        if child["num_tokens"] == parent["num_tokens"]:
+            for name in ("confidence_total", "confidence_count"):
+                child[name] = parent[name]
+
+    def remove(self, request: str) -> None:
+        entry = self.entries.pop(request, None)
+        if entry is not None:
+            self._free_slots.append(entry.slot)
+
+    def admit(self, entry: Entry) -> None:
+        self._num_admissions += 1
+        entry.is_running, entry.admission = True, self._num_admissions
+
+    def _open(self, announced: Announcement) -> None:
+        for search in announced.closed:
+            self.searches.pop(search, None)
+        rule = announced.rule
+        if rule not in self._rules:
+            self._rules[rule] = len(self._detectors)
+            self._detectors.append(ThoughtTables(rule))
+        self.searches[announced.search] = OpenSearch(self._rules[rule], announced.kv_quota_tokens)
+
+    def _take_slot(self) -> int:
+        if not self._free_slots:
+            have = len(self._table)
+            self._table = np.concatenate((self._table, np.zeros(have, SLOT)))
+            self._free_slots = list(range(have, 2 * have))
+        return self._free_slots.pop()
+
+    # -- thoughts ----------------------------------------------------------------------------------------------
+
+    def read(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> None:
+        """Fold in the tokens in `report` and add to it the thoughts that ended and were scored with them."""
+        entries = [self.entries[request] for request in report.rows]
+        slots = np.fromiter((entry.slot for entry in entries), np.int64, len(entries))
+        before = self._table[slots]
+        flags, is_boundary = self._advance(before, np.array(report.tokens, np.int64))
+        table = self._table
+        table["flags"][slots] = flags
+        table["is_pending"][slots] = is_boundary
+        table["num_tokens"][slots] += 1
+        for at in np.flatnonzero((before["flags"] & THINKING) > (flags & THINKING)):
+            report.stopped_thinking.append(report.rows[at])
+        if values is None:
+            return
+        if values.confidences is not None:
+            rows = np.fromiter((row_of[request] for request in report.rows), np.int64, len(entries))
+            self._fold_confidence(slots, values.confidences[rows], is_boundary)
+        if self._scorer.info.state_position is StatePosition.BOUNDARY:
+            self._score(report, values, row_of, entries, np.flatnonzero(before["is_pending"]), before["num_tokens"])
+        else:
+            self._score(report, values, row_of, entries, np.flatnonzero(is_boundary), before["num_tokens"] + 1)
+
+    def _advance(
+        self, rows: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+        if len(self._detectors) == 1:
+            return self._detectors[0].advance_rows(rows["flags"], tokens)
+        flags, is_boundary = rows["flags"].copy(), np.zeros(len(rows), np.bool_)
+        for rule in np.unique(rows["rule"]):
+            at = rows["rule"] == rule
+            flags[at], is_boundary[at] = self._detectors[rule].advance_rows(rows["flags"][at], tokens[at])
+        return flags, is_boundary
+
+    def _fold_confidence(
+        self, slots: npt.NDArray[np.int64], confidences: npt.NDArray[np.float32], is_boundary: npt.NDArray[np.bool_]
+    ) -> None:
+        table = self._table
+        total, count = table["confidence_total"][slots] + confidences, table["confidence_count"][slots] + 1
+        table["thought_confidence"][slots] = np.where(is_boundary, total / count, table["thought_confidence"][slots])
+        table["confidence_total"][slots] = np.where(is_boundary, 0.0, total)
+        table["confidence_count"][slots] = np.where(is_boundary, 0, count)
+
+    def _score(
+        self,
+        report: Report,
+        values: RowValues,
+        row_of: Mapping[str, int],
+        entries: Sequence[Entry],
+        ended: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+    ) -> None:
+        # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
+        found = sorted((entries[at].key, report.rows[at], int(lengths[at])) for at in ended)
+        if not found:
+            return
+        scores = self._scores_of(values, [request for _, request, _ in found], row_of)
+        for (key, request, length), score in zip(found, scores, strict=True):
+            if self._scorer.info.ranks_within_run:
+                score = self.searches[key.search].quantiles.squash(score)
+            entry = self.entries[request]
+            entry.score = entry.score.add(score)
+            report.scored.append((request, score, length))
+
+    def _scores_of(self, values: RowValues, requests: Sequence[str], row_of: Mapping[str, int]) -> list[float]:
+        if values.scores is not None:
+            return [float(values.scores[row_of[request]]) for request in requests]
+        # A scorer of confidences needs whole thoughts, and only here is known where a thought ends.
+        import torch
+
+        slots = [self.entries[request].slot for request in requests]
+        confidences = torch.from_numpy(self._table["thought_confidence"][slots]).float()
+        scores: torch.Tensor = self._scorer.score(ThoughtBatch(confidences.new_zeros(len(slots), 0), confidences))
+        return [float(score) for score in scores.tolist()]
+
+    # -- who gives way -----------------------------------------------------------------------------------------
+
+    def eviction_order(
+        self, requests: Iterable[str], blocks_of: Callable[[str], Sequence[int]], block_tokens: int
+    ) -> list[str]:
+        """Running requests in the order in which they would lose their room, by the numbers of this moment."""
+        by_search = defaultdict(list)
+        for request in requests:
+            by_search[self.entries[request].order.search].append(request)
+        for waiting_to_go in by_search.values():
+            waiting_to_go.sort(key=self._expendability)
+        if len(by_search) == 1:
+            return next(iter(by_search.values()))[::-1]
+        return self._across_searches(by_search, blocks_of, block_tokens)
+
+    def _across_searches(
+        self, by_search: dict[int, list[str]], blocks_of: Callable[[str], Sequence[int]], block_tokens: int
+    ) -> list[str]:
+        """Plays the evictions through, since each one changes how far its search is above its quota."""
+        refs: dict[int, Counter[int]] = {
+            search: Counter(block for request in requests for block in blocks_of(request))
+            for search, requests in by_search.items()
+        }
+        quota = {search: self._quota(search) for search in by_search}
+        order = []
+        while by_search:
+            used = {search: len(refs[search]) * block_tokens for search in by_search}
+            taxed = search_to_tax(used, quota)
+            victim = by_search[taxed].pop()
+            order.append(victim)
+            refs[taxed] -= Counter(blocks_of(victim))  # drops what nobody holds any more
+            if not by_search[taxed]:
+                del by_search[taxed]
+        return order
+
+    def _quota(self, search: int) -> float:
+        quota = self.searches[search].quota_tokens
+        return self._capacity_tokens / len(self.searches) if quota is None else quota
+
+    def score_of(self, entry: Entry) -> float | None:
+        return entry.score.value(self._scorer.info.aggregation)
+
+    def _expendability(self, request: str) -> tuple[float, ...]:
+        entry = self.entries[request]
+        return expendability(entry.order.on_pressure, self.score_of(entry), entry.order.trace, entry.admission)

@@ -1,0 +1,327 @@
+"""The engine protocol over vLLM's engine core: keeps the traces' tokens, turns reports into steps; knows no policy."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
+from gambit.engines.sampling import noise_keys
+from gambit.engines.vllm.messages import Announcement, Order, Report
+from gambit.errors import EngineError
+from gambit.prompts import ThoughtState, Tokenizer, advance, boundaries, pack
+from gambit.types import (
+    Admitted,
+    EndReason,
+    Evicted,
+    Finished,
+    PressureAction,
+    Progress,
+    SearchStep,
+    StepBatch,
+    StepSeconds,
+    ThoughtScore,
+    TraceKey,
+    TraceSpec,
+)
+
+_DETECTOR_MEMORY = 3  # tokens after which the thought detector no longer depends on what came before them
+END_REASONS = frozenset(reason.value for reason in EndReason)
+_STUCK_STEPS = 100  # steps in which waiting traces found no room although nothing runs
+
+
+class Core(Protocol):
+    """What the front needs of vLLM."""
+
+    def add(self, order: Order, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None: ...
+
+    def abort(self, request_ids: list[str]) -> None: ...
+
+    def step(self) -> Report | None:
+        """The next report; None when there is none yet (asynchronous scheduling fills its pipeline first)."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class LiveTrace:
+    """What the front keeps of a trace that runs or waits."""
+
+    spec: TraceSpec
+    request: str
+    tokens: list[int]
+    scored_length: int  # at the boundary of its last scored thought
+    thinking_length: int | None = None  # at the token that closed its think block
+
+    def is_thinking_at(self, length: int) -> bool:
+        return self.thinking_length is None or length < self.thinking_length
+
+
+@dataclass(slots=True)
+class OpenSearch:
+    """One search on this engine."""
+
+    spec: SearchSpec
+    traces: dict[int, LiveTrace] = field(default_factory=dict)
+    is_announced: bool = False
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A `SearchStep` in the making."""
+
+    evicted: list[Evicted] = field(default_factory=list)
+    admitted: list[Admitted] = field(default_factory=list)
+    num_generated: int = 0
+    scored: list[ThoughtScore] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+
+    def freeze(self) -> SearchStep:
+        return SearchStep(
+            tuple(self.evicted), tuple(self.admitted), self.num_generated, tuple(self.scored), tuple(self.finished)
+        )
+
+
+class VllmEngine:
+    """Runs the traces of all open searches in vLLM's continuous batch."""
+
+    def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer) -> None:
+        self._core = core
+        self._info = info
+        self._tokenizer = tokenizer
+        self._searches: dict[int, OpenSearch] = {}
+        self._closed: list[int] = []  # not yet told to the scheduler
+        self._live: dict[str, LiveTrace] = {}
+        self._num_requests = 0
+        self._num_stuck = 0
+        self._held: Report | None = None  # fetched, not yet read
+        self._failure: EngineError | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    # -- searches and traces come and go -----------------------------------------------------------------------
+
+    def open(self, spec: SearchSpec) -> None:
+        assert spec.search not in self._searches and spec.prompt
+        check_prompt(self._info, len(spec.prompt))
+        self._searches[spec.search] = OpenSearch(spec)
+
+    def submit(self, specs: Sequence[TraceSpec]) -> None:
+        for spec in specs:
+            self._submit(self._searches[spec.key.search], spec)
+
+    def submit_checks(self, specs: Sequence[TraceSpec]) -> None:
+        """Traces of the self-check, whose states the worker proves."""
+        for spec in specs:
+            self._submit(self._searches[spec.key.search], spec, is_check=True)
+
+    def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
+        traces = {key: self._searches[key.search].traces[key.trace] for key in keys}
+        for trace in traces.values():
+            self._drop(trace)
+        if self._failure is None and traces:
+            self._guarded(lambda: self._core.abort([trace.request for trace in traces.values()]))
+        return {key: tuple(trace.tokens) for key, trace in traces.items()}
+
+    def progress(self, search: int) -> Mapping[int, Progress]:
+        traces = self._searches[search].traces
+        return {i: Progress(len(t.tokens), t.is_thinking_at(len(t.tokens))) for i, t in traces.items()}
+
+    def close_search(self, search: int) -> None:
+        self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
+        if self._searches.pop(search).is_announced:
+            self._closed.append(search)
+
+    def close(self) -> None:
+        self._searches.clear()
+        self._live.clear()
+        self._core.close()
+
+    def _submit(self, search: OpenSearch, spec: TraceSpec, *, is_check: bool = False) -> None:
+        trace = self._child(search, spec) if spec.parent is not None else self._detached(spec)
+        flags, is_pending = self._detector(search, trace)
+        parent = search.traces[spec.parent.trace].request if spec.parent is not None else None
+        order = Order(
+            search=spec.key.search,
+            trace=spec.key.trace,
+            prompt_tokens=len(search.spec.prompt),
+            inherited=spec.inherited,
+            action=spec.on_pressure.action.value,
+            unscored_first=spec.on_pressure.unscored_first,
+            score=(spec.score.count, spec.score.total, spec.score.position_total, spec.score.last),
+            flags=flags,
+            is_pending=is_pending,
+            parent=parent,
+            noise_key=int(noise_keys(spec.sampling.seed, spec.key.trace)),
+            temperature=spec.sampling.temperature,
+            top_p=spec.sampling.top_p,
+            top_k=spec.sampling.top_k,
+            min_p=spec.sampling.min_p,
+            announcement=self._announcement(search),
+            is_check=is_check,
+        )
+        tokens = [*search.spec.prompt, *trace.tokens]
+        left = spec.max_new_tokens - spec.inherited
+        self._guarded(lambda: self._core.add(order, trace.request, tokens, left, sorted(search.spec.stop_ids)))
+        search.is_announced, self._closed = True, []
+        search.traces[spec.key.trace] = self._live[trace.request] = trace
+
+    def _announcement(self, search: OpenSearch) -> dict[str, object] | None:
+        return None if search.is_announced else asdict(Announcement.of(search.spec, self._closed))
+
+    def _child(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
+        assert spec.parent is not None
+        parent = search.traces[spec.parent.trace]
+        assert spec.inherited <= len(parent.tokens)
+        is_done = not parent.is_thinking_at(spec.inherited)
+        return LiveTrace(
+            spec,
+            self._next_request(),
+            parent.tokens[: spec.inherited],
+            min(parent.scored_length, spec.inherited),
+            parent.thinking_length if is_done else None,
+        )
+
+    def _detached(self, spec: TraceSpec) -> LiveTrace:
+        """A root, or a child whose parent is no longer here."""
+        assert len(spec.prefix) == spec.inherited
+        return LiveTrace(spec, self._next_request(), list(spec.prefix), 0)
+
+    def _next_request(self) -> str:
+        self._num_requests += 1
+        return str(self._num_requests)
+
+    def _detector(self, search: OpenSearch, trace: LiveTrace) -> tuple[int, bool]:
+        """The detector's state after the inherited tokens, and whether the last of them ends an unscored thought."""
+        rule, tokens = search.spec.rule, trace.tokens
+        if trace.spec.parent is None:
+            ends, state = boundaries(rule, tokens)
+            is_new = len(ends) > trace.spec.score.count
+            return pack(state), bool(ends) and ends[-1] == len(tokens) - 1 and is_new
+        # Traces get long and branches are many: only the last few tokens are read again.
+        state, is_boundary = ThoughtState(is_thinking=trace.is_thinking_at(len(tokens))), False
+        for token in tokens[-_DETECTOR_MEMORY:]:
+            state, is_boundary = advance(rule, state, token)
+        return pack(state), is_boundary and trace.scored_length < len(tokens)
+
+    def _drop(self, trace: LiveTrace) -> None:
+        del self._live[trace.request]
+        del self._searches[trace.spec.key.search].traces[trace.spec.key.trace]
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def step(self) -> StepBatch:
+        if not self._live:
+            return StepBatch({}, 0, self._info.kv_capacity_tokens, StepSeconds())
+        began = time.perf_counter()
+        report, searches = self.step_report()
+        elsewhere = report.seconds_scheduling + report.seconds_scoring
+        seconds = StepSeconds(
+            engine=max(time.perf_counter() - began - elsewhere, 0.0),
+            scoring=report.seconds_scoring,
+            scheduling=report.seconds_scheduling,
+        )
+        used = report.kv_used_blocks * self._info.block_tokens
+        return StepBatch(searches, used, self._info.kv_capacity_tokens, seconds)
+
+    def step_report(self) -> tuple[Report, dict[int, SearchStep]]:
+        """One step, and what vLLM's scheduler said about it."""
+        report = self._next_report()
+        return report, {search: draft.freeze() for search, draft in self._read(report).items()}
+
+    def _next_report(self) -> Report:
+        """The next engine step in which a trace got a token or lost its place.
+
+        A prompt may be computed in several, and asynchronous scheduling admits a trace one step before its first
+        token: such steps are joined to the one that follows.
+        """
+        report, self._held = self._held or self._fetch(), None
+        while not (report.rows or report.evicted or report.finished):
+            following = self._fetch()
+            if following.evicted:  # who was admitted must be known before who lost its room again
+                self._held = following
+                break
+            following.admitted[:0] = report.admitted
+            report = following
+        return report
+
+    def _fetch(self) -> Report:
+        while (report := self._guarded(self._core.step)) is None:
+            pass
+        self._num_stuck = self._num_stuck + 1 if report.is_empty and not report.num_running else 0
+        if self._num_stuck > _STUCK_STEPS:
+            raise EngineError(f"a KV budget of {self._info.kv_capacity_tokens} tokens has no room for a waiting trace: "
+                              "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
+        return report
+
+    def _read(self, report: Report) -> dict[int, _Draft]:
+        """A report may speak of traces that were stopped in the meantime; nobody wants to know of them."""
+        drafts: defaultdict[int, _Draft] = defaultdict(_Draft)
+        self._read_room(report, drafts)
+        for request, token in zip(report.rows, report.tokens, strict=True):
+            if (trace := self._live.get(request)) is not None:
+                trace.tokens.append(token)
+                drafts[trace.spec.key.search].num_generated += 1
+        for request in report.stopped_thinking:
+            if (trace := self._live.get(request)) is not None:
+                trace.thinking_length = len(trace.tokens)
+        for request, score, length in report.scored:
+            if (trace := self._live.get(request)) is not None:
+                trace.scored_length = length
+                drafts[trace.spec.key.search].scored.append(ThoughtScore(trace.spec.key.trace, score, length))
+        self._read_ends(report, drafts)
+        return drafts
+
+    def _read_room(self, report: Report, drafts: defaultdict[int, _Draft]) -> None:
+        for request, name, score in report.evicted:
+            if (trace := self._live.get(request)) is None:
+                continue
+            action = PressureAction(name)
+            is_queued = action is PressureAction.QUEUE
+            tokens = () if is_queued else tuple(trace.tokens)
+            lost = Evicted(trace.spec.key.trace, action, score, len(trace.tokens), tokens)
+            drafts[trace.spec.key.search].evicted.append(lost)
+            if not is_queued:
+                self._drop(trace)
+        for request, cached, waited in report.admitted:
+            if (trace := self._live.get(request)) is not None:
+                prompt = len(self._searches[trace.spec.key.search].spec.prompt)
+                reused = min(max(cached - prompt, 0), len(trace.tokens))
+                won = Admitted(trace.spec.key.trace, reused, len(trace.tokens) - reused, waited)
+                drafts[trace.spec.key.search].admitted.append(won)
+
+    def _read_ends(self, report: Report, drafts: defaultdict[int, _Draft]) -> None:
+        ended = sorted((self._live[r].spec.key, r, reason) for r, reason in report.finished if r in self._live)
+        for key, request, reason in ended:
+            if reason not in END_REASONS:
+                self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
+            trace = self._live[request]
+            drafts[key.search].finished.append(Finished(key.trace, EndReason(reason), tuple(trace.tokens)))
+            self._drop(trace)
+
+    # -- failures ----------------------------------------------------------------------------------------------
+
+    def _guarded(self, call):
+        """A call into vLLM. Whatever goes wrong there ends this engine, and traces keep the tokens known here."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return call()
+        except EngineError as error:
+            self._fail(error)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            self._fail(EngineError(f"vLLM failed: {reason}"), error)
+
+    def _fail(self, failure: EngineError, cause: Exception | None = None) -> None:
+        self._failure = failure
+        raise failure from cause

@@ -1,0 +1,206 @@
+"""vLLM's scheduler with Gambit's rules: scores choose the victim of a failed allocation; it decides nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gambit.engines.vllm import adapter
+from gambit.engines.vllm.book import TraceBook
+from gambit.engines.vllm.messages import GambitConfig, Order, Report, RowValues
+from gambit.types import EndReason, PressureAction
+
+FAILING_CHECK = 3  # self-check: after this many compared steps an allocation is made to fail
+
+
+class _GambitScheduling:
+    """Mixed into vLLM's schedulers.
+
+    With scheduling_policy="priority" vLLM takes max((priority, arrival)) among the running requests when an
+    allocation fails. Priorities are set just before a step in which that will happen, so that vLLM finds exactly the
+    trace that engines/pressure.py names; `_preempt_request` then does with it what its rule says.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        adapter.follow_parent()
+        config: GambitConfig = self.vllm_config.additional_config
+        self._block_tokens = self.cache_config.block_size
+        adapter.hold_back_blocks(self)
+        self._book = TraceBook(config.scorer, adapter.usable_blocks(self) * self._block_tokens)
+        self._report = Report()
+        self._freed: list[str] = []
+        self._is_ranked = False  # whether this step may have victims
+        self._in_schedule = False
+        self._num_schedules = 0
+        self._num_queued = 0
+        self._num_compared = 0
+        self._fail_for: str | None = None  # self-check: the next allocation of this request fails once
+
+    # -- requests come and go ----------------------------------------------------------------------------------
+
+    def add_request(self, request: Any) -> None:
+        order = Order.unpack(request.sampling_params.extra_args)
+        assert order is not None, "a request that Gambit did not make"
+        self._book.add(request.request_id, order, self._num_schedules)
+        super().add_request(request)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        # Not forgotten at once: its last token is read after vLLM has freed it.
+        self._freed.append(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        self._num_schedules += 1
+        self._forget_freed()
+        self._rank_if_tight()
+        spent = time.perf_counter() - began
+        self._in_schedule = True
+        try:
+            with self._failing_allocation():
+                output = super().schedule(*args, **kwargs)
+        finally:
+            self._in_schedule = False
+            self._is_ranked = False
+        began = time.perf_counter()
+        self._note_admissions(output)
+        self._report.seconds_scheduling += spent + time.perf_counter() - began
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        began = time.perf_counter()
+        report, self._report = self._report, Report()
+        self._read(report, outputs, model_runner_output)
+        self._forget_freed()
+        report.num_running, report.num_waiting = len(self.running), self._num_unfinished() - len(self.running)
+        report.kv_used_blocks = adapter.used_blocks(self)
+        report.seconds_scheduling += time.perf_counter() - began
+        if report.is_empty and not report.num_waiting + report.num_running:
+            return {}
+        return adapter.outputs_of(report.pack())
+
+    def _num_unfinished(self) -> int:
+        return int(self.get_num_unfinished_requests())
+
+    def _read(self, report: Report, outputs: Any, model_runner_output: Any) -> None:
+        values: RowValues | None = adapter.row_values(model_runner_output)
+        for output in adapter.request_outputs(outputs):
+            if output.request_id not in self._book.entries:
+                continue
+            if output.new_token_ids:
+                report.rows.append(output.request_id)
+                report.tokens.append(output.new_token_ids[0])
+            if output.finish_reason is not None:
+                report.finished.append((output.request_id, adapter.end_reason(output)))
+        if values is not None:
+            report.seconds_scoring = values.seconds
+            if values.greedy is not None:
+                self._compare(report, values, model_runner_output.req_id_to_index)
+        if report.rows:
+            self._book.read(report, values, model_runner_output.req_id_to_index)
+
+    def _compare(self, report: Report, values: RowValues, row_of: dict[str, int]) -> None:
+        """Self-check: the state of a row makes the token that was sampled for that row."""
+        report.checked = len(report.rows)
+        for request, token in zip(report.rows, report.tokens, strict=True):
+            report.mismatches += int(values.greedy[row_of[request]]) != token
+        self._num_compared += 1
+        if self._num_compared == FAILING_CHECK:
+            self._fail_for = report.rows[0]
+
+    def _forget_freed(self) -> None:
+        for request in self._freed:
+            self._book.remove(request)
+        self._freed.clear()
+
+    # -- admission ---------------------------------------------------------------------------------------------
+
+    def _note_admissions(self, output: Any) -> None:
+        for request_id in adapter.newly_scheduled(output):
+            entry = self._book.entries[request_id]
+            if entry.is_running:
+                continue
+            self._book.admit(entry)
+            cached = self.requests[request_id].num_computed_tokens - output.num_scheduled_tokens[request_id]
+            waited = max(self._num_schedules - entry.waiting_since - 1, 0)
+            self._report.admitted.append((request_id, cached, waited))
+
+    # -- memory pressure ---------------------------------------------------------------------------------------
+
+    def _rank_if_tight(self) -> None:
+        """Where the running requests need more blocks than are free, order them by who gives way."""
+        if self._fail_for is None and not self._is_tight():
+            return
+        order = self._book.eviction_order((r.request_id for r in self.running), self._blocks_of, self._block_tokens)
+        place = {request: len(order) - index for index, request in enumerate(order)}
+        for request in self.running:
+            request.priority = place[request.request_id]
+        # The next victim last: where vLLM evicts the very request it is placing, it leaves the rest of the list
+        # without a token in that step.
+        self.running.sort(key=lambda request: request.priority)
+        self._is_ranked = True
+
+    def _is_tight(self) -> bool:
+        free = adapter.free_blocks(self) // len(self.kv_cache_config.kv_cache_groups)
+        # No step can want more than one block per trace and those that its share of prompt tokens fills.
+        if free > len(self.running) + self.max_num_scheduled_tokens // self._block_tokens:
+            return False
+        return sum(map(self._blocks_wanted, self.running)) > free
+
+    def _blocks_wanted(self, request: Any) -> int:
+        have = request.num_computed_tokens
+        end = request.num_tokens + request.num_output_placeholders
+        return -(-end // self._block_tokens) - -(-have // self._block_tokens)
+
+    def _blocks_of(self, request_id: str) -> list[int]:
+        return [block for group in self.kv_cache_manager.get_block_ids(request_id) for block in group]
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._in_schedule:  # vLLM resets its caches
+            super()._preempt_request(request, *args, **kwargs)
+            return
+        if not self._is_ranked:
+            raise RuntimeError("vLLM preempts in a step for which Gambit saw room: its block arithmetic has changed")
+        entry = self._book.entries[request.request_id]
+        action, score = entry.order.on_pressure.action, self._book.score_of(entry)
+        if action is PressureAction.QUEUE and self.running:
+            self._requeue(request, *args, **kwargs)
+        else:
+            adapter.end_request(self, request)
+        if action is PressureAction.QUEUE and not self.running:
+            # Alone it still does not fit: queueing it would go round forever.
+            self._report.finished.append((request.request_id, EndReason.MEMORY.value))
+        else:
+            self._report.evicted.append((request.request_id, action.value, score))
+
+    def _requeue(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        entry = self._book.entries[request.request_id]
+        entry.is_running, entry.waiting_since = False, self._num_schedules
+        # Ahead of everything that waits, the last queued first.
+        self._num_queued += 1
+        request.priority = -self._num_queued
+        super()._preempt_request(request, *args, **kwargs)
+
+    @contextmanager
+    def _failing_allocation(self) -> Iterator[None]:
+        """Self-check: one allocation fails although there is room, to see that the victim is the one Gambit names."""
+        if self._fail_for is None:
+            yield
+            return
+        failing, self._fail_for = self._fail_for, None
+        with adapter.failing_once(self.kv_cache_manager, failing):
+            yield
+
+
+class GambitScheduler(_GambitScheduling, adapter.Scheduler):
+    """For synchronous scheduling."""
+
+
+class GambitAsyncScheduler(_GambitScheduling, adapter.AsyncScheduler):
+    """For asynchronous scheduling; vLLM recognises it by its base."""

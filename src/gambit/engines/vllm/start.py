@@ -1,0 +1,222 @@
+"""Starts vLLM from a config, with Gambit's scheduler and worker in it, and refuses what cannot work."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from gambit.config import EngineConfig
+from gambit.engines.base import EngineInfo
+from gambit.engines.vllm.check import has_room, self_check
+from gambit.engines.vllm.engine import VllmEngine
+from gambit.engines.vllm.messages import GambitConfig, Order, Report
+from gambit.engines.vllm.versions import note_on
+from gambit.engines.vllm.weights import weights_folder
+from gambit.errors import EngineError, UserError
+from gambit.prompts import Tokenizer, load_tokenizer
+from gambit.scorers.base import Scorer
+
+CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
+CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
+OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True}
+_OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
+_REFUSED = {
+    "speculative_config": "a step would give a trace several tokens, and states for tokens that are then rejected",
+    "pipeline_parallel_size": "states and scores would be on another stage than the one that reports",
+    "decode_context_parallel_size": "states would be spread over ranks",
+    "prefill_context_parallel_size": "states would be spread over ranks",
+}
+
+
+def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Tokenizer | None = None) -> VllmEngine:
+    """`model` is a folder or a hub name; `config.engine_options` go to vLLM as they are, but for our own.
+
+    vLLM itself sees token ids only; `tokenizer` is for models that bring none, in measurements.
+    """
+    if find_spec("vllm") is None:
+        raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --engine local")
+    _check_scorer(scorer)
+    _prepare_environment()
+    from gambit.engines.vllm import adapter
+
+    _warn_if_untested(adapter)
+    _check_device(config.device, adapter.current_platform.device_type)
+    own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
+    is_cpu = adapter.current_platform.is_cpu()
+    tokenizer = tokenizer or load_tokenizer(model)
+    gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens)
+    own_process = _wants_own_process(own["own_process"])
+    with _multiprocessing(own_process):
+        vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
+        core = _Core(adapter, vllm_config, gambit, own_process=own_process)
+    engine = VllmEngine(core, _info(vllm_config, model, adapter), tokenizer)
+    if own["self_check"]:
+        _check(engine, vllm_config.model_config.get_vocab_size())
+    return engine
+
+
+def _check(engine: VllmEngine, vocab_size: int) -> None:
+    if not has_room(engine):
+        warnings.warn("the KV budget is too small for vLLM's self-check, which is left out", stacklevel=4)
+        return
+    try:
+        self_check(engine, vocab_size)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _check_scorer(scorer: Scorer) -> None:
+    """Where a thought ends is known in the scheduler, and states never go there."""
+    if scorer.info.needs_confidence and scorer.info.hidden_size is not None:
+        raise UserError(f"the scorer {scorer.info.architecture!r} wants states and confidences together: "
+                        "the vllm engine gives one or the other, use --engine local")  # fmt: skip
+
+
+def _check_device(wanted: str, found: str) -> None:
+    if wanted != "auto" and wanted.partition(":")[0] != found:
+        raise UserError(f"device {wanted!r}: this vLLM is built for {found!r}")
+
+
+def _prepare_environment() -> None:
+    """Before vLLM is imported; what the user has set stays."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+def _warn_if_untested(adapter: Any) -> None:
+    note = note_on(adapter.VERSION, adapter.current_platform.device_type)
+    if note is not None:
+        warnings.warn(note, stacklevel=3)
+
+
+def _wants_own_process(wish: bool | None) -> bool:
+    """In this process unless asked: nothing then happens between two steps, and the same seed gives the same tree."""
+    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1" if wish is None else wish
+
+
+@contextmanager
+def _multiprocessing(own_process: bool) -> Iterator[None]:
+    """vLLM's CPU platform reads from its environment whether workers may live in this process."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(name)
+    os.environ[name] = "1" if own_process else "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: bool) -> dict[str, Any]:
+    given = {name: value for name, value in config.engine_options.items() if name not in OWN_OPTIONS}
+    _refuse(given)
+    options: dict[str, Any] = {
+        "dtype": "float32" if is_cpu and config.dtype == "auto" else config.dtype,
+        "skip_tokenizer_init": True,  # vLLM gets and gives token ids
+        "disable_log_stats": True,
+        "gpu_memory_utilization": config.memory_ratio,
+    }
+    if is_cpu:
+        options |= {"block_size": CPU_BLOCK_TOKENS, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
+    return (
+        options
+        | given
+        | {
+            "model": model,
+            "additional_config": gambit,
+            "worker_cls": "gambit.engines.vllm.worker.GambitWorker",
+            "scheduler_cls": _scheduler_name(is_async=given.get("async_scheduling", not is_cpu) is not False),
+            "scheduling_policy": "priority",
+            "enable_prefix_caching": True,
+        }
+    )
+
+
+def _scheduler_name(*, is_async: bool) -> str:
+    return f"gambit.engines.vllm.scheduler.Gambit{'Async' if is_async else ''}Scheduler"
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    for name in _OURS:
+        if name in given:
+            raise UserError(f"engine option {name!r} is set by Gambit itself: leave it out")
+    for name, reason in _REFUSED.items():
+        if given.get(name) not in (None, 1):
+            raise UserError(f"engine option {name}={given[name]!r} cannot be used: {reason}")
+
+
+def _build(adapter: Any, options: dict[str, Any], kv_budget_tokens: int | None) -> Any:
+    try:
+        return adapter.build_config(options, kv_budget_tokens)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"vLLM refuses these options: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _info(vllm_config: Any, model: str, adapter: Any) -> EngineInfo:
+    block_tokens = int(vllm_config.cache_config.block_size)
+    return EngineInfo(
+        name="vllm",
+        model=model,
+        device=str(vllm_config.device_config.device_type),
+        dtype=str(vllm_config.model_config.dtype).removeprefix("torch."),
+        hidden_size=int(vllm_config.model_config.get_hidden_size()),
+        context_tokens=int(vllm_config.model_config.max_model_len),
+        kv_capacity_tokens=adapter.num_blocks(vllm_config) * block_tokens,
+        block_tokens=block_tokens,
+        versions={"vllm": adapter.VERSION, "torch": _version("torch")},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class _Core:
+    """vLLM's engine core, spoken to in Gambit's terms."""
+
+    def __init__(self, adapter: Any, vllm_config: Any, gambit: GambitConfig, *, own_process: bool) -> None:
+        self._adapter = adapter
+        self._exact_noise = gambit.exact_noise
+        self._num_added = 0
+        try:
+            self._core = adapter.Core(vllm_config, own_process=own_process)
+        except Exception as error:
+            raise EngineError(f"vLLM does not start: {_first_line(error)}") from error
+
+    def add(self, order: Order, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None:
+        # With our own noise the token is decided before vLLM samples: it only has to take the highest logit.
+        sampling = {"temperature": 0.0} if self._exact_noise else _stock_sampling(order)
+        params = self._adapter.sampling_params(
+            extra_args=order.pack(), max_tokens=max_tokens, stop_ids=stop_ids, **sampling
+        )
+        self._num_added += 1
+        self._core.add(request_id, tokens, params, arrival=float(self._num_added))
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._core.abort(request_ids)
+
+    def step(self) -> Report | None:
+        packed = self._core.step()
+        return None if packed is None else Report.unpack(packed)
+
+    def close(self) -> None:
+        self._core.shutdown()
+
+
+def _stock_sampling(order: Order) -> dict[str, float]:
+    return {"temperature": order.temperature, "top_p": order.top_p, "top_k": order.top_k, "min_p": order.min_p}

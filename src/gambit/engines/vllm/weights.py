@@ -1,0 +1,40 @@
+"""What vLLM may read of a model's folder: it takes every safetensors file for weights, a scorer's among them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from gambit.models import SCORER_FILE
+
+_INDEX = "model.safetensors.index.json"  # where there is one, vLLM reads what it names and nothing else
+
+
+def weights_folder(model: str) -> str:
+    """`model` itself, or a folder of links to everything in it but the scorer.
+
+    The folder has the same name at every start: vLLM files what it has compiled under the model's name.
+    """
+    source = Path(model)
+    if not (source / SCORER_FILE).is_file() or (source / _INDEX).is_file():
+        return model
+    view = _place_for(source.resolve())
+    view.mkdir(parents=True, exist_ok=True)
+    wanted = {entry.name: entry.resolve() for entry in source.iterdir() if entry.name != SCORER_FILE}
+    for link in list(view.iterdir()):
+        if not link.is_symlink() or link.resolve() != wanted.get(link.name):
+            link.unlink()
+    for name, target in wanted.items():
+        if not (view / name).is_symlink():
+            (view / name).symlink_to(target)
+    return str(view)
+
+
+def _place_for(source: Path) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if not os.access(cache if cache.is_dir() else cache.parent, os.W_OK):
+        cache = Path(tempfile.gettempdir())
+    digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
+    return cache / "gambit" / "models" / f"{source.name}-{digest}"

@@ -1,0 +1,172 @@
+"""vLLM's worker with Gambit's scorer on its device: one score per row and step; it never waits for the device."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
+from gambit.engines.vllm import adapter
+from gambit.engines.vllm.messages import GambitConfig, Order, RowValues
+from gambit.scorers.base import ThoughtBatch
+
+NOISE = np.dtype([
+    ("noise_key", np.uint64),
+    ("prompt_tokens", np.int64),
+    ("temperature", np.float32),
+    ("top_p", np.float32),
+    ("top_k", np.int64),
+    ("min_p", np.float32),
+])  # fmt: skip
+
+
+class _AsyncRows(adapter.AsyncModelRunnerOutput):
+    """An output that is still being computed, with the rows' values on their way beside it."""
+
+    def __init__(self, inner: Any, rows: _DeviceRows) -> None:
+        self._inner = inner
+        self._rows = rows
+
+    def get_output(self) -> Any:
+        return adapter.attach_rows(self._inner.get_output(), self._rows.values())
+
+
+class _DeviceRows:
+    """Row values on the device and the copy that brings them to the host; reading them waits for that copy only."""
+
+    def __init__(self, columns: dict[str, torch.Tensor], seconds: float) -> None:
+        self._names = tuple(columns)
+        self._seconds = seconds
+        device = torch.stack([column.float() for column in columns.values()])
+        self._event: torch.cuda.Event | None = None
+        if device.is_cuda:
+            self._host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
+            self._host.copy_(device, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = device
+
+    def values(self) -> RowValues:
+        if self._event is not None:
+            self._event.synchronize()
+        found = dict(zip(self._names, self._host.numpy(), strict=True))
+        return RowValues(found.get("scores"), found.get("confidences"), found.get("greedy"), self._seconds)
+
+
+class GambitWorker(adapter.Worker):
+    """Scores every row of every step: which rows end a thought is known on the host only, one step later."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        adapter.follow_parent()
+        result = super().load_model(*args, **kwargs)
+        config: GambitConfig = self.vllm_config.additional_config
+        # Before vLLM measures what memory is left, so that the scorer is counted.
+        self._scorer = config.scorer.to(self.device)
+        self._exact_noise = config.exact_noise
+        self._noise = _Noise(self.device)
+        self._confidences: torch.Tensor | None = None
+        self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled
+        if self._exact_noise or self._scorer.info.needs_confidence:
+            adapter.tap_sampler(self.model_runner, self._see_logits)
+        return result
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._noise.follow(scheduler_output, wants_positions=self._exact_noise)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        states = adapter.sampled_states(self.model_runner)
+        if states is None:
+            return super().sample_tokens(grammar_output)
+        began = time.perf_counter()
+        columns = self._score(states)
+        seconds = time.perf_counter() - began
+        self._rows = adapter.row_ids(self.model_runner)
+        output = super().sample_tokens(grammar_output)
+        self._rows = None
+        if self._confidences is not None:
+            columns["confidences"], self._confidences = self._confidences, None
+        if output is None or not columns or not self.is_driver_worker:
+            return output
+        rows = _DeviceRows(columns, seconds)
+        if isinstance(output, adapter.AsyncModelRunnerOutput):
+            return _AsyncRows(output, rows)
+        return adapter.attach_rows(output, rows.values()) if output.req_ids else output
+
+    def _score(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
+        columns = {}
+        if not self._scorer.info.needs_confidence:
+            columns["scores"] = self._scorer.score(ThoughtBatch(states, states.new_zeros(len(states))))
+        if self._noise.num_checks:
+            logits = adapter.compute_logits(self.model_runner, states)
+            if logits is not None:
+                columns["greedy"] = logits.argmax(-1)
+        return columns
+
+    def _see_logits(self, logits: torch.Tensor) -> None:
+        """Between the forward pass and vLLM's sampler."""
+        if self._rows is None or logits is None:  # vLLM warms up, or this rank has no logits
+            return
+        if self._scorer.info.needs_confidence:
+            self._confidences = token_confidence(logits)
+        if self._exact_noise:
+            tokens = self._noise.draw(logits, self._rows)
+            # vLLM samples greedily then; infinity wins whatever the dtype.
+            logits.scatter_(1, tokens[:, None], float("inf"))
+
+
+class _Noise:
+    """Follows what is scheduled, to draw each row's token with the noise of (seed, trace, position)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._of: dict[str, npt.NDArray[np.void]] = {}
+        self._ends: dict[str, int] = {}  # position of the token to be sampled, prompt included
+        self._rows: list[str] = []
+        self._table = np.zeros(0, NOISE)
+        self._filters: Filters | None = None
+        self._checks: set[str] = set()
+
+    @property
+    def num_checks(self) -> int:
+        return len(self._checks)
+
+    def follow(self, scheduled: Any, *, wants_positions: bool) -> None:
+        for request in scheduled.finished_req_ids:
+            self._of.pop(request, None)
+            self._checks.discard(request)
+        for new in scheduled.scheduled_new_reqs:
+            order = Order.unpack(new.sampling_params.extra_args)
+            if order is not None:
+                self._of[new.req_id] = _record(order)
+                if order.is_check:
+                    self._checks.add(new.req_id)
+        if not wants_positions:
+            return
+        count = scheduled.num_scheduled_tokens
+        known = scheduled.scheduled_cached_reqs
+        self._ends = {new.req_id: new.num_computed_tokens + count[new.req_id] for new in scheduled.scheduled_new_reqs}
+        for request, computed in zip(known.req_ids, known.num_computed_tokens, strict=True):
+            self._ends[request] = computed + count[request]
+
+    def draw(self, logits: torch.Tensor, rows: list[str]) -> torch.Tensor:
+        if rows != self._rows or self._filters is None:
+            self._rows = rows
+            self._table = np.concatenate([self._of[request] for request in rows])
+            self._filters = filters_of(self._table, self._device)
+        ends = np.fromiter((self._ends[request] for request in rows), np.int64, len(rows))
+        uniform = torch.from_numpy(uniforms(self._table["noise_key"], ends - self._table["prompt_tokens"])).float()
+        return sample(logits, self._filters, uniform.to(self._device, non_blocking=True))
+
+
+def _record(order: Order) -> npt.NDArray[np.void]:
+    record = np.zeros(1, NOISE)
+    for name in NOISE.names:
+        record[name] = getattr(order, name)
+    return record
