@@ -46,7 +46,7 @@ class _DeviceRows:
         if device.is_cuda:
             self._host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
             self._host.copy_(device, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event(blocking=True)  # sleeps instead of asking the driver again and again
             self._event.record()
         else:
             self._host = device
