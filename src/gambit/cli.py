@@ -316,7 +316,7 @@ def demo(
         number = random.randrange(1000) if seed is None else seed
         problem, gold = unseen_problem(number)
         put(f"puzzle {number}, modulo 97: {problem.question}\n")
-        with _session(EngineConfig(), folder) as session:
+        with _session(EngineConfig(engine="local"), folder) as session:  # starts in seconds everywhere
             listener = session.listener(problem.id)
             verdicts = []
             for result in comparison(session.solver, problem, number, folder, listener, session.stop):

@@ -16,6 +16,7 @@ from gambit.events import Json
 
 PANELS: Mapping[str, type[BaseModel]] = {"Search": SearchConfig, "Model and engine": EngineConfig}
 OFF_SWITCHES = {"enable_thinking": "--no-thinking"}  # for what is on by default
+PAIRS = {"engine_options": "--engine-option"}  # given as key=value, as often as wanted
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -28,7 +29,8 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def wrapped(**values: object) -> None:
         turned_off = {name: False for name in OFF_SWITCHES if values.get(name)}
-        command(**{**values, **turned_off})
+        pairs = {name: _mapping(texts) for name in PAIRS if isinstance(texts := values.get(name), list)}
+        command(**{**values, **turned_off, **pairs})
 
     wrapped.__doc__ = command.__doc__
     wrapped.__signature__ = inspect.Signature([*named, *_parameters()])  # type: ignore[attr-defined]
@@ -39,24 +41,39 @@ def _parameters() -> Iterator[inspect.Parameter]:
     for panel, model in PANELS.items():
         schema = model.model_json_schema()["properties"]
         for name, field in model.model_fields.items():
-            is_switch = field.annotation is bool
-            option = _option(name, field, None if is_switch else _metavar(schema[name]), panel)
-            kind = Annotated[bool | None, option] if is_switch else Annotated[str | None, option]
-            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            option = _option(name, field, _metavar(name, field, schema[name]), panel)
+            kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
+            annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> OptionInfo:
-    flag = OFF_SWITCHES.get(name, "--" + name.replace("_", "-"))
+    flag = {**OFF_SWITCHES, **PAIRS}.get(name, "--" + name.replace("_", "-"))
     text = f"do not {field.description}" if name in OFF_SWITCHES else field.description or ""
-    if field.default is not None and not isinstance(field.default, bool) and len(str(field.default)) < 20:
+    if isinstance(field.default, str | int | float) and field.default is not False and len(str(field.default)) < 20:
         text = f"{text} (default: {field.default})".lstrip()
     option: OptionInfo = typer.Option(flag, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
     return option
 
 
-def _metavar(schema: Mapping[str, Json]) -> str:
+def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | None:
     """The kind of value; choices are named in the description."""
+    if field.annotation is bool:
+        return None
+    if name in PAIRS:
+        return "KEY=VALUE"
     branches = schema.get("anyOf", [schema])
     assert isinstance(branches, list)
     kinds = {branch.get("type") for branch in branches if isinstance(branch, dict)}
     return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds else "TEXT"
+
+
+def _mapping(texts: list[str]) -> dict[str, object]:
+    """`key=value` pairs; values are read as in a YAML recipe, so that 2 is a number and true a truth."""
+    import yaml
+
+    pairs = [text.partition("=") for text in texts]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint="--engine-option")
+    return {key: yaml.safe_load(value) for key, _, value in pairs}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -95,9 +95,7 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str = Field("pawn", description="folder or hub name; pawn is the bundled model")
-    engine: Literal["auto", "local", "vllm"] = Field(
-        "auto", description="local, vllm; auto: vllm where it is installed and a CUDA GPU is there"
-    )
+    engine: str = Field("auto", description="local or vllm; auto: vllm where a tested build and its GPU are there")
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine as they are")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     dtype: str = Field("auto", description="auto, float32, float16, bfloat16")

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -30,6 +29,7 @@ from gambit.config import (
     system_prompt_of,
 )
 from gambit.engines.base import Engine, SearchSpec, check_prompt
+from gambit.engines.vllm import versions
 from gambit.errors import GambitWarning, UserError
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
@@ -299,8 +299,10 @@ def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
 
 
 def _auto_engine(device: str) -> str:
-    """vLLM where it is installed and a GPU is there for it; the embedded engine runs everywhere."""
-    if find_spec("vllm") is None or device.partition(":")[0] not in ("auto", "cuda"):
+    """vLLM where a build that was tried is installed and its GPU is there; the embedded engine runs everywhere."""
+    found = versions.installed()
+    is_tried = found is not None and found[1] == "cuda" and versions.note_on(*found) is None
+    if not is_tried or device.partition(":")[0] not in ("auto", "cuda"):
         return "local"
     import torch
 
