@@ -2,7 +2,7 @@
 
     python benchmarks/local_speed.py [--out benchmarks/results/local_speed.json]
 
-A 6 M-parameter Qwen3-shaped model with random weights, a pool of 64 traces, 300 tokens each, sampled at temperature 1.
+A 6 M-parameter Qwen3 of pawn's shape with random weights, a pool of 64 traces, 300 tokens each, temperature 1.
 The two take turns, so that a noisy machine slows both; the figure is the median of the ratios of neighbouring turns.
 """
 
@@ -27,15 +27,15 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer
 from gambit.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
 
-VOCABULARY, HIDDEN = 64, 256
-BOUNDARY = 2  # one token in 64 ends a thought
+VOCABULARY, HIDDEN = 144, 256
+BOUNDARY = 2  # one token in 144 ends a thought
 
 
-def make_model() -> Qwen3ForCausalLM:
+def make_model(kv_heads: int = 4) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=688, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=True,
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=704, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=kv_heads, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     return Qwen3ForCausalLM(config).float().eval()
@@ -80,10 +80,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=80)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kv-heads", type=int, default=4, help="8: as many as query heads, the most memory traffic")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = make_model()
+    model = make_model(options.kv_heads)
     engine = make_engine(model)
     prompt = tuple(torch.randint(3, VOCABULARY, (options.prompt,)).tolist())
     run_local(engine, prompt, 4, 8)  # both warm

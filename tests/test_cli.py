@@ -183,7 +183,7 @@ def test_every_config_field_has_its_option() -> None:
         (("--vote", "loud"), "vote = 'loud': input should be 'majority', 'score' or 'position'"),
         (("--policy", "gambti"), "unknown policy 'gambti': did you mean 'gambit'?"),
         (("--scorer", "confidense"), "unknown scorer 'confidense': did you mean 'confidence'?"),
-        (("--engine", "warp"), "engine = 'warp'"),
+        (("--engine", "warp"), "unknown engine 'warp'"),
         (("--device", "cuda:7" if not torch.cuda.is_available() else "mps"), "gambit doctor"),
         (("--dtype", "float7"), "unknown dtype 'float7'"),
         (("--model", "./nowhere"), "cannot load model './nowhere': there is no such folder"),

@@ -137,26 +137,38 @@ class DecodePlan:
     row_slots: torch.Tensor  # [n] prompt slot of each row
     members: torch.Tensor | None  # [slots, most rows] row indices, padded with 0; None: all rows share slot 0
     places: torch.Tensor | None  # [n] where a row stands in the flattened `members`
+    level: int | None  # the own position of all rows where they are at the same, as the traces of one search are
+    has_even_prompts: bool  # all prompt segments have the same length
     rows: torch.Tensor = field(init=False)
-    _hidden: dict[int | None, torch.Tensor] = field(init=False, default_factory=dict)
+    _masks: dict[int | None, torch.Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows = torch.arange(len(self.own), device=self.own.device)
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
         layer = self.store.layer(index, k, v)
-        layer.row_keys[self.rows, :, self.own] = k[:, :, 0]
-        layer.row_values[self.rows, :, self.own] = v[:, :, 0]
-        n, kv_heads, dim = len(self.own), k.shape[1], q.shape[3]
-        grouped = q.view(n, kv_heads, -1, dim)  # query heads of one KV head side by side
-        keys, values = layer.row_keys[:n, :, : self.own_length], layer.row_values[:n, :, : self.own_length]
-        own_scores = torch.matmul(grouped, keys.transpose(-1, -2))
-        prompt_scores = self._over_prompts(grouped, layer.prompt_keys[:, :, : self.prompt_length].transpose(-1, -2))
+        self._write(layer.row_keys, k)
+        self._write(layer.row_values, v)
+        n = len(self.own)
+        grouped = q.view(n, k.shape[1], -1, q.shape[3])  # query heads of one KV head side by side
+        return self._attend(layer, grouped, call).view(n, 1, -1, v.shape[3])
+
+    def _write(self, rows: torch.Tensor, new: torch.Tensor) -> None:
+        if self.level is not None:
+            rows[: len(new), :, self.level] = new[:, :, 0]
+        else:
+            rows[self.rows, :, self.own] = new[:, :, 0]
+
+    def _attend(self, layer: LayerStore, q: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        """Scores over prompt and own part side by side, one softmax over both."""
+        keys, values = (rows[: len(q), :, : self.own_length] for rows in (layer.row_keys, layer.row_values))
+        own_scores = torch.matmul(q, keys.transpose(-1, -2))
+        prompt_scores = self._over_prompts(q, layer.prompt_keys[:, :, : self.prompt_length].transpose(-1, -2))
         scores = torch.cat((prompt_scores, own_scores), dim=-1)
-        weights = _softmax(scores, self._mask(call.sliding_window), call, kv_heads).to(v.dtype)
+        weights = _softmax(scores, self._mask(call.sliding_window), call, keys.shape[1]).to(values.dtype)
         out = torch.matmul(weights[..., self.prompt_length :], values)
         out += self._over_prompts(weights[..., : self.prompt_length], layer.prompt_values[:, :, : self.prompt_length])
-        return out.view(n, 1, -1, v.shape[3])
+        return out
 
     def _over_prompts(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """left [n, heads, group, a] times the prompt segment right [slots, heads, a, b] of each row's own search."""
@@ -169,9 +181,11 @@ class DecodePlan:
         out = torch.matmul(flat, right[:slots]).view(slots, heads, most, group, -1).transpose(1, 2)
         return out.flatten(0, 1)[self.places]
 
-    def _mask(self, window: int | None) -> torch.Tensor:
-        """[n, 1, 1, prompt + own]: 0 where a row may look, -inf where it may not."""
-        if window not in self._hidden:
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        """[n, 1, 1, prompt + own]: 0 where a row may look, -inf where not; None where all may look everywhere."""
+        if self.level is not None and self.has_even_prompts and window is None:
+            return None
+        if window not in self._masks:
             at = torch.arange(self.prompt_length + self.own_length, device=self.own.device)
             is_prompt, own_at = at < self.prompt_length, at - self.prompt_length
             limits = self.prompt_lengths[self.row_slots]
@@ -180,8 +194,8 @@ class DecodePlan:
                 absolute = torch.where(is_prompt, at, own_at + limits[:, None])
                 seen &= absolute > self.positions[:, None] - window
             mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
-            self._hidden[window] = mask[:, None, None, :]
-        return self._hidden[window]
+            self._masks[window] = mask[:, None, None, :]
+        return self._masks[window]
 
 
 @dataclass(slots=True)
@@ -239,13 +253,14 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) 
 
 
 def _softmax(
-    scores: torch.Tensor, mask: torch.Tensor, call: LayerCall, kv_heads: int, queries: int = 1
+    scores: torch.Tensor, mask: torch.Tensor | None, call: LayerCall, kv_heads: int, queries: int = 1
 ) -> torch.Tensor:
     """Weights in float32 over scores [n, kv heads, group × queries, keys]; a sink takes weight and gives nothing."""
     scores = scores.float().mul_(call.scaling)
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
-    scores += mask
+    if mask is not None:
+        scores += mask
     if call.sinks is None:
         return torch.softmax(scores, dim=-1)
     sinks = call.sinks.float().view(1, kv_heads, -1, 1, 1).expand(len(scores), -1, -1, queries, 1).flatten(2, 3)

@@ -117,13 +117,25 @@ class LocalEngine:
     def _forward(self) -> ForwardOutput:
         layout = self._layout()
         table = self._pool.rows.table
-        own = torch.from_numpy(table["num_tokens"].copy())
+        lengths = table["num_tokens"].copy()
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        own = torch.from_numpy(lengths)
         positions = (own + torch.from_numpy(table["prompt_length"].copy())).to(self._model.device)
-        own_length = int(own.max()) + 1
-        self._pool.store.reserve("row", len(own), own_length)
+        self._pool.store.reserve("row", len(own), longest + 1)
         self._pool.store.settle()
-        plan = DecodePlan(self._pool.store, own.to(self._model.device), positions, own_length, layout.prompt_lengths,
-                          layout.prompt_length, layout.row_slots, layout.members, layout.places)  # fmt: skip
+        plan = DecodePlan(
+            store=self._pool.store,
+            own=own.to(self._model.device),
+            positions=positions,
+            own_length=longest + 1,
+            prompt_lengths=layout.prompt_lengths,
+            prompt_length=layout.prompt_length,
+            row_slots=layout.row_slots,
+            members=layout.members,
+            places=layout.places,
+            level=longest if shortest == longest else None,
+            has_even_prompts=layout.has_even_prompts,
+        )
         tokens = torch.from_numpy(self._pool.rows.last_tokens(layout.first_tokens)).long().to(self._model.device)
         return self._model.forward(tokens[:, None], positions[:, None], plan)
 

@@ -26,6 +26,7 @@ class Layout:
     row_slots: torch.Tensor
     prompt_lengths: torch.Tensor
     prompt_length: int
+    has_even_prompts: bool
     members: torch.Tensor | None
     places: torch.Tensor | None
     first_tokens: npt.NDArray[np.int32]
@@ -49,6 +50,7 @@ class Layout:
             row_slots=torch.from_numpy(row_slots).to(device),
             prompt_lengths=torch.tensor(lengths, device=device),
             prompt_length=max(lengths),
+            has_even_prompts=min(lengths) == max(lengths),
             members=None if members is None else torch.from_numpy(members).to(device),
             places=None if places is None else torch.from_numpy(places).to(device),
             first_tokens=np.array([spec.prompt[-1] for spec in slots], np.int32)[row_slots],
