@@ -164,9 +164,9 @@ def test_flags_override_the_config_file_and_the_rest_stays_open(solve) -> None:
 
 def test_every_config_field_has_its_option() -> None:
     text = Outcome("solve", "--help").out
-    names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - {"enable_thinking"}
+    names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - {"enable_thinking", "engine_options"}
     assert {name for name in names if "--" + name.replace("_", "-") not in text} == set()
-    assert "--no-thinking" in text
+    assert "--no-thinking" in text and "--engine-option " in text
 
 
 # -- the user's mistakes: exit code 2, one sentence --------------------------------------------------------------
@@ -184,6 +184,7 @@ def test_every_config_field_has_its_option() -> None:
         (("--policy", "gambti"), "unknown policy 'gambti': did you mean 'gambit'?"),
         (("--scorer", "confidense"), "unknown scorer 'confidense': did you mean 'confidence'?"),
         (("--engine", "warp"), "unknown engine 'warp'"),
+        (("--engine-option", "fast"), "not of the form key=value"),
         (("--device", "cuda:7" if not torch.cuda.is_available() else "mps"), "gambit doctor"),
         (("--dtype", "float7"), "unknown dtype 'float7'"),
         (("--model", "./nowhere"), "cannot load model './nowhere': there is no such folder"),

@@ -29,7 +29,8 @@ def test_the_folder_is_complete(folder: Path) -> None:
     assert preset["capacity"] == 64
     assert set(preset) >= {"swap_size", "check_interval", "warmup_tokens", "max_new_tokens", "temperature"}
     assert set(preset) >= {"median_length", "mean_thought_length"}
-    assert "python -m gambit.pawn.train --tiny" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "`python -m gambit.pawn.train --workers 1 --tiny`" in card and str(folder) not in card
 
 
 def test_transformers_loads_and_runs_the_model(folder: Path) -> None:
