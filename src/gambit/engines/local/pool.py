@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gambit.engines.base import SearchSpec
+from gambit.engines.draft import StepDraft
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.model import PoolModel
@@ -27,8 +28,6 @@ from gambit.types import (
     Evicted,
     Finished,
     PressureAction,
-    SearchStep,
-    ThoughtScore,
     TraceSpec,
 )
 
@@ -47,22 +46,6 @@ class OpenSearch:
     def segment(self) -> tuple[int, ...]:
         """The shared part of the prompt. Its last token is fed by each root: that gives a root its first logits."""
         return self.spec.prompt[:-1]
-
-
-@dataclass(slots=True)
-class StepDraft:
-    """A `SearchStep` in the making."""
-
-    evicted: list[Evicted] = field(default_factory=list)
-    admitted: list[Admitted] = field(default_factory=list)
-    num_generated: int = 0
-    scored: list[ThoughtScore] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-
-    def freeze(self) -> SearchStep:
-        return SearchStep(
-            tuple(self.evicted), tuple(self.admitted), self.num_generated, tuple(self.scored), tuple(self.finished)
-        )
 
 
 class Pool:

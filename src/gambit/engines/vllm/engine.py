@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
+from gambit.engines.draft import StepDraft
 from gambit.engines.sampling import noise_keys
 from gambit.engines.vllm.messages import Announcement, Order, Report
 from gambit.errors import EngineError
@@ -67,22 +68,6 @@ class OpenSearch:
     spec: SearchSpec
     traces: dict[int, LiveTrace] = field(default_factory=dict)
     is_announced: bool = False
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A `SearchStep` in the making."""
-
-    evicted: list[Evicted] = field(default_factory=list)
-    admitted: list[Admitted] = field(default_factory=list)
-    num_generated: int = 0
-    scored: list[ThoughtScore] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-
-    def freeze(self) -> SearchStep:
-        return SearchStep(
-            tuple(self.evicted), tuple(self.admitted), self.num_generated, tuple(self.scored), tuple(self.finished)
-        )
 
 
 class VllmEngine:
@@ -263,9 +248,9 @@ class VllmEngine:
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
         return report
 
-    def _read(self, report: Report) -> dict[int, _Draft]:
+    def _read(self, report: Report) -> dict[int, StepDraft]:
         """A report may speak of traces that were stopped in the meantime; nobody wants to know of them."""
-        drafts: defaultdict[int, _Draft] = defaultdict(_Draft)
+        drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)
         self._read_room(report, drafts)
         for request, token in zip(report.rows, report.tokens, strict=True):
             if (trace := self._live.get(request)) is not None:
@@ -281,7 +266,7 @@ class VllmEngine:
         self._read_ends(report, drafts)
         return drafts
 
-    def _read_room(self, report: Report, drafts: defaultdict[int, _Draft]) -> None:
+    def _read_room(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         for request, name, score in report.evicted:
             if (trace := self._live.get(request)) is None:
                 continue
@@ -299,7 +284,7 @@ class VllmEngine:
                 won = Admitted(trace.spec.key.trace, reused, len(trace.tokens) - reused, waited)
                 drafts[trace.spec.key.search].admitted.append(won)
 
-    def _read_ends(self, report: Report, drafts: defaultdict[int, _Draft]) -> None:
+    def _read_ends(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         ended = sorted((self._live[r].spec.key, r, reason) for r, reason in report.finished if r in self._live)
         for key, request, reason in ended:
             if reason not in END_REASONS:
