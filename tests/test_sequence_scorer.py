@@ -88,9 +88,11 @@ def test_step_by_step_equals_the_whole(max_steps):
 
 def padded(lists, positions, own):
     most = max(map(len, lists))
-    slots = torch.tensor([[*past, *[0] * (most - len(past))] for past in lists], dtype=torch.long).reshape(-1, most)
+    slots = torch.tensor([[*past, *[0] * (most - len(past))] for past in lists], dtype=torch.long).reshape(
+        len(lists), most
+    )
     mask = torch.tensor([[True] * len(p) + [False] * (most - len(p)) for p in lists], dtype=torch.bool)
-    return PastThoughts(slots, mask.reshape(-1, most), torch.tensor(positions), torch.tensor(own))
+    return PastThoughts(slots, mask.reshape(len(lists), most), torch.tensor(positions), torch.tensor(own))
 
 
 def test_a_first_thought_is_scored_by_itself():

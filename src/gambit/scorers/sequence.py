@@ -123,7 +123,7 @@ class Block(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """[batch, steps, width] -> [batch, heads, steps, width of a head]."""
-        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.mix(_joined(attended))
