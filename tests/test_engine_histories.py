@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine_setups import ENGINES, HAS_VLLM, LAG, PROMPT, RULE, finish, run, spec
+from engine_setups import ENGINES, HAS_VLLM, PROMPT, RULE, finish, run, spec
 from gambit import events as ev
 from gambit.engines.base import SearchSpec
 from gambit.errors import EngineError
@@ -18,6 +18,7 @@ from gambit.types import OnPressure, PressureAction, RunningScore, StatePosition
 from searching import make_settings, run_one
 from tiny import tiny_model
 
+LITTLE_ROOM = {"kv_budget_tokens": 32 * 8, "block_tokens": 8}
 EVERYWHERE = replace(RULE, think_end=None)  # thoughts are found to the end of a trace
 
 
@@ -46,7 +47,6 @@ def start(request):
         started.append(ENGINES[request.param](*args, **options))
         return started[-1]
 
-    begin.lag = LAG.get(request.param, 0)
     yield begin
     for engine in started:
         used = slots_used(engine)
@@ -57,11 +57,13 @@ def start(request):
 def slots_used(engine):
     if engine.info.name == "local":
         return lambda: engine._pool.histories.num_used
-    scheduler = engine._core._core._client.engine_core.scheduler
+    core = engine._core._core._client.engine_core
 
     def used():
-        scheduler._histories.forget()
-        return scheduler._histories.num_used
+        while core.batch_queue:  # with asynchronous scheduling a step may be under way that nobody has asked for
+            core.step_fn()
+        core.scheduler._histories.forget()
+        return core.scheduler._histories.num_used
 
     return used
 
@@ -159,13 +161,13 @@ def test_every_score_is_that_of_a_pass_over_the_whole_trace(start, position, max
     family.root()
     family.live(45)
     assert check_scores(scorer, family.scored, family.tokens) > 1e-2
-    assert sum(map(len, family.scored.values())) > 300 and max(map(len, family.scored.values())) > 8
+    assert sum(map(len, family.scored.values())) > 100 and max(map(len, family.scored.values())) > 8
 
 
 @pytest.mark.parametrize("action", PressureAction)
 def test_what_memory_pressure_does_to_traces_changes_no_score(start, action):
     scorer = sequence_scorer()
-    engine = start(scorer, kv_budget_tokens=32 * 12, block_tokens=8)
+    engine = start(scorer, **LITTLE_ROOM)
     family = Family(engine, seed=2, tokens=90, on_pressure=OnPressure(action))
     for _ in range(10):
         family.root()
@@ -183,7 +185,7 @@ def test_what_memory_pressure_does_to_traces_changes_no_score(start, action):
 @pytest.mark.parametrize("policy", ["gambit", "sc"])
 def test_a_whole_search_in_little_room_with_ghosts_for_parents(start, policy):
     scorer = sequence_scorer()
-    engine = start(scorer, kv_budget_tokens=32 * 12, block_tokens=8)
+    engine = start(scorer, **LITTLE_ROOM)
     settings = make_settings(
         policy=policy, capacity=12, swap_size=3, warmup_tokens=8, ghost_parents=True, max_new_tokens=70,
         num_traces=40 if policy == "gambit" else 12, budget_tokens=2500,
@@ -196,7 +198,7 @@ def test_a_whole_search_in_little_room_with_ghosts_for_parents(start, policy):
         elif isinstance(event, ev.Branched):
             scored[event.trace] = dict(scored[event.parent])
         elif isinstance(event, ev.Scored):
-            for trace, score, length in zip(event.traces, event.scores, event.lengths, strict=True):
+            for trace, score, length in zip(event.traces, event.scores, event.num_tokens, strict=True):
                 scored[trace][length] = score
     tokens = {trace.id: tree.tokens_of(trace.id) for trace in tree.traces}
     assert check_scores(scorer, scored, tokens) > 1e-2
