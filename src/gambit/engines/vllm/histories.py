@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gambit.engines.vllm.messages import Order
 from gambit.scorers.history import Histories, PastRows
 
@@ -69,8 +71,7 @@ class RequestHistories:
 
     def orders(self, requests: Sequence[str]) -> ThoughtOrders:
         """A slot for each row that may end a thought. Whether it does is known when the step is over."""
-        own = [self._histories.reserve() for _ in requests]
-        return ThoughtOrders(list(requests), self._histories.past(requests, own, self._max_past))
+        return ThoughtOrders(list(requests), self._histories.propose(requests, self._max_past))
 
     def settle(self, orders: ThoughtOrders, scored: Collection[str]) -> None:
         """After a step: a thought that ended joins its trace's history, the other slots are free again.
@@ -78,12 +79,9 @@ class RequestHistories:
         A step that was scheduled in between has not seen the new thought. It needs not: no two tokens in a row end
         a thought.
         """
-        unused = []
-        for request, slot in zip(orders.requests, orders.past.own.tolist(), strict=True):
-            if request in scored and request in self._histories:
-                self._histories.append(request, slot)
-            else:
-                unused.append(slot)
-        self._histories.give_back(unused)
+        own = orders.past.own
+        kept = [row for row, request in enumerate(orders.requests) if request in scored and request in self._histories]
+        self._histories.append([orders.requests[row] for row in kept], own[kept])
+        self._histories.give_back(np.delete(own, kept))
         if missing := set(scored).difference(orders.requests):
             raise RuntimeError(f"thoughts of {sorted(missing)} were scored without a slot")

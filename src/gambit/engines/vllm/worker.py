@@ -11,6 +11,7 @@ import torch
 
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
+from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import GambitConfig, Order, RowValues
 from gambit.scorers.base import HistoryScorer, ThoughtBatch
 from gambit.scorers.history import ThoughtMemory, on_device
@@ -72,6 +73,7 @@ class GambitWorker(adapter.Worker):
         self._memory = self._allocate_memory() if isinstance(self._scorer, HistoryScorer) else None
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
+        self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
         if self._exact_noise or self._scorer.info.needs_confidence:
