@@ -5,35 +5,16 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
-from engine_setups import ENGINES, HAS_VLLM, PROMPT, RULE, finish, run, spec
+from engine_setups import ENGINES, HAS_VLLM, PROMPT, finish, run, spec
 from gambit import events as ev
 from gambit.engines.base import SearchSpec
 from gambit.errors import EngineError
-from gambit.prompts import boundaries
-from gambit.scorers.base import ScorerInfo
-from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
 from gambit.types import OnPressure, PressureAction, RunningScore, StatePosition, TraceKey
+from remembering import EVERYWHERE, check_scores, check_search, expected_scores, sequence_scorer
 from searching import make_settings, run_one
-from tiny import tiny_model
 
 LITTLE_ROOM = {"kv_budget_tokens": 32 * 8, "block_tokens": 8}
-EVERYWHERE = replace(RULE, think_end=None)  # thoughts are found to the end of a trace
-
-
-@functools.cache
-def sequence_scorer(position=StatePosition.BOUNDARY, max_steps=1024):
-    """Random, with attention that is sharp enough for the history to matter."""
-    shape = SequenceShape(32, width=16, layers=2, heads=2, max_steps=max_steps)
-    torch.manual_seed(4)
-    network = SequenceNetwork(shape)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(3.0)
-    info = ScorerInfo("sequence", state_position=position, hidden_size=32)
-    return SequenceScorer(sequence_info(shape, info), network.eval().requires_grad_(False))
 
 
 @pytest.fixture(params=ENGINES)
@@ -66,33 +47,6 @@ def slots_used(engine):
         return core.scheduler._histories.num_used
 
     return used
-
-
-@functools.cache
-def expected_scores(scorer, tokens):
-    """Length at each boundary -> the score, from one pass of transformers and one of the network."""
-    with torch.inference_mode():
-        states = tiny_model().model(input_ids=torch.tensor([[*PROMPT, *tokens]])).last_hidden_state[0]
-        shift = 0 if scorer.info.state_position is StatePosition.BOUNDARY else -1
-        ends = boundaries(EVERYWHERE, tokens)[0]
-        at = [len(PROMPT) + end + shift for end in ends]
-        scores = scorer.network(states[at][None])[0].sigmoid().tolist()
-    return {end + 1: score for end, score in zip(ends, scores, strict=True)}
-
-
-def check_scores(scorer, scored, tokens):
-    """`scored`: trace -> {length: score}. Gives how far off a scorer without memory would be at most."""
-    apart = []
-    for trace, scores in scored.items():
-        expected = expected_scores(scorer, tuple(tokens[trace]))
-        ends = list(expected)
-        if ends and ends[-1] == len(tokens[trace]) and ends[-1] not in scores:
-            assert scorer.info.state_position is StatePosition.BOUNDARY
-            ends.pop()  # its last token was never fed
-        assert list(scores) == ends, trace
-        assert all(abs(expected[end] - scores[end]) < 1e-4 for end in ends), trace
-        apart += [abs(expected[end] - expected[ends[0]]) for end in ends]
-    return max(apart)
 
 
 class Family:
@@ -191,22 +145,12 @@ def test_a_whole_search_in_little_room_with_ghosts_for_parents(start, policy):
         num_traces=40 if policy == "gambit" else 12, budget_tokens=2500,
     )  # fmt: skip
     watched = run_one(engine, settings, prompt=PROMPT, rule=EVERYWHERE, stop_ids=frozenset({0}))
-    tree, scored = watched.search.record.tree, {}
-    for event in watched.events:
-        if isinstance(event, ev.Created):
-            scored[event.trace] = {}
-        elif isinstance(event, ev.Branched):
-            scored[event.trace] = dict(scored[event.parent])
-        elif isinstance(event, ev.Scored):
-            for trace, score, length in zip(event.traces, event.scores, event.num_tokens, strict=True):
-                scored[trace][length] = score
-    tokens = {trace.id: tree.tokens_of(trace.id) for trace in tree.traces}
-    assert check_scores(scorer, scored, tokens) > 1e-2
+    assert check_search(scorer, watched) > 1e-2
     lost = [e for e in watched.events if isinstance(e, ev.Evicted | ev.Queued)]
     assert len(lost) > 3
     if policy == "gambit":
         ghosts = {e.trace for e in lost}
-        assert [t for t in tree.traces if t.parent in ghosts], "no ghost became a parent"
+        assert [t for t in watched.search.record.tree.traces if t.parent in ghosts], "no ghost became a parent"
 
 
 def test_a_child_of_a_trace_that_ended_names_it_while_it_is_kept(start):

@@ -12,7 +12,7 @@ from gambit.engines.vllm.messages import Announcement, Order
 from gambit.errors import EngineError
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.history import Histories, ThoughtMemory
-from test_sequence_scorer import make_sequence
+from remembering import make_sequence
 
 MAX_PAST = 5
 
@@ -137,7 +137,7 @@ def test_thoughts_that_nobody_knows_are_not_made_up():
 def order(*, history_of=None, count=0, keeps=None, search=1, **more):
     announcement = None
     if keeps is not None:
-        announcement = {name: None for name in Announcement.__dataclass_fields__} | {"keeps_histories": keeps}
+        announcement = dict.fromkeys(Announcement.__dataclass_fields__) | {"keeps_histories": keeps}
     return Order(
         search=search, trace=0, prompt_tokens=1, inherited=0, action="ghost", unscored_first=False,
         score=(count, 0.0, 0.0, 0.0), flags=1, is_pending=False, parent=None, noise_key=0, temperature=1.0, top_p=1.0,

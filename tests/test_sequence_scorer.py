@@ -9,7 +9,6 @@ from gambit.errors import UserError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import load_mlp
 from gambit.scorers.sequence import (
-    SequenceNetwork,
     SequenceScorer,
     SequenceShape,
     last_logits,
@@ -18,12 +17,7 @@ from gambit.scorers.sequence import (
     sequence_info,
 )
 from gambit.types import Aggregation, StatePosition
-
-
-def make_sequence(features=6, seed=0, **changes):
-    shape = SequenceShape(features, **{"width": 16, "layers": 2, "heads": 2, **changes})
-    torch.manual_seed(seed)
-    return SequenceScorer(sequence_info(shape), SequenceNetwork(shape)).to(torch.device("cpu"))
+from remembering import make_sequence
 
 
 def test_a_step_knows_what_came_before_and_nothing_after():
