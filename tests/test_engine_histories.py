@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_setups import ENGINES, HAS_VLLM, PROMPT, finish, run, spec
+from engine_setups import ENGINES, HAS_VLLM, LAG, PROMPT, finish, run, spec
 from gambit import events as ev
 from gambit.engines.base import SearchSpec
 from gambit.errors import EngineError
@@ -28,20 +28,21 @@ def start(request):
         started.append(ENGINES[request.param](*args, **options))
         return started[-1]
 
+    begin.lag = LAG.get(request.param, 0)
     yield begin
     for engine in started:
         used = slots_used(engine)
         engine.close()
-        assert used() == 0
+        assert used(is_idle=True) == 0
 
 
 def slots_used(engine):
     if engine.info.name == "local":
-        return lambda: engine._pool.histories.num_used
+        return lambda *, is_idle=False: engine._pool.histories.num_used
     core = engine._core._core._client.engine_core
 
-    def used():
-        while core.batch_queue:  # with asynchronous scheduling a step may be under way that nobody has asked for
+    def used(*, is_idle=False):
+        while is_idle and core.batch_queue:  # asynchronous scheduling leaves a step behind that nobody asked for
             core.step_fn()
         core.scheduler._histories.forget()
         return core.scheduler._histories.num_used
@@ -116,6 +117,26 @@ def test_every_score_is_that_of_a_pass_over_the_whole_trace(start, position, max
     family.live(45)
     assert check_scores(scorer, family.scored, family.tokens) > 1e-2
     assert sum(map(len, family.scored.values())) > 100 and max(map(len, family.scored.values())) > 8
+
+
+def test_slots_are_shared_by_a_branch_and_free_when_the_last_that_holds_them_goes(start):
+    engine = start(sequence_scorer())
+    used, in_flight = slots_used(engine), start.lag
+    family = Family(engine, seed=3, tokens=60)
+    family.root()
+    for _ in range(30):
+        family.step()
+    num_thoughts = len(family.scored[0])
+    assert num_thoughts >= 3 and used() - num_thoughts <= in_flight
+    assert (family.branch(), family.branch()) == (0, 0)
+    family.stop(0)
+    family.step()
+    inherited = max(len(family.scored[1]), len(family.scored[2]))
+    assert 2 < inherited <= used() <= num_thoughts + 2 + 2 * in_flight, "what both inherited is there once"
+    family.stop(1)
+    while family.engine.progress(1):
+        family.step()
+    assert used(is_idle=True) == 0, "also a trace that ended by itself gives back what it held"
 
 
 @pytest.mark.parametrize("action", PressureAction)

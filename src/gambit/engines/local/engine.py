@@ -49,8 +49,8 @@ class LocalEngine:
         room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
         self._clock = Stopwatch()
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
-        histories = None if self._memory is None else Histories[TraceKey]()
-        self._pool = Pool(model, KvBlocks(room, block_tokens), scorer.info.aggregation, self._clock, histories)
+        self._pool = Pool(model, KvBlocks(room, block_tokens), scorer.info.aggregation, self._clock)
+        self._pool.histories = None if self._memory is None else Histories()
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
         self._cached_layout: Layout | None = None
 

@@ -53,16 +53,9 @@ class OpenSearch:
 class Pool:
     """The traces of all open searches: running ones in rows, waiting ones in a queue."""
 
-    def __init__(
-        self,
-        model: PoolModel,
-        blocks: KvBlocks,
-        aggregation: Aggregation,
-        clock: Stopwatch,
-        histories: Histories[TraceKey] | None = None,  # for a scorer that remembers thoughts
-    ) -> None:
+    def __init__(self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation, clock: Stopwatch) -> None:
         self.blocks = blocks
-        self.histories = histories
+        self.histories: Histories[TraceKey] | None = None  # set for a scorer that remembers thoughts
         self.store = PoolStore()
         self.rows = Rows()
         self.searches: dict[int, OpenSearch] = {}
