@@ -45,7 +45,7 @@ def load_mlp(path: Path) -> MlpScorer:
 
     try:
         with safe_open(path, framework="pt") as file:
-            info = _read_info(path, file.metadata() or {})
+            info = read_info(path, file.metadata() or {}, "mlp")
             missing = [name for name in _TENSORS if name not in file.keys()]  # noqa: SIM118 (safe_open is no mapping)
             if missing:
                 raise UserError(f"{path}: not an MLP scorer, tensors missing: {', '.join(missing)}")
@@ -66,13 +66,13 @@ def save_mlp(scorer: MlpScorer, path: Path, extra: dict[str, object] | None = No
     save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
 
 
-def _read_info(path: Path, header: dict[str, str]) -> ScorerInfo:
+def read_info(path: Path, header: dict[str, str], architecture: str) -> ScorerInfo:
+    """The metadata in a safetensors header, for a scorer of this architecture and no other."""
     try:
         raw = json.loads(header[METADATA_KEY])
-        if raw["format"] != FORMAT or raw["architecture"] != "mlp":
-            raise UserError(
-                f"{path}: format {raw['format']}, architecture {raw['architecture']!r}; this reads 1, 'mlp'"
-            )
+        if raw["format"] != FORMAT or raw["architecture"] != architecture:
+            found = f"format {raw['format']}, architecture {raw['architecture']!r}"
+            raise UserError(f"{path}: {found}; this reads {FORMAT}, {architecture!r}")
         known = {f.name for f in dataclasses.fields(ScorerInfo)}
         fields = {key: value for key, value in raw.items() if key in known}
         fields["state_position"] = StatePosition(raw["state_position"])

@@ -26,6 +26,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import RowValues
 from gambit.errors import EngineError
 from gambit.types import EndReason
@@ -39,6 +40,7 @@ __all__ = ["AsyncModelRunnerOutput", "AsyncScheduler", "EngineArgs", "Scheduler"
 
 VERSION: str = vllm.__version__.partition("+")[0]
 _ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
+_THOUGHTS = "gambit_thoughts"  # of SchedulerOutput, likewise
 _POLL_SECONDS = 0.5
 
 
@@ -191,6 +193,14 @@ def newly_scheduled(scheduler_output: Any) -> list[str]:
     """New requests, and those that vLLM queued before (model runner V1 lists these apart)."""
     new = [data.req_id for data in scheduler_output.scheduled_new_reqs]
     return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
+
+
+def attach_thoughts(scheduler_output: Any, orders: ThoughtOrders) -> None:
+    setattr(scheduler_output, _THOUGHTS, orders)
+
+
+def thoughts_of(scheduler_output: Any) -> ThoughtOrders | None:
+    return getattr(scheduler_output, _THOUGHTS, None)
 
 
 def end_request(scheduler: Any, request: Any) -> None:
