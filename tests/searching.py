@@ -10,13 +10,12 @@ from gambit import events as ev
 from gambit.config import BranchPoint, SearchSettings
 from gambit.engines.base import Engine, SearchSpec
 from gambit.prompts import BoundaryRule
-from gambit.search.loop import Hooks, Search, run_searches
-from gambit.search.self_consistency import SelfConsistency
-from gambit.search.tournament import Tournament
+from gambit.search.choice import load_policy
+from gambit.search.facts import Hooks
+from gambit.search.loop import Search, run_searches
 from gambit.types import Aggregation, Sampling
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
-POLICIES = {"gambit": Tournament, "sc": SelfConsistency}
 
 
 def make_settings(policy: str = "gambit", **changes: object) -> SearchSettings:
@@ -62,7 +61,7 @@ def make_search(
         watched.events.append(event)
         check(watched.search, event)
 
-    policy = POLICIES[settings.policy].from_settings(settings)
+    policy = load_policy(settings.policy).from_settings(settings)
     hooks = Hooks(answer_of, lambda a, b: a == b, on_event)
     spec = SearchSpec(number, prompt, rule, stop_ids)
     watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), hooks))

@@ -164,9 +164,10 @@ def test_flags_override_the_config_file_and_the_rest_stays_open(solve) -> None:
 
 def test_every_config_field_has_its_option() -> None:
     text = Outcome("solve", "--help").out
-    names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - {"enable_thinking", "engine_options"}
+    special = {"enable_thinking", "engine_options", "policy_options"}
+    names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - special
     assert {name for name in names if "--" + name.replace("_", "-") not in text} == set()
-    assert "--no-thinking" in text and "--engine-option " in text
+    assert "--no-thinking" in text and "--engine-option " in text and "--policy-option " in text
 
 
 # -- the user's mistakes: exit code 2, one sentence --------------------------------------------------------------

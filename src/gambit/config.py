@@ -20,6 +20,8 @@ from gambit.types import Sampling
 from gambit.vote import VoteKind
 
 Positive = Annotated[int, Field(ge=1)]
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 DEFAULT_CAPACITY = 64
 DEFAULT_MAX_NEW_TOKENS = 32_768
 PRESET_FILE = "gambit.json"  # in a model's folder
@@ -45,7 +47,8 @@ class SearchConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policy: str = Field("gambit", description="search method: gambit or sc")
+    policy: str = Field("gambit", description="search method; `gambit policies` lists them with their options")
+    policy_options: dict[str, Any] = Field(default_factory=dict, description="options of that method alone")
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: Positive | None = Field(None, description="C: most traces in the pool at once")
     num_traces: Positive | None = Field(None, description="stop after this many completed traces; default: capacity")
@@ -74,7 +77,7 @@ class SearchConfig(BaseModel):
     budget_seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="stop after this long")
     budget_traces: Positive | None = Field(None, description="stop after this many completed traces")
 
-    vote: VoteKind | None = Field(None, description="majority, score or position; default: the policy's own")
+    vote: VoteKind | None = Field(None, description="how answers are weighed; default: the policy's own")
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
     system_prompt: str | None = Field(
         None, description="default: the model's own, or one that asks for a box; '' for none"
@@ -171,6 +174,19 @@ class SearchSettings:
     budget_tokens: int | None
     budget_seconds: float | None
     budget_traces: int | None
+    policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
+
+    def options_of(self, kind: type[Model]) -> Model:
+        """The policy's own options."""
+        options = kind() if self.policy_options is None else self.policy_options
+        assert isinstance(options, kind), f"options of another policy: {options!r}"
+        return options
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the log's header."""
+        shallow = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
+        return {**shallow, "sampling": dataclasses.asdict(self.sampling), "policy_options": options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +200,12 @@ class ModelDefaults:
 
 
 def resolve(
-    config: SearchConfig, defaults: ModelDefaults, room_tokens: int, *, has_floor: bool
+    config: SearchConfig,
+    defaults: ModelDefaults,
+    room_tokens: int,
+    *,
+    has_floor: bool,
+    policy_options: BaseModel | None = None,
 ) -> tuple[SearchSettings, list[str]]:
     """The settings of one run, and warnings; `room_tokens` is what the context leaves after the prompt."""
     preset = {
@@ -215,11 +236,9 @@ def resolve(
         budget_tokens=config.budget_tokens,
         budget_seconds=config.budget_seconds,
         budget_traces=config.budget_traces,
+        policy_options=policy_options,
     )
     return settings, _check(settings, config, room_tokens)
-
-
-T = TypeVar("T")
 
 
 def _first(*values: T | None) -> T:
@@ -260,9 +279,6 @@ def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> 
         warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
                         f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip
     return warnings
-
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def build(kind: type[Model], values: Mapping[str, object]) -> Model:

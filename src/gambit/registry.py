@@ -11,8 +11,11 @@ from gambit.errors import UserError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
+        "best-of-n": "gambit.search.best_of_n:BestOfN",
         "gambit": "gambit.search.tournament:Tournament",
         "sc": "gambit.search.self_consistency:SelfConsistency",
+        "single": "gambit.search.single:Single",
+        "step": "gambit.search.step:Step",
     },
     "gambit.scorers": {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",

@@ -36,7 +36,9 @@ from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_pro
 from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
 from gambit.scorers.base import Scorer, check_fit
 from gambit.scorers.mlp import load_mlp
-from gambit.search.loop import Hooks, Search, run_searches
+from gambit.search.choice import load_policy, policy_options, with_fixed_pool
+from gambit.search.facts import Hooks
+from gambit.search.loop import Search, run_searches
 from gambit.search.policy import Policy
 from gambit.sink import EventCallback, EventSink
 from gambit.tree import TraceState
@@ -174,8 +176,7 @@ class Solver:
         )
         check_prompt(self.engine.info, len(prompt.token_ids))
         settings, found = self._resolve(config, prompt)
-        policy_class = cast("type[Policy[object]]", registry.load("gambit.policies", config.policy))
-        policy = policy_class.from_settings(settings)
+        policy = load_policy(config.policy).from_settings(settings)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
         sink = EventSink(problem.id, out_dir, on_event)
         self._num_searches += 1
@@ -192,7 +193,13 @@ class Solver:
         if config.preset is PresetSource.AUTO:
             defaults = self._history.added_to(defaults)
         room = info.context_tokens - len(prompt.token_ids)
-        return resolve(config, defaults, room, has_floor=self._scorer.info.is_probability)
+        return resolve(
+            with_fixed_pool(config),
+            defaults,
+            room,
+            has_floor=self._scorer.info.is_probability,
+            policy_options=policy_options(config),
+        )
 
     def _header(
         self,
@@ -214,7 +221,7 @@ class Solver:
             capacity=settings.capacity,
             num_traces=settings.num_traces,
             prompt_tokens=prompt.token_ids,
-            settings=cast("dict[str, ev.Json]", dataclasses.asdict(settings)),
+            settings=settings.to_json(),
             environment=self._environment(),
         )
 
