@@ -13,6 +13,7 @@ from gambit.prompts import BoundaryRule
 from gambit.search.choice import load_policy
 from gambit.search.facts import Hooks
 from gambit.search.loop import Search, run_searches
+from gambit.search.policy import needs_of
 from gambit.types import Aggregation, Sampling
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
@@ -63,7 +64,15 @@ def make_search(
 
     policy = load_policy(settings.policy).from_settings(settings)
     hooks = Hooks(answer_of, lambda a, b: a == b, on_event)
-    spec = SearchSpec(number, prompt, rule, stop_ids)
+    needs = needs_of(policy)
+    spec = SearchSpec(
+        number,
+        prompt,
+        rule,
+        stop_ids,
+        confidence_window=needs.confidence_window,
+        embedding_size=needs.embedding_size,
+    )
     watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), hooks))
     return watched
 

@@ -181,7 +181,7 @@ def test_every_config_field_has_its_option() -> None:
         (("--capacity", "0"), "capacity = '0': input should be greater than or equal to 1"),
         (("--swap-size", "0"), "swap_size = '0': input should be greater than or equal to 1"),
         (("--seed", "x"), "seed = 'x'"),
-        (("--vote", "loud"), "vote = 'loud': input should be 'majority', 'score' or 'position'"),
+        (("--vote", "loud"), "vote = 'loud': input should be 'majority', 'concise', "),
         (("--policy", "gambti"), "unknown policy 'gambti': did you mean 'gambit'?"),
         (("--scorer", "confidense"), "unknown scorer 'confidense': did you mean 'confidence'?"),
         (("--engine", "warp"), "unknown engine 'warp'"),

@@ -77,7 +77,10 @@ class SearchConfig(BaseModel):
     budget_seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="stop after this long")
     budget_traces: Positive | None = Field(None, description="stop after this many completed traces")
 
-    vote: VoteKind | None = Field(None, description="how answers are weighed; default: the policy's own")
+    vote: VoteKind | None = Field(None, description=f"{', '.join(VoteKind)}; default: the policy's own")
+    confidence_window: Positive = Field(
+        2048, description="tokens in a window of the confidence votes; DeepConf has an option of its own"
+    )
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
     system_prompt: str | None = Field(
         None, description="default: the model's own, or one that asks for a box; '' for none"

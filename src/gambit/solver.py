@@ -36,10 +36,11 @@ from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_pro
 from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
 from gambit.scorers.base import Scorer, check_fit
 from gambit.scorers.mlp import load_mlp
-from gambit.search.choice import load_policy, policy_options, with_fixed_pool
+from gambit.search.choice import confidence_window, load_policy, policy_options, with_fixed_pool
+from gambit.search.embedding import load_embedder
 from gambit.search.facts import Hooks
 from gambit.search.loop import Search, run_searches
-from gambit.search.policy import Policy
+from gambit.search.policy import Policy, needs_of
 from gambit.sink import EventCallback, EventSink
 from gambit.tree import TraceState
 from gambit.types import StopReason
@@ -177,13 +178,25 @@ class Solver:
         check_prompt(self.engine.info, len(prompt.token_ids))
         settings, found = self._resolve(config, prompt)
         policy = load_policy(config.policy).from_settings(settings)
+        needs = needs_of(policy)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
         sink = EventSink(problem.id, out_dir, on_event)
         self._num_searches += 1
-        spec = SearchSpec(self._num_searches, prompt.token_ids, rule_for(self._rule, prompt), self._stop_ids)
+        spec = SearchSpec(
+            self._num_searches,
+            prompt.token_ids,
+            rule_for(self._rule, prompt),
+            self._stop_ids,
+            confidence_window=confidence_window(policy, config),
+            embedding_size=needs.embedding_size,
+        )
         started = self._header(problem, config, settings, policy, prompt)
         hooks = Hooks(
-            self._answer_reader(extractor or extractor_for(config.answer)), self._grader.equivalent, sink.write
+            self._answer_reader(extractor or extractor_for(config.answer)),
+            self._grader.equivalent,
+            sink.write,
+            self.engine.tokenizer.decode,
+            load_embedder(needs.thoughts.embedder) if needs.thoughts and needs.thoughts.embedder else None,
         )
         return _Run(Search(self.engine, policy, settings, spec, started, hooks), sink, tuple(notes))
 

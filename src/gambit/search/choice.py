@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from gambit import registry
 from gambit.config import SearchConfig, build
 from gambit.errors import UserError
-from gambit.search.policy import NoOptions, Policy
+from gambit.search.policy import NoOptions, Policy, needs_of
 
 GROUP = "gambit.policies"
 
@@ -42,3 +42,9 @@ def with_fixed_pool(config: SearchConfig) -> SearchConfig:
     if fixed is None:
         return config
     return config.model_copy(update={"capacity": fixed, "num_traces": fixed, "swap_size": fixed})
+
+
+def confidence_window(policy: Policy[object], config: SearchConfig) -> int:
+    """Tokens in a window of confidence; 0 where neither policy nor vote wants to know, and nothing is measured."""
+    vote = config.vote or policy.default_vote
+    return needs_of(policy).confidence_window or (config.confidence_window if vote.needs_confidence else 0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gambit import events as ev
 from gambit.record import Equivalent, SearchRecord
 from gambit.search.policy import FinishedView
+from gambit.search.thoughts import Decode, Embed
 from gambit.search.view import finished_view
 from gambit.search.waits import WaitLedger
 from gambit.types import EndReason, Evicted, Finished, PressureAction, SearchStep
@@ -20,6 +21,8 @@ class Hooks:
     answer_of: Callable[[Sequence[int]], str | None]  # all tokens of a finished trace -> its answer
     equivalent: Equivalent
     on_event: Callable[[ev.Event], None]
+    decode: Decode | None = None  # for policies that read thoughts
+    embed: Embed | None = None  # and compare them as text
 
 
 class Facts:

@@ -23,8 +23,11 @@ from gambit.search.policy import (
     Start,
     State,
     Stop,
+    ThoughtView,
+    TraceView,
     needs_of,
 )
+from gambit.search.thoughts import ThoughtReader
 from gambit.search.view import trace_view
 from gambit.tree import LIVE, TraceState
 from gambit.types import (
@@ -73,6 +76,8 @@ class Search:
         self._engine = engine
         self._policy = policy
         self._policy_state = policy.initial_state()
+        need = needs_of(policy).thoughts
+        self._reader = None if need is None else ThoughtReader(need, self._tokens_of, hooks.decode, hooks.embed)
         self._settings = settings
         self._spec = spec
         self._hooks = hooks
@@ -108,6 +113,8 @@ class Search:
         self._num_steps += step.num_generated > 0
         self.num_generated += step.num_generated
         self._facts.apply(step, self._num_steps)
+        if self._reader is not None:
+            self._reader.note(step.scored)
         if self._is_wanted(step):
             self._ask_policy()
         self._end_if_due()
@@ -185,8 +192,21 @@ class Search:
         tree, progress = self.record.tree, self._engine.progress(self.number)
         traces = tuple(trace_view(tree, trace, progress.get(trace.id)) for trace in tree.tree_view())
         return PoolView(
-            self._num_steps, traces, len(tree.traces), tree.count(TraceState.FINISHED), tuple(self._facts.finished)
+            self._num_steps,
+            traces,
+            len(tree.traces),
+            tree.count(TraceState.FINISHED),
+            tuple(self._facts.finished),
+            self._thoughts(traces),
         )
+
+    def _thoughts(self, traces: Sequence[TraceView]) -> tuple[ThoughtView, ...]:
+        if self._reader is None:
+            return ()
+        return self._reader.collect([trace.id for trace in traces if trace.is_thinking and trace.state in LIVE])
+
+    def _tokens_of(self, trace_id: int, start: int) -> Sequence[int]:
+        return self._engine.tokens(TraceKey(self.number, trace_id), start)
 
     def _execute(self, decision: Decision) -> None:
         if isinstance(decision, Start):

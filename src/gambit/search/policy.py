@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -119,11 +120,30 @@ class Wake:
     on_boundary: bool = False
 
 
+class Split(StrEnum):
+    """Where a thought ends."""
+
+    MARKERS = "markers"  # before a discourse marker
+    BLANK_LINES = "blank_lines"  # at the boundaries that scorers use
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtNeed:
+    """How a policy wants the thoughts that it compares."""
+
+    split: Split
+    min_tokens: int
+    embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a policy wants of a search besides scores; everything is off unless asked for, and then costs nothing."""
 
     pruned_answers: bool = False  # a trace pruned under memory pressure votes if it has an answer by then
+    confidence_window: int = 0  # tokens; finished traces then bring their confidence
+    thoughts: ThoughtNeed | None = None  # views then bring the thoughts that ended, embedded
+    embedding_size: int = 0  # of the engine's boundary states, for thoughts that are embedded by them
 
 
 class NoOptions(BaseModel):

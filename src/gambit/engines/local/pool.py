@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gambit.engines.base import SearchSpec
+from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.draft import StepDraft
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.blocks import KvBlocks
@@ -28,6 +29,7 @@ from gambit.types import (
     Evicted,
     Finished,
     PressureAction,
+    TraceKey,
     TraceSpec,
 )
 
@@ -57,6 +59,7 @@ class Pool:
         self.rows = Rows()
         self.searches: dict[int, OpenSearch] = {}
         self.slots: list[OpenSearch] = []  # by prompt slot, dense
+        self.tracks: ConfidenceTracks[TraceKey] = ConfidenceTracks()
         self._model = model
         self._aggregation = aggregation
         self._clock = clock
@@ -76,9 +79,15 @@ class Pool:
                 self._admit()
 
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
-        tokens = self.rows.tokens_of(trace)
+        tokens, confidence = self.rows.tokens_of(trace), self.tracks.end(trace.key)
         self.drop(trace)
-        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens))
+        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens, confidence))
+
+    def follow(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
+        """Fold in the confidence of each row's new token; gives the traces that their stop rules end."""
+        keys = [trace.key for trace in self.rows.traces]
+        followed = self.tracks.pick(keys)
+        return self.tracks.fold([keys[at] for at in followed], confidence[followed]) if len(followed) else []
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 
@@ -99,6 +108,8 @@ class Pool:
         search = self.searches[spec.key.search]
         trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
         trace.waiting_since = self._step
+        if window := search.spec.confidence_window:
+            self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
         search.traces[spec.key.trace] = trace
         self._waiting.append(trace)
 
@@ -155,6 +166,7 @@ class Pool:
             trace.waiting_since = self._step
             self._waiting.insert(0, trace)
         else:
+            self.tracks.forget(trace.key)
             del self.searches[trace.key.search].traces[trace.key.trace]
         kept = () if action is PressureAction.QUEUE else tokens
         self.drafts[trace.key.search].evicted.append(Evicted(trace.key.trace, action, score, len(tokens), kept))
@@ -289,6 +301,7 @@ class Pool:
         else:
             self._waiting.remove(trace)
             self._release_hold(trace)
+        self.tracks.forget(trace.key)
         del self.searches[trace.key.search].traces[trace.key.trace]
 
     def _take_row(self, trace: LiveTrace) -> None:

@@ -25,6 +25,7 @@ from gambit.types import (
     StepBatch,
     StepSeconds,
     ThoughtScore,
+    TraceConfidence,
     TraceKey,
     TraceSpec,
 )
@@ -121,6 +122,9 @@ class VllmEngine:
         traces = self._searches[search].traces
         return {i: Progress(len(t.tokens), t.is_thinking_at(len(t.tokens))) for i, t in traces.items()}
 
+    def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
+        return self._searches[key.search].traces[key.trace].tokens[start:]
+
     def close_search(self, search: int) -> None:
         self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
         if self._searches.pop(search).is_announced:
@@ -151,6 +155,9 @@ class VllmEngine:
             top_p=spec.sampling.top_p,
             top_k=spec.sampling.top_k,
             min_p=spec.sampling.min_p,
+            confidence_window=spec.stop_rule.window_tokens if spec.stop_rule else search.spec.confidence_window,
+            stop_threshold=spec.stop_rule.threshold if spec.stop_rule else None,
+            embedding_size=search.spec.embedding_size,
             announcement=self._announcement(search),
             is_check=is_check,
         )
@@ -259,10 +266,12 @@ class VllmEngine:
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
+        embedded = {request: tuple(vector) for request, vector in report.embedded}
         for request, score, length in report.scored:
             if (trace := self._live.get(request)) is not None:
                 trace.scored_length = length
-                drafts[trace.spec.key.search].scored.append(ThoughtScore(trace.spec.key.trace, score, length))
+                thought = ThoughtScore(trace.spec.key.trace, score, length, embedded.get(request))
+                drafts[trace.spec.key.search].scored.append(thought)
         self._read_ends(report, drafts)
         return drafts
 
@@ -286,11 +295,13 @@ class VllmEngine:
 
     def _read_ends(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         ended = sorted((self._live[r].spec.key, r, reason) for r, reason in report.finished if r in self._live)
+        measured = {request: TraceConfidence(int(count), *rest) for request, (count, *rest) in report.confidences}
         for key, request, reason in ended:
             if reason not in END_REASONS:
                 self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
             trace = self._live[request]
-            drafts[key.search].finished.append(Finished(key.trace, EndReason(reason), tuple(trace.tokens)))
+            done = Finished(key.trace, EndReason(reason), tuple(trace.tokens), measured.get(request))
+            drafts[key.search].finished.append(done)
             self._drop(trace)
 
     # -- failures ----------------------------------------------------------------------------------------------
