@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.types import Admitted, Progress, SearchStep, StepBatch, StepSeconds, TraceKey, TraceSpec
+from gambit.types import Admitted, PressureAction, Progress, SearchStep, StepBatch, StepSeconds, TraceKey, TraceSpec
 
 
 @dataclass
@@ -53,7 +53,8 @@ class PuppetEngine:
         self.at += 1
         for trace in self.lengths:
             self.lengths[trace] += 1
-        for gone in (*step.finished, *step.evicted):
+        lost = [trace for trace in step.evicted if trace.action is not PressureAction.QUEUE]
+        for gone in (*step.finished, *lost):
             self.lengths.pop(gone.trace, None)
         return StepBatch({1: step}, 0, 1 << 20, StepSeconds())
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gambit.answers import AnswerKind
 from gambit.errors import UserError
@@ -40,6 +40,14 @@ class PresetSource(StrEnum):
     MODEL = "model"  # the model's own preset if it has one, else auto
     AUTO = "auto"  # from trace and thought lengths of earlier runs or of the model's preset
     PAPER = "paper"  # C = 256, K = 16, Δ = 200, w = 12,000
+
+
+@dataclass(frozen=True, slots=True)
+class Consensus:
+    """When a search stops although traces are still to come."""
+
+    fraction: float | None  # the winner's share of all weight; None: once nothing can change the winner any more
+    min_traces: int  # completed before a fraction counts
 
 
 class SearchConfig(BaseModel):
@@ -77,6 +85,12 @@ class SearchConfig(BaseModel):
     budget_seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="stop after this long")
     budget_traces: Positive | None = Field(None, description="stop after this many completed traces")
 
+    consensus_stop: str | float = Field(
+        "off", description="end once the vote is settled: off, certain (nobody can catch up) or a share such as 0.95"
+    )
+    consensus_min_traces: Positive = Field(
+        16, description="completed traces before a share of the votes counts for consensus_stop"
+    )
     vote: VoteKind | None = Field(None, description=f"{', '.join(VoteKind)}; default: the policy's own")
     confidence_window: Positive = Field(
         2048, description="tokens in a window of the confidence votes; DeepConf has an option of its own"
@@ -86,6 +100,25 @@ class SearchConfig(BaseModel):
         None, description="default: the model's own, or one that asks for a box; '' for none"
     )
     enable_thinking: bool = Field(True, description="let the model think, where its chat template offers the choice")
+
+    @field_validator("consensus_stop")
+    @classmethod
+    def _is_stop(cls, value: str | float) -> str | float:
+        try:
+            share = None if value in ("off", "certain") else float(value)
+        except ValueError:
+            share = -1.0
+        if share is not None and not 0 < share <= 1:
+            raise ValueError("should be off, certain, or a share above 0 and at most 1")
+        return value if share is None else share
+
+    @property
+    def consensus(self) -> Consensus | None:
+        if self.consensus_stop == "off":
+            return None
+        return Consensus(
+            self.consensus_stop if isinstance(self.consensus_stop, float) else None, self.consensus_min_traces
+        )
 
     @model_validator(mode="after")
     def _swaps_fit(self) -> Self:
@@ -177,6 +210,7 @@ class SearchSettings:
     budget_tokens: int | None
     budget_seconds: float | None
     budget_traces: int | None
+    consensus: Consensus | None = None
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
 
     def options_of(self, kind: type[Model]) -> Model:
@@ -187,9 +221,8 @@ class SearchSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the log's header."""
-        shallow = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
-        return {**shallow, "sampling": dataclasses.asdict(self.sampling), "policy_options": options}
+        return dataclasses.asdict(dataclasses.replace(self, policy_options=None)) | {"policy_options": options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +272,7 @@ def resolve(
         budget_tokens=config.budget_tokens,
         budget_seconds=config.budget_seconds,
         budget_traces=config.budget_traces,
+        consensus=config.consensus,
         policy_options=policy_options,
     )
     return settings, _check(settings, config, room_tokens)
@@ -298,7 +332,7 @@ def _sentence(kind: type[BaseModel], found: dict[str, object]) -> str:
     name = ".".join(map(str, location[:1])) or "config"
     if found["type"] == "extra_forbidden":
         return unknown_key(name, kind.model_fields)
-    return f"{name} = {found['input']!r}: {str(found['msg']).lower()}"
+    return f"{name} = {found['input']!r}: {str(found['msg']).lower().removeprefix('value error, ')}"
 
 
 def unknown_key(name: str, known: Mapping[str, object]) -> str:

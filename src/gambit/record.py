@@ -12,7 +12,7 @@ from gambit.ballots import ballots_of, count_votes
 from gambit.errors import UserError
 from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, StopReason
-from gambit.vote import VoteEntry, VoteKind, VoteResult
+from gambit.vote import Ballot, VoteEntry, VoteKind, VoteResult
 
 Equivalent = Callable[[str, str], bool]
 
@@ -111,8 +111,14 @@ class SearchRecord:
 
     def vote(self, equivalent: Equivalent) -> VoteResult:
         """The vote among the traces that have finished so far."""
-        kind = VoteKind(self.started.vote)
-        return count_votes(ballots_of(self.tree, kind), kind, equivalent)
+        return count_votes(self.ballots(), self.vote_kind, equivalent)
+
+    def ballots(self) -> list[Ballot]:
+        return ballots_of(self.tree, self.vote_kind)
+
+    @property
+    def vote_kind(self) -> VoteKind:
+        return VoteKind(self.started.vote)
 
     @property
     def counts(self) -> Counts:

@@ -67,7 +67,9 @@ class DeepConf:
 
     @property
     def needs(self) -> Needs:
-        return Needs(confidence_window=self.options.window_tokens)
+        return Needs(
+            has_fixed_size=True, provisional_traces=self.num_warmup, confidence_window=self.options.window_tokens
+        )
 
     @property
     def num_warmup(self) -> int:

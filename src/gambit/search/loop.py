@@ -11,6 +11,7 @@ from gambit import events as ev
 from gambit.config import SearchSettings
 from gambit.engines.base import Engine, SearchSpec
 from gambit.record import SearchRecord, SearchResult
+from gambit.search.consensus import is_over
 from gambit.search.facts import Facts, Hooks
 from gambit.search.policy import (
     Branch,
@@ -65,18 +66,20 @@ class Search:
         hooks: Hooks,
     ) -> None:
         self.record = SearchRecord(started)
+        self._needs = needs_of(policy)
         self._facts = Facts(
             self.record,
             hooks,
             keeps_ghosts=settings.ghost_parents,
-            reads_pruned=needs_of(policy).pruned_answers,
+            reads_pruned=self._needs.pruned_answers,
         )
         self.result: SearchResult | None = None
         self.num_generated = 0
         self._engine = engine
         self._policy = policy
         self._policy_state = policy.initial_state()
-        need = needs_of(policy).thoughts
+        self._is_settled = False
+        need = self._needs.thoughts
         self._reader = None if need is None else ThoughtReader(need, self._tokens_of, hooks.decode, hooks.embed)
         self._settings = settings
         self._spec = spec
@@ -117,6 +120,8 @@ class Search:
             self._reader.note(step.scored)
         if self._is_wanted(step):
             self._ask_policy()
+        if step.finished and (consensus := self._settings.consensus) is not None:
+            self._is_settled = is_over(consensus, self.record, self._needs, self._hooks.equivalent)
         self._end_if_due()
         self._spent.search += time.perf_counter() - began
 
@@ -159,6 +164,8 @@ class Search:
             return StopReason.COMPLETED
         if tree.num_live == 0:
             return StopReason.EXHAUSTED
+        if self._is_settled:
+            return StopReason.CONSENSUS
         # The cap is never passed: a step that might generate more than what is left is not taken.
         if settings.budget_tokens is not None and self.num_generated + tree.num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS

@@ -140,6 +140,8 @@ class ThoughtNeed:
 class Needs:
     """What a policy wants of a search besides scores; everything is off unless asked for, and then costs nothing."""
 
+    has_fixed_size: bool = False  # it never creates more than num_traces traces: what is to come can be counted
+    provisional_traces: int = 0  # until so many are complete it may still take votes back
     pruned_answers: bool = False  # a trace pruned under memory pressure votes if it has an answer by then
     confidence_window: int = 0  # tokens; finished traces then bring their confidence
     thoughts: ThoughtNeed | None = None  # views then bring the thoughts that ended, embedded

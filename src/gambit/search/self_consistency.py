@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gambit.config import SearchSettings
-from gambit.search.policy import Decision, NoOptions, PoolView, Wake, top_up
+from gambit.search.policy import Decision, Needs, NoOptions, PoolView, Wake, top_up
 from gambit.types import OnPressure, PressureAction
 from gambit.vote import VoteKind
 
@@ -29,6 +29,10 @@ class SelfConsistency:
     @property
     def wake(self) -> Wake:
         return Wake(on_completion=True)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(has_fixed_size=True)
 
     def initial_state(self) -> None:
         return None

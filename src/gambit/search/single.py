@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gambit.config import SearchSettings
-from gambit.search.policy import Decision, NoOptions, PoolView, Start, Wake
+from gambit.search.policy import Decision, Needs, NoOptions, PoolView, Start, Wake
 from gambit.types import OnPressure, PressureAction
 from gambit.vote import VoteKind
 
@@ -27,6 +27,10 @@ class Single:
     @property
     def wake(self) -> Wake:
         return Wake()
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(has_fixed_size=True)
 
     def initial_state(self) -> None:
         return None

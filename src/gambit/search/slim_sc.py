@@ -130,7 +130,7 @@ class SlimSc:
     @property
     def needs(self) -> Needs:
         size = self.options.embedding_size if self.options.uses_states else 0
-        return Needs(thoughts=self.options.need, embedding_size=size)
+        return Needs(has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
 
     def initial_state(self) -> SlimScState:
         fixed = None if self.options.uses_states else SENTENCE_THRESHOLD

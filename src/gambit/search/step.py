@@ -52,7 +52,7 @@ class Step:
 
     @property
     def needs(self) -> Needs:
-        return Needs(pruned_answers=self.pruned_vote)
+        return Needs(has_fixed_size=True, pruned_answers=self.pruned_vote)
 
     def initial_state(self) -> None:
         return None
