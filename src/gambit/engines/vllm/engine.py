@@ -84,6 +84,7 @@ class VllmEngine:
         self._num_requests = 0
         self._num_stuck = 0
         self._held: Report | None = None  # fetched, not yet read
+        self._late: list[tuple[str, str, float | None]] = []  # queued traces whose last token came with the news
         self._failure: EngineError | None = None
 
     @property
@@ -258,6 +259,7 @@ class VllmEngine:
     def _read(self, report: Report) -> dict[int, StepDraft]:
         """A report may speak of traces that were stopped in the meantime; nobody wants to know of them."""
         drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)
+        self._put_off_queueing(report)
         self._read_room(report, drafts)
         for request, token in zip(report.rows, report.tokens, strict=True):
             if (trace := self._live.get(request)) is not None:
@@ -274,6 +276,12 @@ class VllmEngine:
                 drafts[trace.spec.key.search].scored.append(thought)
         self._read_ends(report, drafts)
         return drafts
+
+    def _put_off_queueing(self, report: Report) -> None:
+        """Asynchronous scheduling queues a trace while a token of it is under way; it said that token before."""
+        queue, speaking = PressureAction.QUEUE.value, set(report.rows)
+        late = [lost for lost in report.evicted if lost[1] == queue and lost[0] in speaking]
+        report.evicted, self._late = [*self._late, *(lost for lost in report.evicted if lost not in late)], late
 
     def _read_room(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         for request, name, score in report.evicted:
