@@ -1,12 +1,15 @@
 """Slim-SC by hand: which pair, which of the two, when, and how thoughts are found in text."""
 
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gambit import events as ev
 from gambit.config import SearchConfig
 from gambit.errors import UserError
 from gambit.search import embedding
@@ -14,6 +17,7 @@ from gambit.search.choice import policy_options
 from gambit.search.policy import PoolView, Prune, Split, Start, ThoughtNeed, ThoughtView, TraceView, Wake
 from gambit.search.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
 from gambit.search.thoughts import MARKERS, ThoughtReader, next_marker
+from gambit.solver import Solver
 from gambit.tree import TraceState
 from gambit.types import OnPressure, PressureAction, ThoughtScore
 
@@ -239,3 +243,48 @@ def test_text_thoughts_are_embedded_in_one_call_and_go_on_where_they_ended():
     texts[1] += [" Another", " u"]
     assert [(t.trace, t.num_tokens) for t in found.collect([0, 1])] == [(0, 5), (1, 3)]
     assert calls == [["a b"], [" Wait c d", "x y z"]]
+
+
+class FakeSentenceTransformer:
+    """Embeds a text by its length; knows one model."""
+
+    def __init__(self, name):
+        if name != "known":
+            raise OSError(f"no such model: {name}\nand much advice")
+
+    def encode(self, texts, *, normalize_embeddings, show_progress_bar):
+        assert normalize_embeddings and not show_progress_bar and all(isinstance(text, str) for text in texts)
+        return np.array([at(10 * len(text)) for text in texts])
+
+
+@pytest.fixture
+def sentence_models(monkeypatch):
+    module = types.ModuleType("sentence_transformers")
+    module.SentenceTransformer = FakeSentenceTransformer
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    monkeypatch.setattr(embedding, "find_spec", lambda name: object())
+    embedding.load_embedder.cache_clear()
+    yield
+    embedding.load_embedder.cache_clear()
+
+
+def test_a_search_with_a_sentence_model_reads_thoughts_as_text(sentence_models, tiny_folder):
+    def solve(**options):
+        seen = []
+        config = SearchConfig(
+            policy="slim-sc",
+            policy_options={"split": "blank_lines", "delay_tokens": 3, **options},
+            capacity=8,
+            max_new_tokens=40,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+        )
+        solver.solve("a=1+2", config, on_event=seen.append)
+        return [event.reason for event in seen if isinstance(event, ev.Pruned)]
+
+    with Solver(str(tiny_folder), device="cpu", scorer="constant") as solver:
+        assert set(solve(embedder="known")) == {"similar"}
+        assert solve(embedder="known", delay_tokens=1000) == []
+        with pytest.raises(UserError, match=r"cannot load the sentence model 'other': no such model: other$"):
+            solve(embedder="other")
