@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.engines.projection import Projection
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
 from gambit.engines.vllm.histories import ThoughtOrders
@@ -44,7 +45,10 @@ class _DeviceRows:
     def __init__(self, columns: dict[str, torch.Tensor], seconds: float) -> None:
         self._names = tuple(columns)
         self._seconds = seconds
-        device = torch.stack([column.float() for column in columns.values()])
+        # One number per row, or several (an embedding): all in one copy.
+        parts = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
+        self._widths = [part.shape[1] for part in parts]
+        device = torch.cat(parts, dim=1)
         self._event: torch.cuda.Event | None = None
         if device.is_cuda:
             self._host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
@@ -57,8 +61,12 @@ class _DeviceRows:
     def values(self) -> RowValues:
         if self._event is not None:
             self._event.synchronize()
-        found = dict(zip(self._names, self._host.numpy(), strict=True))
-        return RowValues(found.get("scores"), found.get("confidences"), found.get("greedy"), self._seconds)
+        parts = np.split(self._host.numpy(), np.cumsum(self._widths)[:-1], axis=1)
+        found = dict(zip(self._names, parts, strict=True))
+        flat = {name: part[:, 0] for name, part in found.items() if name != "embeddings"}
+        return RowValues(
+            flat.get("scores"), flat.get("confidences"), flat.get("greedy"), self._seconds, found.get("embeddings")
+        )
 
 
 class GambitWorker(adapter.Worker):
@@ -76,8 +84,8 @@ class GambitWorker(adapter.Worker):
         self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
-        if self._exact_noise or self._scorer.info.needs_confidence:
-            adapter.tap_sampler(self.model_runner, self._see_logits)
+        self._projection = Projection(self.device)
+        adapter.tap_sampler(self.model_runner, self._see_logits)
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +117,8 @@ class GambitWorker(adapter.Worker):
         columns = {}
         if not self._scorer.info.needs_confidence:
             columns["scores"] = self._scores(states)
+        if size := self._noise.embedding_size:
+            columns["embeddings"] = self._projection.embed(states, size)
         if self._noise.num_checks:
             logits = adapter.compute_logits(self.model_runner, states)
             if logits is not None:
@@ -135,7 +145,7 @@ class GambitWorker(adapter.Worker):
         """Between the forward pass and vLLM's sampler."""
         if self._rows is None or logits is None:  # this rank has no logits
             return
-        if self._scorer.info.needs_confidence:
+        if self._scorer.info.needs_confidence or self._noise.wants_confidence:
             self._confidences = token_confidence(logits)
         if self._exact_noise:
             tokens = self._noise.draw(logits, self._rows)
@@ -154,6 +164,16 @@ class _Noise:
         self._table = np.zeros(0, NOISE)
         self._filters: Filters | None = None
         self._checks: set[str] = set()
+        self._doubtful: set[str] = set()  # requests whose confidence somebody wants
+        self._embedded: dict[str, int] = {}  # requests whose thoughts shall be embedded, and in how many numbers
+
+    @property
+    def wants_confidence(self) -> bool:
+        return bool(self._doubtful)
+
+    @property
+    def embedding_size(self) -> int:
+        return max(self._embedded.values(), default=0)
 
     @property
     def num_checks(self) -> int:
@@ -163,12 +183,18 @@ class _Noise:
         for request in scheduled.finished_req_ids:
             self._of.pop(request, None)
             self._checks.discard(request)
+            self._doubtful.discard(request)
+            self._embedded.pop(request, None)
         for new in scheduled.scheduled_new_reqs:
             order = Order.unpack(new.sampling_params.extra_args)
             if order is not None:
                 self._of[new.req_id] = _record(order)
                 if order.is_check:
                     self._checks.add(new.req_id)
+                if order.confidence_window:
+                    self._doubtful.add(new.req_id)
+                if order.embedding_size:
+                    self._embedded[new.req_id] = order.embedding_size
         if not wants_positions:
             return
         count = scheduled.num_scheduled_tokens
