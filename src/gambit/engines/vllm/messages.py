@@ -142,7 +142,7 @@ class RowValues:
     scores: npt.NDArray[np.float32] | None
     confidences: npt.NDArray[np.float32] | None
     greedy: npt.NDArray[np.float32] | None  # self-check only: the token each state would make greedy
-    seconds: float  # that launching the scorer took
+    seconds: float  # the device's, for scores and their way to the host
     embeddings: npt.NDArray[np.float32] | None = None  # [rows, size]
 
 

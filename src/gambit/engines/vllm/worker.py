@@ -39,12 +39,35 @@ class _AsyncRows(adapter.AsyncModelRunnerOutput):
         return adapter.attach_rows(self._inner.get_output(), self._rows.values())
 
 
+class _Clock:
+    """Seconds of what the device does between pairs of marks; the host never waits for it to be told."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        if not self._is_cuda:
+            self._marks.append(time.perf_counter())
+            return
+        self._marks.append(torch.cuda.Event(enable_timing=True))
+        self._marks[-1].record()
+
+    def seconds(self) -> float:
+        """Once the device has passed the last mark."""
+        pairs = list(zip(self._marks[::2], self._marks[1::2], strict=True))
+        if self._is_cuda:
+            return sum(begin.elapsed_time(end) for begin, end in pairs) / 1000
+        return sum(end - begin for begin, end in pairs)
+
+
 class _DeviceRows:
     """Row values on the device and the copy that brings them to the host; reading them waits for that copy only."""
 
-    def __init__(self, columns: dict[str, torch.Tensor], seconds: float) -> None:
+    def __init__(self, columns: dict[str, torch.Tensor], clock: _Clock) -> None:
         self._names = tuple(columns)
-        self._seconds = seconds
+        self._clock = clock
+        clock.mark()
         # One number per row, or several (an embedding): all in one copy.
         parts = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
         self._widths = [part.shape[1] for part in parts]
@@ -53,10 +76,12 @@ class _DeviceRows:
         if device.is_cuda:
             self._host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
             self._host.copy_(device, non_blocking=True)
+            clock.mark()
             self._event = torch.cuda.Event(blocking=True)  # sleeps instead of asking the driver again and again
             self._event.record()
         else:
             self._host = device
+            clock.mark()
 
     def values(self) -> RowValues:
         if self._event is not None:
@@ -65,7 +90,11 @@ class _DeviceRows:
         found = dict(zip(self._names, parts, strict=True))
         flat = {name: part[:, 0] for name, part in found.items() if name != "embeddings"}
         return RowValues(
-            flat.get("scores"), flat.get("confidences"), flat.get("greedy"), self._seconds, found.get("embeddings")
+            flat.get("scores"),
+            flat.get("confidences"),
+            flat.get("greedy"),
+            self._clock.seconds(),
+            found.get("embeddings"),
         )
 
 
@@ -98,9 +127,10 @@ class GambitWorker(adapter.Worker):
         states = adapter.sampled_states(self.model_runner)
         if states is None:
             return super().sample_tokens(grammar_output)
-        began = time.perf_counter()
+        clock = _Clock(states.device)
+        clock.mark()
         columns = self._score(states)
-        seconds = time.perf_counter() - began
+        clock.mark()
         self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
         self._rows = None
@@ -108,7 +138,7 @@ class GambitWorker(adapter.Worker):
             columns["confidences"], self._confidences = self._confidences, None
         if output is None or not columns or not self.is_driver_worker:
             return output
-        rows = _DeviceRows(columns, seconds)
+        rows = _DeviceRows(columns, clock)
         if isinstance(output, adapter.AsyncModelRunnerOutput):
             return _AsyncRows(output, rows)
         return adapter.attach_rows(output, rows.values()) if output.req_ids else output
