@@ -20,7 +20,7 @@ LAYERS = [
     {"solver"},
     {"training", "bench"},
     {"cli_options", "demo", "display", "doctor", "problems", "signals", "terminal"},
-    {"cli", "__main__"},
+    {"cli", "cli_scorer", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
