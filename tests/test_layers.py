@@ -19,7 +19,7 @@ LAYERS = [
     {"search"},
     {"solver"},
     {"training", "bench"},
-    {"cli_options", "demo", "display", "doctor", "problems", "signals", "terminal"},
+    {"cli_options", "demo", "display", "doctor", "problems", "scorer_display", "signals", "terminal"},
     {"cli", "cli_scorer", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

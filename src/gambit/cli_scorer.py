@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,24 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gambit.errors import UserError
-from gambit.terminal import OK, exit_with, put, say, stderr
+from gambit.terminal import OK, exit_with, put, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gambit.events import Json
-    from gambit.scorers.base import Scorer, ScorerInfo
-    from gambit.training.collect import Plan, Summary, Task
-    from gambit.training.dataset import Dataset, Division
-    from gambit.training.evaluate import Report
-    from gambit.training.fit import Fitted
-    from gambit.training.objectives import Recipe
+    from gambit.scorers.base import ScorerInfo
+    from gambit.training.collect import Plan
+    from gambit.training.sampling import Task
 
 app = typer.Typer(help="Make a scorer for a model: collect, train, eval; import, show.", no_args_is_help=True)
 
 AUTO = "auto"
 GPU_TRACES, CPU_TRACES = 1024, 64  # traces sampled at a time
-PAWN = "pawn:"
 
 
 class Positions(StrEnum):
@@ -87,6 +77,7 @@ def collect(
         from gambit.cli_options import key_values
         from gambit.config import EngineConfig, SearchConfig, build
         from gambit.training.collect import Plan
+        from gambit.training.sampling import PAWN_SOURCE
         from gambit.types import StatePosition
 
         tasks = _tasks(problems, limit, seed)
@@ -96,7 +87,7 @@ def collect(
                    "engine_options": key_values(engine_option or [])}  # fmt: skip
         plan = Plan(
             out=out,
-            source=problems if problems.startswith(PAWN) else Path(problems).name,
+            source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
             engine=build(EngineConfig, options),
             search=build(SearchConfig, {name: value for name, value in settings.items() if value is not None}),
             traces_per_problem=traces,
@@ -113,39 +104,26 @@ def collect(
 
 
 def _collect(tasks: Sequence[Task], plan: Plan) -> int:
+    from gambit.scorer_display import our_warnings, progress, summary_line
     from gambit.signals import StopSignal
     from gambit.training.collect import collect as run
 
     began = time.monotonic()
     _quiet()
-    with (
-        _progress("collecting") as advance,
-        StopSignal(lambda: None) as stop,
-    ):
+    with our_warnings(), progress("collecting") as advance, StopSignal(lambda: None) as stop:
         summary = run(tasks, plan, on_progress=advance, should_stop=stop)
-    put(_summary(summary, plan.out, time.monotonic() - began))
+    put(summary_line(summary, plan.out, time.monotonic() - began))
     for reason in summary.refused[:5]:
         say(f"left out: {reason}", style="yellow")
     return stop.exit_code
 
 
-def _summary(summary: Summary, out: Path, seconds: float) -> str:
-    share = summary.num_correct / max(1, summary.num_traces)
-    before = f", {summary.num_before} were there before" if summary.num_before else ""
-    stopped = "; stopped early, the same command goes on" if summary.was_stopped else ""
-    return (
-        f"{out}: {summary.num_problems} problems{before}; {summary.num_traces} traces, {share:.1%} right; "
-        f"{summary.num_mixed} problems with both; {summary.num_steps} steps, {summary.num_tokens} tokens, "
-        f"{seconds:.0f} s{stopped}"
-    )
-
-
 def _tasks(source: str, limit: int | None, seed: int) -> list[Task]:
     from gambit.problems import read_problems
-    from gambit.training.collect import Task, pawn_tasks
+    from gambit.training.sampling import PAWN_SOURCE, Task, pawn_tasks
 
-    if source.startswith(PAWN):
-        return pawn_tasks(source.removeprefix(PAWN), limit or 600, seed)
+    if source.startswith(PAWN_SOURCE):
+        return pawn_tasks(source.removeprefix(PAWN_SOURCE), limit or 600, seed)
     path = Path(source)
     if path.suffix != ".jsonl":
         raise UserError(f"{source!r} is neither a .jsonl file nor pawn:SPLIT")
@@ -177,26 +155,6 @@ def _quiet() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time that is left, on a terminal only."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = stderr()
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        job = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(job, completed=done, total=total)
 
 
 # -- train -----------------------------------------------------------------------------------------------------
@@ -231,93 +189,26 @@ def train(
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
 
     def body() -> int:
+        from gambit.scorer_display import progress, show_training, warn
+        from gambit.scorers.checkpoint import save_checkpoint
         from gambit.training.dataset import Division
+        from gambit.training.train import TrainPlan
+        from gambit.training.train import train as run
 
         changes = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise}
         given = {name: value for name, value in changes.items() if value is not None}
-        recipes = _recipes(architecture, objective, given)
         division = Division(validation, test, split_seed)
-        datasets = _datasets(data, state_position, _layers(layers), skip_corrupted)
-        best, metadata = _fit_all(datasets, division, recipes, architecture, device, _say_epoch if verbose else None)
-        from gambit.scorers.checkpoint import save_checkpoint
-
-        save_checkpoint(best.scorer, out, metadata)
-        _show_training(out, best, metadata, as_json)
+        plan = TrainPlan(data, architecture, objective, state_position, _layers(layers), division, given, device,
+                         skip_corrupted)  # fmt: skip
+        with progress("training") as advance:
+            trained = run(plan, advance, say if verbose else lambda _: None)
+        for line in trained.skipped:
+            warn(line)
+        save_checkpoint(trained.best.scorer, out, trained.metadata)
+        show_training(out, trained, as_json)
         return OK
 
     exit_with(body)
-
-
-def _recipes(architecture: str, objective: str, changes: Mapping[str, int | bool]) -> list[Recipe]:
-    from gambit.training.networks import ARCHITECTURES
-    from gambit.training.objectives import CANDIDATES, recipe_for
-
-    if architecture not in ARCHITECTURES:
-        raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
-    names = CANDIDATES[architecture] if objective == AUTO else (objective,)
-    return [dataclasses.replace(recipe_for(name, architecture), **changes) for name in names]  # type: ignore[arg-type]
-
-
-def _datasets(folder: Path, position: str, layers: tuple[int, ...], skip_corrupted: bool) -> list[Dataset]:
-    from gambit.training.dataset import load_dataset
-    from gambit.training.storage import read_header
-    from gambit.types import StatePosition
-
-    known = [str(each) for each in StatePosition]
-    if position not in (AUTO, *known):
-        raise UserError(f"unknown state position {position!r}: use auto, {', '.join(known)}")
-    wanted = read_header(folder).positions if position == AUTO else (position,)
-    skipped: list[str] = []
-    found = [
-        load_dataset(folder, StatePosition(each), layers, skip_corrupted=skip_corrupted, on_skip=skipped)
-        for each in wanted
-    ]
-    for line in dict.fromkeys(skipped):
-        say(f"warning: {line}", style="yellow")
-    return found
-
-
-def _fit_all(
-    datasets: Sequence[Dataset], division: Division, recipes: Sequence[Recipe], architecture: str, device: str,
-    on_epoch: Callable[[str], None] | None,
-) -> tuple[Fitted, dict[str, object]]:  # fmt: skip
-    """Every recipe at every state position; the best and what its checkpoint says about it."""
-    from gambit.engines.local.model import pick_device
-    from gambit.training.fit import fit
-    from gambit.training.recipes import info_for, metadata_of
-
-    picked = pick_device(device)
-    found: list[tuple[Dataset, Fitted]] = []
-    with _progress("training") as advance:
-        for data in datasets:
-            for recipe in recipes:
-                advance(len(found), len(datasets) * len(recipes))
-                info = info_for(data, architecture)
-                found.append((data, fit(data, division, recipe, info, picked, on_epoch or (lambda _: None))))
-    best_data, best = max(found, key=lambda pair: pair[1].held_out_auc)
-    return best, metadata_of(best_data, division, best, found, picked)
-
-
-def _say_epoch(line: str) -> None:
-    say(line)
-
-
-def _show_training(out: Path, best: Fitted, metadata: Mapping[str, object], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"checkpoint": str(out), **metadata}))
-        return
-    from rich.table import Table
-
-    table = Table("objective", "state", "held-out AUC", "epochs", "seconds", box=None)
-    candidates = metadata["candidates"]
-    assert isinstance(candidates, list)
-    for each in candidates:
-        chosen = "bold" if each["is_chosen"] else None
-        row = (each["objective"], each["state_position"], f"{each['held_out_auc']:.4f}", str(each["epochs"]))
-        table.add_row(*row, f"{each['seconds']:.0f}", style=chosen)
-    put(table)
-    put(f"{out}: {best.recipe.objective}; held-out AUC within problems, mean over 25-100 % of the steps: "
-        f"{best.held_out_auc:.4f}")  # fmt: skip
 
 
 # -- eval ------------------------------------------------------------------------------------------------------
@@ -342,16 +233,18 @@ def evaluate(
     """Judge scorers by how they rank right above wrong traces of a problem, beside what needs no training."""
 
     def body() -> int:
-        from gambit.training.recipes import judge_scorers, report_json
+        from gambit.scorer_display import our_warnings, show_report, warn
+        from gambit.training.judging import judge_scorers, report_json
 
         if plot is not None:
             from gambit.training.plot import check_installed
 
             check_installed()
-        found = judge_scorers(
-            scorers, data, part, device=device, num_rollouts=rollouts, num_workers=workers,
-            skip_corrupted=skip_corrupted, warn=lambda line: say(f"warning: {line}", style="yellow"),
-        )  # fmt: skip
+        with our_warnings():
+            found = judge_scorers(
+                scorers, data, part, device=device, num_rollouts=rollouts, num_workers=workers,
+                skip_corrupted=skip_corrupted, warn=warn,
+            )  # fmt: skip
         text = json.dumps(report_json(found), indent=2)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -363,43 +256,10 @@ def evaluate(
         if as_json:
             typer.echo(text)
         else:
-            _show_report(found)
+            show_report(found)
         return OK
 
     exit_with(body)
-
-
-def _show_report(report: Report) -> None:
-    from gambit.training.evaluate import conclusions
-
-    put(f"{report.model}, {report.source}: {report.num_problems} problems, {report.num_mixed} with both right and "
-        f"wrong traces, {report.num_traces} traces, {report.share_right:.1%} right\n")  # fmt: skip
-    put(_ranking_table(report, "AUC within problems"))
-    put("")
-    put(_ranking_table(report, "pairs ranked right"))
-    put("")
-    for ranking in report.rankings:
-        if ranking.calibration:
-            errors = ", ".join(f"{each.error:.3f} at {each.share:.0%}" for each in ranking.calibration)
-            put(f"calibration error of {ranking.name}: {errors} of the steps")
-    for line in conclusions(report):
-        put(line)
-
-
-def _ranking_table(report: Report, title: str) -> Table:
-    from rich.table import Table
-
-    from gambit.training.ranking import CURVE, QUARTERS
-
-    is_auc = title.startswith("AUC")
-    shares = QUARTERS if is_auc else CURVE
-    means = ["mean (95 %)"] if is_auc else []
-    table = Table(title, *means, *(f"{share:.0%}" for share in shares), box=None)
-    for ranking in report.rankings:
-        found = ranking.auc if is_auc else ranking.pairwise
-        cells = [f"{found[share].value:.3f}" if share in found else "" for share in shares]
-        table.add_row(ranking.name, *([str(ranking.mean_auc)] if is_auc else []), *cells)
-    return table
 
 
 # -- import, show ----------------------------------------------------------------------------------------------
@@ -460,33 +320,15 @@ def show(
     """Say what a scorer was made for, from what, and how good it was."""
 
     def body() -> int:
+        from gambit.scorer_display import metadata_table
         from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 
-        scorer: Scorer = load_checkpoint(file)  # a file that engines would refuse is refused here too
+        scorer = load_checkpoint(file)  # a file that engines would refuse is refused here too
         metadata = read_metadata(file)
         if as_json:
             typer.echo(json.dumps({**metadata, "layers": list(scorer.info.layers)}))
             return OK
-        from rich.table import Table
-
-        table = Table(box=None, show_header=False)
-        for name, value in _flat(metadata):
-            table.add_row(name, value)
-        put(table)
+        put(metadata_table(metadata))
         return OK
 
     exit_with(body)
-
-
-def _flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested metadata as lines."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else key)
-    elif isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
-        for index, inner in enumerate(value):
-            yield from _flat(inner, f"{name}.{index}")
-    elif isinstance(value, float):
-        yield name, f"{value:.4g}" if math.isfinite(value) else str(value)
-    else:
-        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

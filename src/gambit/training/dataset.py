@@ -107,7 +107,7 @@ def load_dataset(
 
 def _check_holds(folder: Path, header: Header, position: StatePosition, layers: Sequence[int]) -> None:
     if position not in header.positions:
-        raise UserError(f"states at position {position!r} are wanted, {folder} holds {', '.join(header.positions)}: "
+        raise UserError(f"states at position '{position}' are wanted, {folder} holds {', '.join(header.positions)}: "
                         "collect that position, or choose another with --state-position")  # fmt: skip
     missing = [layer for layer in layers if layer not in header.layers]
     if missing:

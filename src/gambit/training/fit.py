@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,19 +251,3 @@ def held_out_auc(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, 
         for share in QUARTERS
     ]
     return float(np.nanmean(mean_auc(found)))
-
-
-def fit_best(
-    data: Dataset,
-    division: Division,
-    recipes: Sequence[Recipe],
-    info: ScorerInfo,
-    device: torch.device,
-    say: Say = lambda _: None,
-) -> tuple[Fitted, list[Fitted]]:
-    """Every recipe, and the best by held-out within-problem ranking; never by how well single steps are told apart."""
-    fitted = []
-    for recipe in recipes:
-        mine = dataclasses.replace(info, aggregation=AGGREGATIONS[info.architecture])
-        fitted.append(fit(data, division, recipe, mine, device, say))
-    return max(fitted, key=lambda each: each.held_out_auc), fitted

@@ -1,4 +1,4 @@
-"""The three steps from a collection to a judged checkpoint, as commands and scripts take them; prints nothing."""
+"""Judges checkpoints by a collection's held-out problems, and makes the report plain values; prints nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from gambit import registry
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
@@ -18,63 +16,11 @@ from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.evaluate import Report, conclusions, evaluate
-from gambit.training.fit import Fitted
-from gambit.training.objectives import AGGREGATIONS
 from gambit.training.ranking import Estimate, Ints
 from gambit.training.storage import read_header
 
 ALL = "all"
 AUTO = "auto"
-
-
-def info_for(data: Dataset, architecture: str) -> ScorerInfo:
-    """What a scorer trained on this collection needs of a model and an engine."""
-    return ScorerInfo(
-        architecture=architecture,
-        state_position=data.position,
-        aggregation=AGGREGATIONS[architecture],
-        hidden_size=data.header.hidden_size,
-        boundary_rule=data.header.boundary_rule,
-        layers=data.layers,
-        base_model=data.header.model,
-        base_model_hash=data.header.model_hash,
-    )
-
-
-def metadata_of(
-    data: Dataset,
-    division: Division,
-    best: Fitted,
-    tried: Sequence[tuple[Dataset, Fitted]],
-    device: torch.device,
-) -> dict[str, object]:
-    """What a checkpoint says of its making, besides what engines need to know."""
-    parts = {str(part): data.of_part(division, part) for part in Part}
-    training = {
-        "collection": data.header.id,
-        "source": data.header.source,
-        "problems": len(data.problems),
-        "traces_per_problem": data.header.traces_per_problem,
-        "traces": {name: len(traces) for name, traces in parts.items()},
-        "steps": int(data.traces.num_steps.sum()),
-        "division": dataclasses.asdict(division),
-        "device": device.type,
-        "epochs": best.epochs,
-        "best_epoch": best.best_epoch,
-        **dataclasses.asdict(best.recipe),
-    }
-    candidates = [
-        {
-            "objective": fitted.recipe.objective,
-            "state_position": str(each.position),
-            "held_out_auc": fitted.held_out_auc,
-            "epochs": fitted.epochs,
-            "seconds": fitted.seconds,
-            "is_chosen": fitted is best,
-        }
-        for each, fitted in tried
-    ]
-    return {"training": training, "metrics": {"held_out_auc": best.held_out_auc}, "candidates": candidates}
 
 
 def judge_scorers(
