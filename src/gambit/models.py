@@ -150,6 +150,8 @@ def _on_disk(model: str, filename: str) -> Path | None:
         return path if path.is_file() else None
     from huggingface_hub import try_to_load_from_cache
 
+    if not HUB_NAME.fullmatch(model):
+        return None
     cached = try_to_load_from_cache(model, filename)
     return Path(cached) if isinstance(cached, str) else None
 
