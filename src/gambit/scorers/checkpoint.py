@@ -52,6 +52,16 @@ def read_metadata(path: Path) -> dict[str, Json]:
     return metadata
 
 
+def add_metrics(path: Path, metrics: Mapping[str, Json]) -> None:
+    """Write what a scorer reached into its own checkpoint; the weights stay as they are."""
+    from safetensors.torch import load_file, save_file
+
+    metadata = read_metadata(path)
+    before = metadata.get("metrics")
+    metadata["metrics"] = {**(before if isinstance(before, dict) else {}), **metrics}
+    save_file(load_file(path), path, metadata={METADATA_KEY: json.dumps(metadata)})
+
+
 def read_published(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The weights in a published STEP checkpoint: a state dict, or a dict that holds one as `model_state_dict`.
 

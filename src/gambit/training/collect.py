@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -69,23 +70,77 @@ def collect(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Sample what is not yet in the folder. Interrupted, it keeps every problem that was written."""
-    source = models.locate(plan.engine.model)
-    with _solver(plan) as solver:
-        reader = StateReader(source, layers=plan.layers, positions=plan.positions, device=plan.engine.device,
-                             dtype=plan.engine.dtype, batch_tokens=plan.batch_tokens)  # fmt: skip
-        header = _header(plan, source, reader.hidden_size)
-        with writing(plan.out, header) as writer, Grading(plan.search.answer, plan.num_graders) as grading:
+    with Collector(plan) as collector:
+        return collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
+
+
+class Collector:
+    """An engine that samples and, beside it, the model that reads states; serves several collections in turn."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._source = models.locate(plan.engine.model)
+        self._solver = _solver(plan)  # first: what it leaves of the memory is enough for the other
+        try:
+            self._reader = StateReader(
+                self._source, layers=plan.layers, positions=plan.positions, device=plan.engine.device,
+                dtype=plan.engine.dtype, batch_tokens=plan.batch_tokens,
+            )  # fmt: skip
+        except BaseException:
+            self._solver.close()
+            raise
+
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        out: Path,
+        source: str,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Summary:
+        plan = self._plan
+        order = Order(plan.search, plan.traces_per_problem, plan.traces_at_once)
+        with (
+            writing(out, self._header(source)) as writer,
+            Grading(plan.search.answer, plan.num_graders) as grading,
+        ):
             summary = Summary(num_before=len(writer.done))
-            order = Order(plan.search, plan.traces_per_problem, plan.traces_at_once)
             todo = [task for task in tasks if task.id not in writer.done]
             total = len(todo) + summary.num_before
             on_progress(summary.num_before, total)
-            sink = _Sink(reader, writer, summary, lambda: on_progress(summary.num_before + summary.num_problems, total))
-            for sampled in sample(solver, todo, order, grading, summary.refused, should_stop):
+            sink = _Sink(
+                self._reader, writer, summary, lambda: on_progress(summary.num_before + summary.num_problems, total)
+            )
+            for sampled in sample(self._solver, todo, order, grading, summary.refused, should_stop):
                 sink.add(sampled)
             sink.flush()
-            summary.was_stopped = should_stop()
-    return summary
+        summary.was_stopped = should_stop()
+        return summary
+
+    def close(self) -> None:
+        self._solver.close()
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _header(self, source: str) -> Header:
+        plan = self._plan
+        return Header(
+            id=new_id(),
+            source=source,
+            model=models.name_of(plan.engine.model),
+            model_hash=models.weight_hash(self._source),
+            hidden_size=self._reader.hidden_size,
+            layers=plan.layers,
+            positions=tuple(str(position) for position in plan.positions),
+            boundary_rule=BoundaryRule.name,
+            traces_per_problem=plan.traces_per_problem,
+            has_confidence=plan.with_confidence,
+            sampling=plan.search.model_dump(mode="json", include=set(_KEPT_SETTINGS)),
+        )
 
 
 def _solver(plan: Plan) -> Solver:
@@ -94,22 +149,6 @@ def _solver(plan: Plan) -> Solver:
     if plan.engine.engine == "vllm":  # whose own limit, 256, would leave a GPU half idle
         options["engine_options"] = {"max_num_seqs": plan.traces_at_once, **plan.engine.engine_options}
     return Solver(scorer=scorer, **options)
-
-
-def _header(plan: Plan, source: str, hidden_size: int) -> Header:
-    return Header(
-        id=new_id(),
-        source=plan.source,
-        model=models.name_of(plan.engine.model),
-        model_hash=models.weight_hash(source),
-        hidden_size=hidden_size,
-        layers=plan.layers,
-        positions=tuple(str(position) for position in plan.positions),
-        boundary_rule=BoundaryRule.name,
-        traces_per_problem=plan.traces_per_problem,
-        has_confidence=plan.with_confidence,
-        sampling=plan.search.model_dump(mode="json", include=set(_KEPT_SETTINGS)),
-    )
 
 
 # -- to disk ---------------------------------------------------------------------------------------------------
