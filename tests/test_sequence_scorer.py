@@ -9,7 +9,6 @@ from gambit.errors import UserError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import load_mlp
 from gambit.scorers.sequence import (
-    SequenceNetwork,
     SequenceScorer,
     SequenceShape,
     last_logits,
@@ -18,12 +17,7 @@ from gambit.scorers.sequence import (
     sequence_info,
 )
 from gambit.types import Aggregation, StatePosition
-
-
-def make_sequence(features=6, seed=0, **changes):
-    shape = SequenceShape(features, **{"width": 16, "layers": 2, "heads": 2, **changes})
-    torch.manual_seed(seed)
-    return SequenceScorer(sequence_info(shape), SequenceNetwork(shape)).to(torch.device("cpu"))
+from remembering import make_sequence
 
 
 def test_a_step_knows_what_came_before_and_nothing_after():
@@ -88,9 +82,11 @@ def test_step_by_step_equals_the_whole(max_steps):
 
 def padded(lists, positions, own):
     most = max(map(len, lists))
-    slots = torch.tensor([[*past, *[0] * (most - len(past))] for past in lists], dtype=torch.long).reshape(-1, most)
+    slots = torch.tensor([[*past, *[0] * (most - len(past))] for past in lists], dtype=torch.long).reshape(
+        len(lists), most
+    )
     mask = torch.tensor([[True] * len(p) + [False] * (most - len(p)) for p in lists], dtype=torch.bool)
-    return PastThoughts(slots, mask.reshape(-1, most), torch.tensor(positions), torch.tensor(own))
+    return PastThoughts(slots, mask.reshape(len(lists), most), torch.tensor(positions), torch.tensor(own))
 
 
 def test_a_first_thought_is_scored_by_itself():

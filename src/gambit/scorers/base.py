@@ -63,6 +63,13 @@ class PastThoughts:
     positions: torch.Tensor  # [n], how many thoughts the trace had before this one
     own: torch.Tensor  # [n], the slot to fill; all different
 
+    def split(self, size: int) -> list[PastThoughts]:
+        """In parts of so many traces."""
+        import torch
+
+        columns = (torch.split(part, size) for part in (self.slots, self.mask, self.positions, self.own))
+        return [PastThoughts(*parts) for parts in zip(*columns, strict=True)]
+
 
 @runtime_checkable
 class HistoryScorer(Scorer, Protocol):

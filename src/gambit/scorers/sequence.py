@@ -19,6 +19,7 @@ from gambit.types import Aggregation
 ARCHITECTURE = "sequence"
 _SHAPE = "shape"  # its place in the metadata
 _ROPE_BASE = 10_000.0
+_GATHERED = 1 << 25  # numbers, of keys or values of one layer: 128 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class Block(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """[batch, steps, width] -> [batch, heads, steps, width of a head]."""
-        return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.mix(_joined(attended))
@@ -193,7 +194,10 @@ class SequenceScorer:
         return logits.squeeze(1).sigmoid()
 
     def score_next(self, thoughts: ThoughtBatch, memory: Tensor, past: PastThoughts) -> Tensor:
-        return self.network.advance(thoughts.states, memory, past).sigmoid()
+        """In parts where the histories are long: what attention gathers of them is never large."""
+        size = max(_GATHERED // (self.network.shape.width * (past.slots.shape[1] + 1)), 1)
+        parts = zip(torch.split(thoughts.states, size), past.split(size), strict=True)
+        return torch.cat([self.network.advance(states, memory, rows) for states, rows in parts]).sigmoid()
 
 
 def sequence_info(shape: SequenceShape, info: ScorerInfo | None = None) -> ScorerInfo:

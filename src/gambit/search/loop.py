@@ -63,7 +63,7 @@ class Search:
         self._policy = policy
         self._policy_state = policy.initial_state()
         self._settings = settings
-        self._spec = spec
+        self._spec = dataclasses.replace(spec, keeps_histories=settings.ghost_parents)
         self._hooks = hooks
         self._num_steps = 0
         self._pressure: dict[int, OnPressure] = {}
@@ -251,6 +251,7 @@ class Search:
             parent=None if is_ghost else TraceKey(self.number, parent.id),
             prefix=self._ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
             score=parent.score,
+            history_of=TraceKey(self.number, parent.id) if is_ghost else None,
         )
         self._engine.submit([child])
         self._emit(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))

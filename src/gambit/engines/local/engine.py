@@ -17,7 +17,8 @@ from gambit.engines.local.pool import Pool
 from gambit.engines.local.stopwatch import Stopwatch
 from gambit.engines.sampling import sample, token_confidence, uniforms
 from gambit.prompts import THINKING, BoundaryRule, ThoughtTables, Tokenizer
-from gambit.scorers.base import Scorer, ThoughtBatch
+from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
+from gambit.scorers.history import Histories, ThoughtMemory
 from gambit.types import (
     EndReason,
     Progress,
@@ -47,7 +48,9 @@ class LocalEngine:
         self._scorer = scorer.to(model.device)
         room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
         self._clock = Stopwatch()
+        self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
         self._pool = Pool(model, KvBlocks(room, block_tokens), scorer.info.aggregation, self._clock)
+        self._pool.histories = None if self._memory is None else Histories()
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
         self._cached_layout: Layout | None = None
 
@@ -173,7 +176,8 @@ class LocalEngine:
         with self._clock.part("scoring"), torch.inference_mode():
             confidences = torch.from_numpy(self._pool.rows.table["thought_confidence"][rows]).float()
             index = torch.from_numpy(rows).to(states.device)
-            scores = self._scorer.score(ThoughtBatch(states[index], confidences.to(states.device))).tolist()
+            thoughts = ThoughtBatch(states[index], confidences.to(states.device))
+            scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
         # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
         for trace, row, score in sorted(scored, key=lambda entry: entry[0].key):
@@ -181,6 +185,11 @@ class LocalEngine:
                 score = self._pool.searches[trace.key.search].quantiles.squash(score)
             trace.score = trace.score.add(score)
             self._pool.drafts[trace.key.search].scored.append(ThoughtScore(trace.key.trace, score, int(lengths[row])))
+
+    def _scores(self, thoughts: ThoughtBatch, keys: Sequence[TraceKey]) -> torch.Tensor:
+        if self._memory is None or self._pool.histories is None:
+            return self._scorer.score(thoughts)
+        return self._memory.score(thoughts, self._pool.histories.extend(keys, self._memory.max_past))
 
     def _finish(self, said_stop: npt.NDArray[np.bool_]) -> None:
         table = self._pool.rows.table

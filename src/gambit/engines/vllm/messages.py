@@ -47,6 +47,7 @@ class Announcement:
     think_end: int | None
     kv_quota_tokens: int | None
     closed: list[int]  # searches that ended since the last announcement
+    keeps_histories: bool
 
     @classmethod
     def of(cls, spec: SearchSpec, closed: Sequence[int]) -> Announcement:
@@ -60,6 +61,7 @@ class Announcement:
             rule.think_end,
             spec.kv_quota_tokens,
             list(closed),
+            spec.keeps_histories,
         )
 
     @property
@@ -92,6 +94,7 @@ class Order:
     top_p: float
     top_k: int
     min_p: float
+    history_of: str | None = None  # the request whose first thoughts, as many as `score` counts, are its own too
     announcement: dict[str, Any] | None = None
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
 

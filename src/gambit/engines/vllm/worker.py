@@ -11,9 +11,12 @@ import torch
 
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
+from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import GambitConfig, Order, RowValues
-from gambit.scorers.base import ThoughtBatch
+from gambit.scorers.base import HistoryScorer, ThoughtBatch
+from gambit.scorers.history import ThoughtMemory, on_device
 
+USUAL_THOUGHTS = 256  # of a trace: memory for so many is there from the start, for more it grows
 NOISE = np.dtype([
     ("noise_key", np.uint64),
     ("prompt_tokens", np.int64),
@@ -67,16 +70,19 @@ class GambitWorker(adapter.Worker):
         config: GambitConfig = self.vllm_config.additional_config
         # Before vLLM measures what memory is left, so that the scorer is counted.
         self._scorer = config.scorer.to(self.device)
+        self._memory = self._allocate_memory() if isinstance(self._scorer, HistoryScorer) else None
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
+        self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
-        self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled
+        self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
         if self._exact_noise or self._scorer.info.needs_confidence:
             adapter.tap_sampler(self.model_runner, self._see_logits)
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._noise.follow(scheduler_output, wants_positions=self._exact_noise)
+        self._thoughts = adapter.thoughts_of(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     @torch.inference_mode()
@@ -87,7 +93,7 @@ class GambitWorker(adapter.Worker):
         began = time.perf_counter()
         columns = self._score(states)
         seconds = time.perf_counter() - began
-        self._rows = adapter.row_ids(self.model_runner)
+        self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
         self._rows = None
         if self._confidences is not None:
@@ -102,16 +108,32 @@ class GambitWorker(adapter.Worker):
     def _score(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
         columns = {}
         if not self._scorer.info.needs_confidence:
-            columns["scores"] = self._scorer.score(ThoughtBatch(states, states.new_zeros(len(states))))
+            columns["scores"] = self._scores(states)
         if self._noise.num_checks:
             logits = adapter.compute_logits(self.model_runner, states)
             if logits is not None:
                 columns["greedy"] = logits.argmax(-1)
         return columns
 
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        """Of every row; a scorer that remembers thoughts looks only at rows that may end one."""
+        if self._memory is None:
+            return self._scorer.score(ThoughtBatch(states, states.new_zeros(len(states))))
+        scores = torch.zeros(len(states), device=states.device)
+        if self._thoughts is not None and self._thoughts.requests:
+            row_of = {request: row for row, request in enumerate(adapter.row_ids(self.model_runner))}
+            rows = on_device(np.array([row_of[request] for request in self._thoughts.requests]), states.device)
+            thoughts = ThoughtBatch(states[rows], states.new_zeros(len(rows)))
+            scores[rows] = self._memory.score(thoughts, self._thoughts.past)
+        return scores
+
+    def _allocate_memory(self) -> ThoughtMemory:
+        most = min(self._scorer.max_past + 1, USUAL_THOUGHTS)
+        return ThoughtMemory(self._scorer, self.vllm_config.scheduler_config.max_num_seqs * most)
+
     def _see_logits(self, logits: torch.Tensor) -> None:
         """Between the forward pass and vLLM's sampler."""
-        if self._rows is None or logits is None:  # vLLM warms up, or this rank has no logits
+        if self._rows is None or logits is None:  # this rank has no logits
             return
         if self._scorer.info.needs_confidence:
             self._confidences = token_confidence(logits)
@@ -154,6 +176,10 @@ class _Noise:
         self._ends = {new.req_id: new.num_computed_tokens + count[new.req_id] for new in scheduled.scheduled_new_reqs}
         for request, computed in zip(known.req_ids, known.num_computed_tokens, strict=True):
             self._ends[request] = computed + count[request]
+
+    def known(self, rows: list[str]) -> list[str] | None:
+        """The rows, but for those that model runner V2 makes up to warm its kernels."""
+        return rows if rows and rows[0] in self._of else None
 
     def draw(self, logits: torch.Tensor, rows: list[str]) -> torch.Tensor:
         if rows != self._rows or self._filters is None:
