@@ -14,12 +14,12 @@ LAYERS = [
     {"answers", "_grader_worker", "prompts", "vote", "events", "pawn"},
     {"config", "tree"},
     {"record", "registry", "models", "sink"},
-    {"scorers"},
+    {"scorers", "view"},
     {"engines"},
     {"search"},
     {"solver"},
     {"training", "bench"},
-    {"cli_options", "demo", "display", "doctor", "problems", "signals", "terminal"},
+    {"cli_options", "cli_view", "demo", "display", "doctor", "problems", "signals", "terminal"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

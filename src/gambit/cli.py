@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
+from gambit.cli_view import view
 from gambit.errors import UserError
 from gambit.terminal import FAILURE, OK, USER_MISTAKE, exit_with, put, say, stderr
 
@@ -354,6 +355,9 @@ def replay(
         return OK
 
     exit_with(body)
+
+
+app.command()(view)
 
 
 @app.command()
