@@ -6,6 +6,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -44,9 +45,15 @@ class Browser:
 
     # -- what a reader does ------------------------------------------------------------------------------------
 
-    def open(self, page: Path, fragment: str = "") -> None:
+    def open(self, page: Path) -> None:
+        self._load("Page.navigate", url=page.resolve().as_uri())
+
+    def reload(self) -> None:
+        self._load("Page.reload")
+
+    def _load(self, method: str, **params: object) -> None:
         self._is_loaded = False
-        self.send("Page.navigate", url=page.resolve().as_uri() + fragment)
+        self.send(method, **params)
         self._until(lambda: self._is_loaded, "the page to load")
 
     def resize(self, width: int, height: int) -> None:
@@ -107,6 +114,8 @@ class Browser:
 
     def _next(self) -> dict:
         while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._inbox], [], [], self._timeout)
+            assert ready, f"the browser was silent for {self._timeout:.0f} s"
             chunk = os.read(self._inbox, 1 << 16)
             assert chunk, f"the browser ended with {self._process.poll()}"
             self._buffer += chunk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -19,7 +19,6 @@ from gambit.answers import canonical
 from gambit.doctor import Condition, Finding
 from gambit.record import STOP_WORDS, Counts, SearchRecord, SearchResult
 from gambit.tree import TraceState
-from gambit.types import StopReason
 from gambit.vote import Ballot
 
 MAX_VOTES_SHOWN = 10

@@ -13,8 +13,8 @@ from gambit.answers import canonical
 from gambit.record import STOP_WORDS, Equivalent, SearchResult
 from gambit.tree import Trace, TraceState
 from gambit.types import StopReason
-from gambit.view.history import History, PoolSize
-from gambit.view.text import TokenText
+from gambit.view.history import History, PoolSize, pool_sizes
+from gambit.view.text import TokenText, model_name
 from gambit.vote import VoteEntry
 
 STATES = tuple(TraceState)
@@ -151,7 +151,7 @@ def build(
         votes=_votes(vote.entries, record.tree.traces, equivalent),
         traces=_trace_columns(history, texts, [len(one) for one in stored]),
         thoughts=_thought_columns(history, texts),
-        pool=_pool_columns(history.pool),
+        pool=_pool_columns(pool_sizes(history)),
         kv=KvColumns([s.step for s in history.samples], [s.kv_used_tokens for s in history.samples]),
     )
     return data, "".join(stored)
@@ -272,6 +272,7 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
     started, counts, tokens, seconds = history.record.started, result.counts, result.tokens, result.seconds
     engine = started.environment.get("engine")
     engine = engine if isinstance(engine, dict) else {}
+    model = model_name(str(engine.get("model", "not named in the log")))
     ends = {
         "completed": counts.completed,
         "pruned": counts.pruned,
@@ -281,7 +282,7 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
     stop = STOP_WORDS[result.stop_reason] if result.stop_reason is not StopReason.FAILED else "before its end"
     return [
         ("policy", f"{started.policy}, capacity {started.capacity}, seed {started.seed}, vote by {started.vote}"),
-        ("model", f"{engine.get('model', 'not named in the log')} on {engine.get('name', '?')}, {engine.get('device', '?')}"),
+        ("model", f"{model} on {engine.get('name')}, {engine.get('device')}"),
         ("scorer", str(started.environment.get("scorer", "not named in the log"))),
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "
                    + ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from gambit import events as ev
 from gambit.errors import UserError
@@ -27,24 +28,12 @@ class TraceHistory:
     reason: str = ""  # why it was pruned, evicted or finished
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """The pool after everything that happened at one step."""
-
-    step: int
-    running: int
-    waiting: int
-    ghosts: int
-    completed: int
-
-
 @dataclass(slots=True)
 class History:
     """A replayed run."""
 
     record: SearchRecord
     traces: list[TraceHistory] = field(default_factory=list)
-    pool: list[PoolSize] = field(default_factory=list)
     samples: list[ev.Sample] = field(default_factory=list)
     last_step: int = 0
 
@@ -55,18 +44,17 @@ class History:
             self.samples.append(event)
         if not isinstance(event, ev.RunStarted | ev.Voted):
             self.last_step = max(self.last_step, event.step)
-            self._note_pool(event.step)
 
-    def _note_pool(self, step: int) -> None:
-        count = self.record.tree.count
-        sizes = (
-            count(state) for state in (TraceState.RUNNING, TraceState.WAITING, TraceState.GHOST, TraceState.FINISHED)
-        )
-        size = PoolSize(step, *sizes)
-        if self.pool and self.pool[-1].step == step:
-            self.pool.pop()
-        if not self.pool or dataclasses.replace(self.pool[-1], step=step) != size:
-            self.pool.append(size)
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The pool from one step on."""
+
+    step: int
+    running: int
+    waiting: int
+    ghosts: int
+    completed: int
 
 
 def find_log(run: Path) -> Path:
@@ -131,3 +119,27 @@ def _end_wait(history: TraceHistory, step: int, *, was_long: bool = True) -> Non
         begin, _ = history.waits.pop()
         if was_long and step > begin:
             history.waits.append((begin, step))
+
+
+def pool_sizes(history: History) -> list[PoolSize]:
+    """The pool wherever it changed; made from whole lives, because only these tell who really waited."""
+    changes = np.zeros((history.last_step + 2, 4), dtype=np.int64)  # running, waiting, ghosts, completed
+
+    def count(column: int, begin: int, end: int | None) -> None:
+        changes[begin, column] += 1
+        changes[history.last_step + 1 if end is None else end, column] -= 1
+
+    for trace, past in zip(history.record.tree.traces, history.traces, strict=True):
+        count(0, trace.created_step, trace.ended_step)
+        for begin, end in past.waits:
+            count(0, end if end is not None else history.last_step + 1, begin)  # not running meanwhile
+            count(1, begin, end)
+        if trace.was_evicted and trace.ended_step is not None:
+            count(2, trace.ended_step, past.left_step)
+        if trace.state is TraceState.FINISHED and trace.ended_step is not None:
+            count(3, trace.ended_step, None)
+    changed = [0, *np.flatnonzero(changes[1:-1].any(axis=1)) + 1]
+    return [
+        PoolSize(int(step), *map(int, row))
+        for step, row in zip(changed, np.cumsum(changes, axis=0)[changed], strict=True)
+    ]

@@ -91,5 +91,13 @@ def tokenizer_of(started: RunStarted, given: str | None) -> Tokenizer:
 
 def _moved(model: str) -> str:
     """The bundled model lies elsewhere on every machine."""
-    is_bundled = Path(model).parts[-3:] == ("gambit", "pawn", "model")
-    return models.BUNDLED if is_bundled and not Path(model).is_dir() else model
+    return models.BUNDLED if _is_bundled(model) and not Path(model).is_dir() else model
+
+
+def model_name(model: str) -> str:
+    """As a reader knows it: pages are shown to others, whom the folders of a machine do not concern."""
+    return models.BUNDLED if _is_bundled(model) else Path(model).name if Path(model).is_absolute() else model
+
+
+def _is_bundled(model: str) -> bool:
+    return Path(model).parts[-3:] == ("gambit", "pawn", "model")

@@ -159,12 +159,13 @@ function listenToPointer(box) {
   });
   box.addEventListener("pointercancel", () => { held = null; box.classList.remove("dragging"); });
   box.addEventListener("pointerleave", leave);
+  box.addEventListener("dblclick", (event) => { zoomAt(0.35, event.offsetX, event.offsetY); redraw(2); });
   box.addEventListener("wheel", turnWheel, { passive: false });
 }
 
 function turnWheel(event) {
   const size = event.deltaMode === 1 ? 16 : 1, [dx, dy] = [event.deltaX * size, event.deltaY * size];
-  if (event.ctrlKey || event.metaKey) axis.zoom(Math.exp(dy / 240), event.offsetX);
+  if (event.ctrlKey || event.metaKey) zoomAt(Math.exp(dy / 240), event.offsetX, event.offsetY);
   else if (event.altKey) tree.zoomRows(Math.exp(-dy / 240), event.offsetY);
   else if (event.shiftKey || Math.abs(dx) > Math.abs(dy)) axis.pan(event.shiftKey ? dx || dy : dx);
   else if (tree.canScroll) tree.scrollTo(tree.top + dy);
@@ -211,8 +212,20 @@ function onKey(event) {
   action();
 }
 
-function zoom(factor) { axis.zoom(factor, now.step === null ? undefined : axis.x(now.step)); redraw(2); }
-function fitAll() { axis.fit(); tree.fitRows(axis.isWhole && tree.canScroll ? ROW_MIN : ROW_START_MIN); redraw(2); }
+// Rows grow along with the steps until they can be read.
+function zoomAt(factor, x, y) {
+  axis.zoom(factor, x);
+  tree.zoomRows(1 / factor, y);
+}
+
+// Around the chosen trace, else around the middle.
+function zoom(factor) {
+  const y = now.picked === NONE || tree.row[now.picked] === NONE ? undefined : tree.y(now.picked);
+  zoomAt(factor, now.step === null ? undefined : axis.x(now.step), y);
+  redraw(2);
+}
+
+function fitAll() { axis.fit(); tree.fitRows(); redraw(2); }
 
 function close() {
   if (!byId("help").hidden) toggleHelp();
@@ -250,6 +263,12 @@ function begin() {
   resize();
   dress();
   openTab("run");
+  window.addEventListener("hashchange", followLink);
+  followLink();
+}
+
+// page.html#trace-12 opens a trace.
+function followLink() {
   const asked = /^#trace-(\d+)$/.exec(location.hash);
   if (asked && Number(asked[1]) < run.size) pick(Number(asked[1]));
 }

@@ -154,7 +154,7 @@ function legend(colours) {
 
 const HELP = [
   ["point", "score curve and facts of a trace"], ["click, Enter", "its text"], ["drag", "move"],
-  ["wheel", "scroll rows"], ["Ctrl + wheel, + −", "zoom the steps"], ["Alt + wheel, [ ]", "zoom the rows"],
+  ["Ctrl + wheel, + −", "zoom; a double click zooms in"], ["Alt + wheel, [ ]", "zoom the rows only"], ["wheel", "scroll the rows"],
   ["↑ ↓", "trace above, below"], ["← →", "parent, latest branch"], ["Shift + ← →", "move along the steps"],
   ["0", "everything"], ["Escape", "close"],
 ];

@@ -1,12 +1,11 @@
 // The tree: one row per trace over decode steps. The base canvas is drawn when the view moves, the top one on hover.
 
-const ROW_MIN = 0.3, ROW_START_MIN = 1.6, ROW_MAX = 18, NEAR = 7;
+const ROW_MAX = 18, NEAR = 7, LABELLED = 8; // pixels
 
 // The steps on show, the same for tree and charts.
 class Axis {
   constructor(last) { this.last = last; this.width = 1; this.fit(); }
   get pixels() { return Math.max(this.width - GUTTER - MARGIN, 10); }
-  get isWhole() { return this.from === 0 && this.to === this.last; }
   x(step) { return GUTTER + ((step - this.from) / (this.to - this.from)) * this.pixels; }
   step(x) { return this.from + ((x - GUTTER) / this.pixels) * (this.to - this.from); }
   fit() { this.from = 0; this.to = this.last; }
@@ -56,16 +55,12 @@ class Tree {
     this.overInk = fitCanvas(this.over, width, height);
   }
 
-  fitRows(smallest = ROW_START_MIN) {
-    const room = (this.height - 12) / Math.max(this.order.length, 1);
-    this.rowHeight = Math.min(Math.max(room, smallest), ROW_MAX);
-    this.scrollTo(0);
-  }
+  get fittingRow() { return Math.min((this.height - 12) / Math.max(this.order.length, 1), ROW_MAX); }
+  fitRows() { this.rowHeight = this.fittingRow; this.top = 0; }
 
   zoomRows(factor, y = this.height / 2) {
     const fixed = (y + this.top) / this.rowHeight;
-    const all = (this.height - 12) / Math.max(this.order.length, 1);
-    this.rowHeight = Math.min(Math.max(this.rowHeight * factor, ROW_MIN, Math.min(all, ROW_MAX)), ROW_MAX);
+    this.rowHeight = Math.min(Math.max(this.rowHeight * factor, this.fittingRow), ROW_MAX);
     this.scrollTo(fixed * this.rowHeight - y);
   }
 
@@ -93,7 +88,8 @@ class Tree {
         const trace = this.order[row];
         if (trace === undefined) continue;
         const end = Math.max(this.run.end(trace), this.run.traces.left[trace]);
-        if (step >= this.run.traces.created[trace] - slack && step <= end + slack) return trace;
+        const reach = this.run.stateName(trace) === "finished" && this.rowHeight >= LABELLED ? 5 * slack : slack;
+        if (step >= this.run.traces.created[trace] - slack && step <= end + reach) return trace;
       }
     }
     return NONE;
@@ -201,17 +197,20 @@ class Tree {
   ends(ink, trace, boldness) {
     const { run, axis } = this;
     const radius = Math.min(this.rowHeight * 0.34, 3.6) * (boldness > 1 ? 1.25 : 1);
-    if (radius < 0.9 && boldness === 1) return;
-    const r = Math.max(radius, boldness > 1 ? 2.5 : 0), y = this.y(trace);
+    const r = Math.max(radius, boldness > 1 ? 2.5 : 0), y = this.y(trace), state = run.stateName(trace);
     ink.fillStyle = ink.strokeStyle = this.colours.mark;
+    if (r < 0.9) { // from afar only those that answered
+      if (state === "finished") ink.fillRect(axis.x(run.end(trace)), y - 0.5, 3, 1);
+      return;
+    }
     ink.lineWidth = r > 2 ? 1.3 : 0.8;
     MARKS[run.traces.parent[trace] === NONE ? "root" : "branch"](ink, axis.x(run.traces.created[trace]), y, r);
-    const x = axis.x(run.end(trace)) + r + 1, state = run.stateName(trace);
+    const x = axis.x(run.end(trace)) + r + 1;
     if (run.wasGhost(trace)) {
       MARKS.ghost(ink, x - r - 1, y, r);
       if (state === "pruned") MARKS.pruned(ink, axis.x(run.traces.left[trace]) + r + 1, y, r);
     } else if (MARKS[state]) MARKS[state](ink, x, y, r);
-    if (state === "finished" && (this.rowHeight >= 8 || boldness > 1)) this.answer(ink, trace, x + r + 5, y);
+    if (state === "finished" && (this.rowHeight >= LABELLED || boldness > 1)) this.answer(ink, trace, x + r + 5, y);
   }
 
   answer(ink, trace, x, y) {
