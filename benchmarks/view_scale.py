@@ -3,13 +3,15 @@
 python benchmarks/view_scale.py [--nodes 1600] [--tokens 35000] [--out result.json] [--keep folder]
 
 The log is synthetic: a pool of 256 traces of 35,000 tokens, swapped as in a tournament, with text of the standard
-library in a byte-level vocabulary made on the spot. Browser times are medians as a page script sees them, from the event to the next frame.
+library in a byte-level vocabulary made on the spot. Times in the browser are those that a script in the page sees, from
+an event to the second frame after it; medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -183,7 +185,7 @@ SHOWN = """const before = document.querySelector("#trace .own");
   while (document.querySelector("#trace .own") === before) await new Promise((next) => setTimeout(next, 1));"""
 
 
-def measure(page: Path, executable: str) -> dict[str, float]:
+def measure(page: Path, executable: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as profile, Browser(executable, Path(profile), timeout=120) as browser:
         opened = []
         for _ in range(3):
@@ -197,7 +199,9 @@ def measure(page: Path, executable: str) -> dict[str, float]:
         click = list(filter(None, (browser.run(point(x, y, '["pointerdown", "pointerup"]', SHOWN)) for x, y in spots)))
         zoom = [browser.run(key(sign)) for sign in "+-+-+-"]
         assert not browser.complaints, browser.complaints
+        version = browser.send("Browser.getVersion")["product"]
     return {
+        "version": version,
         "open_s": round(statistics.median(opened), 3),
         "hover_ms": round(statistics.median(both[1] for both in hover), 1),
         "hover_handler_ms": round(statistics.median(both[0] for both in hover), 1),
@@ -236,6 +240,7 @@ def main() -> None:
         began = time.perf_counter()
         write_page(log, page)
         result: dict[str, object] = {
+            "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
             "nodes": simulation.num_created, "trace_tokens": options.tokens, "generated_tokens": simulation.generated,
             "log_mb": round(log.stat().st_size / 1e6, 1), "page_mb": round(page.stat().st_size / 1e6, 1),
             "write_s": round(time.perf_counter() - began, 1),

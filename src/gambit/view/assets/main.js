@@ -5,6 +5,7 @@ const run = new Run(JSON.parse(byId("data").textContent), byId("texts"));
 const axis = new Axis(run.last);
 const tree = new Tree(run, axis, byId("tree"));
 const charts = new Charts(run, axis, byId("charts"));
+const isNarrow = matchMedia("(max-width: 900px)"); // then the panel is below the tree
 const now = { colours: theme(), hover: NONE, step: null, picked: NONE, vote: NONE };
 
 // -- drawing -------------------------------------------------------------------------------------------------------
@@ -76,6 +77,7 @@ async function pick(trace) {
   byId("trace").replaceChildren(...parts);
   openTab("trace");
   byId("trace").scrollTop = 0;
+  if (isNarrow.matches) byId("panel").scrollIntoView({ behavior: "smooth" });
   drawCurve(canvas, run, trace, now.colours, byId("trace").clientWidth - 32, 120);
 }
 
@@ -212,10 +214,13 @@ function onKey(event) {
   action();
 }
 
-// Rows grow along with the steps until they can be read.
+// Rows grow first, until they can be read; what is pointed at stays where it is.
 function zoomAt(factor, x, y) {
-  axis.zoom(factor, x);
+  const trace = x === undefined || y === undefined ? NONE : tree.at(x, y);
+  const areThin = tree.rowHeight < (factor < 1 ? READABLE : ROW_MAX) && tree.canGrow;
+  axis.zoom(areThin ? factor ** 0.35 : factor, x);
   tree.zoomRows(1 / factor, y);
+  if (trace !== NONE) tree.scrollTo(tree.top + tree.y(trace) - y);
 }
 
 // Around the chosen trace, else around the middle.
@@ -245,7 +250,7 @@ function begin() {
   byId("question-line").textContent = run.run.question.replace(/\s+/g, " ");
   byId("answer-line").append("answer ", el("b", {}, run.run.answer ?? "none"));
   byId("run").replaceChildren(...runPanel(run, { onVote: pickVote, onTrace: pick }));
-  byId("help").replaceChildren(helpBox());
+  byId("help").replaceChildren(...helpBox());
   const kept = run.traces.parent.map((_, trace) => trace).filter(FILTERS.completed()).length;
   byId("show").append(el("option", { value: "all" }, `all traces (${number(run.size)})`),
     el("option", { value: "completed" }, `to an answer (${number(kept)})`));

@@ -1,6 +1,6 @@
 // The tree: one row per trace over decode steps. The base canvas is drawn when the view moves, the top one on hover.
 
-const ROW_MAX = 18, NEAR = 7, LABELLED = 8; // pixels
+const ROW_MAX = 18, NEAR = 7, LABELLED = 8, READABLE = 12; // pixels
 
 // The steps on show, the same for tree and charts.
 class Axis {
@@ -56,6 +56,7 @@ class Tree {
   }
 
   get fittingRow() { return Math.min((this.height - 12) / Math.max(this.order.length, 1), ROW_MAX); }
+  get canGrow() { return this.fittingRow < READABLE; }
   fitRows() { this.rowHeight = this.fittingRow; this.top = 0; }
 
   zoomRows(factor, y = this.height / 2) {
@@ -144,7 +145,7 @@ class Tree {
     for (const [trace, until] of parts) this.collect(trace, until, boldness, buckets, unscored, silent);
     buckets.forEach((rects, shade) => {
       ink.fillStyle = this.colours.shades[shade];
-      for (const [x, y, width, height] of rects) ink.fillRect(x, y, width, height);
+      for (const [x0, y, x1, height] of rects) ink.fillRect(x0, y, Math.max(x1 - x0, 0.5), height);
     });
     this.dashes(ink, unscored, this.colours.soft, [], 1);
     this.dashes(ink, silent, this.colours.soft, [2, 3], 1);
@@ -169,7 +170,9 @@ class Tree {
       if (value === null) unscored.push([x0, x1, y]);
       else {
         const shade = shadeOf(value, this.range), height = full * (0.4 + (0.6 * shade) / (NUM_SHADES - 1));
-        buckets[shade].push([x0, y - height / 2, Math.max(x1 - x0, 0.5), height]);
+        const before = buckets[shade].at(-1); // most neighbours have the same colour
+        if (before && before[2] === x0 && before[1] === y - height / 2) before[2] = x1;
+        else buckets[shade].push([x0, y - height / 2, x1, height]);
       }
       [step, value] = [stop, after];
     }
