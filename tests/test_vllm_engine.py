@@ -354,3 +354,9 @@ def test_tokens_of_a_stopped_trace_are_dropped_when_they_come_late():
     assert len(engine.stop([TraceKey(1, 0)])[TraceKey(1, 0)]) == 9
     tokens = tokens_of(finish(engine))
     assert set(tokens) == {1} and len(tokens[1]) == 60
+
+
+def test_rows_that_vllm_makes_up_for_its_warm_up_are_left_alone():
+    from gambit.engines.vllm.worker import _Noise
+
+    assert _Noise(torch.device("cpu")).known(["_warmup_0_", "_warmup_1_"]) is None
