@@ -18,8 +18,9 @@ LAYERS = [
     {"engines"},
     {"search"},
     {"solver"},
+    {"problems"},
     {"training", "bench"},
-    {"cli_options", "demo", "display", "doctor", "problems", "signals", "terminal"},
+    {"cli_bench", "cli_options", "demo", "display", "doctor", "session", "signals", "terminal"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

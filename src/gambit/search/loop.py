@@ -100,6 +100,8 @@ class Search:
         self._apply(step)
         if not self._reached_target() and self._is_wanted(step):
             self._ask_policy()
+        elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
+            self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         self._end_if_due()
         self._spent.search += time.perf_counter() - began
 
