@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gambit.bench.datasets import Benchmark
     from gambit.bench.folder import Plan
     from gambit.bench.recipe import Recipe
+    from gambit.bench.report import Report
     from gambit.config import EngineConfig
 
 FOLDER = Annotated[Path, typer.Argument(help="The folder that `gambit bench` wrote.", show_default=False)]
@@ -162,7 +163,7 @@ def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool) -> int:
     if wants_report and code == OK:
         from gambit.bench.report import write_report
 
-        put(write_report(folder).markdown)
+        _show(write_report(folder))
         put(f"report: {folder / 'report.html'}")
     return code
 
@@ -192,6 +193,21 @@ def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: Engin
     if stop.exit_code:
         say(f"go on with: gambit bench --resume --out {folder}")
     return stop.exit_code
+
+
+def _show(made: Report) -> None:
+    """The first table and every sentence; the rest is for the page."""
+    from rich.table import Table
+
+    first = made.tables[0]
+    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    for number, name in enumerate(first.columns):
+        table.add_column(name, justify="left" if number < first.num_names else "right", overflow="fold")
+    for row in first.rows:
+        table.add_row(*row)
+    put(table)
+    for sentence in made.sentences:
+        put(sentence)
 
 
 def report(

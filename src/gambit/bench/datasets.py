@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import TypeAlias, cast
 
 from gambit import registry
 from gambit.answers import AnswerKind
@@ -23,6 +23,7 @@ GROUP = "gambit.benchmarks"
 NUM_PUZZLES = 300
 CHOICES = "ABCD"
 Record = Mapping[str, object]
+Convert: TypeAlias = "Callable[[str, Record], Item]"  # where it stands, the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def local_file(name: str) -> Path:
     return Path(folder) / f"{name}.jsonl"
 
 
-def _file_items(path: Path, convert: Callable[[Record], Item]) -> Iterator[Item]:
+def _file_items(path: Path, convert: Convert) -> Iterator[Item]:
     """One line at a time: a file of any size is read in constant memory, but for the ids."""
     seen: set[str] = set()
     try:
@@ -96,20 +97,18 @@ def _file_items(path: Path, convert: Callable[[Record], Item]) -> Iterator[Item]
         raise UserError(f"{path} holds no problem")
 
 
-def _at(where: str, convert: Callable[[Record], Item], record: Record) -> Item:
+def _at(where: str, convert: Convert, record: Record) -> Item:
     try:
-        return convert(record)
+        return convert(where, record)
     except KeyError as error:
         raise UserError(f"{where}: a field {error} is missing; it has {', '.join(sorted(record))}") from error
-    except UserError as error:
-        raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from error
 
 
-def _plain(record: Record) -> Item:
+def _plain(where: str, record: Record) -> Item:
     """`question` and `answer`, as `gambit solve --file` takes them; an answer is needed, or nothing can be graded."""
-    problem = problem_of("the line", record)
+    problem = problem_of(where, record)
     if record.get("answer") is None:
-        raise UserError('needs an "answer" to be graded against')
+        raise UserError(f'{where}: needs an "answer" to be graded against')
     assert isinstance(problem.question, str)
     return Item(problem.id, problem.question, str(record["answer"]))
 
@@ -126,7 +125,7 @@ class HubSource:
     config: str | None = None
 
 
-def _hub_items(name: str, source: HubSource, convert: Callable[[Record], Item]) -> Iterator[Item]:
+def _hub_items(name: str, source: HubSource, convert: Convert) -> Iterator[Item]:
     """From the local file where there is one, else from the hub (which keeps its own cache)."""
     path = local_file(name)
     if path.is_file():
@@ -151,34 +150,32 @@ def _download(name: str, source: HubSource) -> Iterable[Record]:
         ) from error
 
 
-def _contest(record: Record) -> Item:
+def _contest(where: str, record: Record) -> Item:
     """MathArena's and MATH-500's columns, or plain question and answer."""
     if "problem" not in record:
-        return _plain(record)
-    return _plain({"id": record["id"], "question": record["problem"], "answer": record["answer"]})
+        return _plain(where, record)
+    return _plain(where, {"id": record["id"], "question": record["problem"], "answer": record["answer"]})
 
 
-def _gsm8k(record: Record) -> Item:
+def _gsm8k(where: str, record: Record) -> Item:
     """The solutions end with `#### number`."""
-    item = _plain(record)
+    item = _plain(where, record)
     return Item(item.id, item.question, item.answer.rpartition("####")[2].strip())
 
 
-def _gpqa(record: Record) -> Item:
+def _gpqa(where: str, record: Record) -> Item:
     """The right choice comes first in the dataset: all four are shuffled, always in the same way."""
     if "Question" not in record:
-        return _plain(record)
+        return _plain(where, record)
     texts = [str(record[key]).strip() for key in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = list(range(len(texts)))
     Random(f"gpqa {record['Question']}").shuffle(order)
     lines = [f"{letter}) {texts[place]}" for letter, place in zip(CHOICES, order, strict=True)]
     question = f"{str(record['Question']).strip()}\n\n" + "\n".join(lines) + "\n\nAnswer with the letter of the choice."
-    return _plain({"id": record["id"], "question": question, "answer": CHOICES[order.index(0)]})
+    return _plain(where, {"id": record["id"], "question": question, "answer": CHOICES[order.index(0)]})
 
 
-def _hub(
-    name: str, source: HubSource, convert: Callable[[Record], Item], answer: AnswerKind, num_items: int
-) -> Benchmark:
+def _hub(name: str, source: HubSource, convert: Convert, answer: AnswerKind, num_items: int) -> Benchmark:
     return Benchmark(name, partial(_hub_items, name, source, convert), answer, num_items)
 
 

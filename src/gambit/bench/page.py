@@ -52,6 +52,7 @@ def render(content: Content) -> str:
         _list(content.cautions, "caution"),
         *(table.to_html() for table in first),
         "<h2>What is shown and what is not</h2>" + _list(content.findings) if content.findings else "",
+        "<h2>Figures</h2>" if content.figures else "",
         *(f"<figure>{svg}<figcaption>{html.escape(text)}</figcaption></figure>" for svg, text in content.figures),
         *(table.to_html() for table in rest),
         _links(content.links),

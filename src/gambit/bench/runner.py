@@ -12,6 +12,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,8 +105,9 @@ class Runner:
     def _warm_up(self, group: _Group, item: Item) -> None:
         """The first forward passes pay for kernels and allocations; they belong to no variant."""
         config = self._config(group).model_copy(update={"budget_tokens": WARMUP_TOKENS})
-        for _ in self._solver.solve_many([Problem(item.question, item.id)], config, should_stop=self._should_stop):
-            pass  # a refused problem will be a row of its own
+        with suppress(Exception):  # a problem that cannot be searched will be a row of its own, with the reason
+            for _ in self._solver.solve_many([Problem(item.question, item.id)], config, should_stop=self._should_stop):
+                pass
 
     def _config(self, group: _Group) -> SearchConfig:
         fixed: dict[str, object] = {} if group.benchmark.answer is None else {"answer": group.benchmark.answer}

@@ -41,6 +41,15 @@ def mean_interval(values: Floats, draws: Indices) -> Interval:
     return _interval(float(values.mean()), _means(values, draws))
 
 
+def share_interval(values: Floats, draws: Indices) -> Interval:
+    """Of a mean of shares. Where all are 0 or all 1 every resample is the same, so the exact binomial bound stands."""
+    found = mean_interval(values, draws)
+    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
+    if found.low == found.high == 1:
+        return Interval(1.0, 1 - unseen, 1.0)
+    return Interval(0.0, 0.0, unseen) if found.low == found.high == 0 else found
+
+
 def ratio_interval(above: Floats, below: Floats, draws: Indices) -> Interval | None:
     """Of a ratio of two means over the same problems; None where the one below is nought."""
     if below.sum() == 0:

@@ -199,7 +199,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str) -> C
         num_problems=len(table.problems),
         num_rows=len(rows),
         num_failed=len(rows) - len(good),
-        accuracy=st.mean_interval(table.means(variant, lambda row: row.correct), table.draws),
+        accuracy=st.share_interval(table.means(variant, lambda row: row.correct), table.draws),
         trace_accuracy=_trace_accuracy(table, variant),
         tokens=_cost(table, variant, _tokens),
         token_ratio=_ratio(table, variant, baseline, _tokens),
@@ -267,12 +267,12 @@ def _trace_accuracy(table: ProblemTable, variant: str) -> Interval | None:
     shares = shares[~np.isnan(shares)]
     if len(shares) == 0:
         return None
-    return st.mean_interval(shares, st.resamples(len(shares)))
+    return st.share_interval(shares, st.resamples(len(shares)))
 
 
 def _revotes(table: ProblemTable, variant: str) -> dict[str, Interval]:
     kinds = sorted({kind for row in table.of_variant(variant) for kind in row.revotes})
-    return {kind: st.mean_interval(table.means(variant, partial(_is_right_by, kind)), table.draws) for kind in kinds}
+    return {kind: st.share_interval(table.means(variant, partial(_is_right_by, kind)), table.draws) for kind in kinds}
 
 
 def _is_right_by(kind: str, row: Row) -> float:
@@ -338,6 +338,6 @@ def _sweep(table: ProblemTable, benchmark: str, methods: Sequence[Variant]) -> I
         tokens = np.mean([table.costs(label, _tokens) for label in labels], axis=0)
         known = tokens[~np.isnan(tokens)]
         yield SweepPoint(
-            benchmark, policy, option, value, len(labels), st.mean_interval(right, table.draws),
+            benchmark, policy, option, value, len(labels), st.share_interval(right, table.draws),
             st.mean_interval(known, st.resamples(len(known))) if len(known) else None,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from gambit.bench.statistics import Interval
 from gambit.bench.summary import PARTS, Cell, Comparison, Summary
 
 FEW_PROBLEMS = 20
+FEWEST_PROBLEMS = 6  # with fewer no paired test can reach 0.05, so nothing is claimed about costs either
 MINUS = "−"
 
 
@@ -83,7 +84,7 @@ def _cost_sentence(
 ) -> str:
     if ratio is None:
         return ""
-    if ratio.low <= 1 <= ratio.high:
+    if ratio.low <= 1 <= ratio.high or cell.num_problems < FEWEST_PROBLEMS:
         return (
             f"No difference in {what} is shown between {cell.variant} and {summary.baseline}{where} ({_change(ratio)})."
         )
@@ -126,8 +127,9 @@ def _main(summary: Summary) -> Table:
     seeds = "one seed" if len(summary.seeds) == 1 else f"{len(summary.seeds)} seeds averaged inside each problem"
     return _cells(
         summary, "Accuracy and tokens",
-        f"In brackets 95 % bootstrap intervals over problems, {seeds}; changes against {base} are paired by problem. "
-        "Tokens are those generated; what a branch inherits is not generated again.",
+        f"In brackets 95 % bootstrap intervals over problems, {seeds} (exact binomial ones where all problems agree); "
+        f"changes against {base} are paired by problem, and not corrected for their number. Tokens are those "
+        "generated; what a branch inherits is not generated again.",
         [
             ("problems", lambda c: f"{c.num_problems}"),
             ("accuracy %", lambda c: _percent(c.accuracy)),
