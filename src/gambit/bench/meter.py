@@ -11,6 +11,7 @@ from gambit.record import SearchRecord, SearchResult, fold
 from gambit.tree import TraceState, TraceTree
 from gambit.vote import VoteKind
 
+REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION)  # what every completed trace can be weighed by
 NUM_MOMENTS = 40  # of a series: enough for a curve, little enough for thousands of rows
 Judge = Callable[[str, str], bool]  # are two answers equal?
 
@@ -43,7 +44,7 @@ def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equa
         seconds=_spent(samples[-1]) if samples else Spent(),
         kv_peak=max((sample.kv_used_tokens for sample in samples), default=0),
         kv_capacity=max((sample.kv_capacity_tokens for sample in samples), default=0),
-        revotes={kind.value: _is_right(_revote(record, kind, equal), about.gold, equal) for kind in VoteKind},
+        revotes={kind.value: _is_right(_revote(record, kind, equal), about.gold, equal) for kind in REVOTES},
         unique_lengths=tuple(len(trace.own_tokens) for trace in done),
         total_lengths=tuple(trace.num_tokens for trace in done),
         series=series_of(samples),
