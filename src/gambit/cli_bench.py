@@ -213,13 +213,14 @@ def _show(made: Report) -> None:
 def report(
     folder: FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,
 ) -> None:
     """Make tables, figures and a page of a bench run."""
 
     def body() -> int:
         from gambit.bench.report import write_report
 
-        made = write_report(folder)
+        made = write_report(folder, with_trees=not no_trees)
         typer.echo(made.json if as_json else made.markdown)
         return OK
 

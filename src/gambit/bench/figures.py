@@ -52,8 +52,8 @@ def draw_all(summary: Summary, rows: Sequence[Row]) -> Iterator[Picture]:
         drawn: list[tuple[str, str, Callable[[], Figure]]] = [
             ("tradeoff", f"Accuracy against tokens and seconds a problem, with 95 % intervals{on}.",
              partial(_tradeoff, cells, colours)),
-            ("pool", "Running traces and use of the KV cache over the time of a search: means over searches, one that "
-             f"has ended counting as 0{on}.", partial(_pool, mine, colours)),
+            ("pool", "Running traces and KV tokens in use over the time of a search (dashed: the room there is): means "
+             f"over searches, one that has ended counting as 0{on}.", partial(_pool, mine, colours)),
             ("lengths", f"Tokens of completed traces: their own, and with the inherited part{on}.",
              partial(_lengths, mine, colours)),
             ("throughput", f"Completed traces and tokens a second; the pale part is in no completed trace{on}.",
@@ -61,8 +61,9 @@ def draw_all(summary: Summary, rows: Sequence[Row]) -> Iterator[Picture]:
             ("seconds", f"Where the seconds of a search go{on}.", partial(_decomposition, cells)),
         ]  # fmt: skip
         if points:
-            drawn.append(("sweep", f"Accuracy and tokens over the swept options; dotted: the other methods{on}.",
-                          partial(_sweep, points, cells, colours)))  # fmt: skip
+            others = [cell for cell in cells if cell.variant not in summary.swept]
+            caption = f"Accuracy and tokens over the swept options; dotted: the other methods{on}."
+            drawn.append(("sweep", caption, partial(_sweep, points, others, colours)))
         for name, caption, draw in drawn:
             yield _picture(f"{name}-{slug(benchmark)}", caption, draw)
 
@@ -131,15 +132,15 @@ def _pool(rows: Sequence[Row], colours: dict[str, str]) -> Figure:
         mine = [row for row in rows if row.variant == variant and row.series.seconds]
         if mine:
             left.plot(grid, mean_curve(mine, grid, lambda row: row.series.running), color=colour, label=variant)
-            right.plot(grid, 100 * mean_curve(mine, grid, _kv_share), color=colour, label=variant)
+            right.plot(grid, mean_curve(mine, grid, lambda row: row.series.kv_used), color=colour, label=variant)
     left.set(xlabel="seconds", ylabel="running traces", ylim=(0, None), xlim=(0, grid[-1]))
-    right.set(xlabel="seconds", ylabel="KV cache in use, %", ylim=(0, 102), xlim=(0, grid[-1]))
+    right.set(xlabel="seconds", ylabel="KV tokens in use", ylim=(0, None), xlim=(0, grid[-1]))
+    room = max((row.kv_capacity for row in rows), default=0)
+    if room < 2 * right.get_ylim()[1]:  # far above, it would flatten the curves
+        right.axhline(room, linestyle="--", color=INK, linewidth=1)
+        right.set_ylim(0, 1.05 * room)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
-
-
-def _kv_share(row: Row) -> Sequence[float]:
-    return [used / max(1, row.kv_capacity) for used in row.series.kv_used]
 
 
 def mean_curve(rows: Sequence[Row], grid: Floats, values: Callable[[Row], Sequence[float]]) -> Floats:
@@ -200,11 +201,10 @@ def _decomposition(cells: Sequence[Cell]) -> Figure:
     return figure
 
 
-def _sweep(points: Sequence[SweepPoint], cells: Sequence[Cell], colours: dict[str, str]) -> Figure:
+def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], colours: dict[str, str]) -> Figure:
     """One column per swept option: accuracy above, tokens below."""
     places = list(dict.fromkeys((point.policy, point.option) for point in points))
     figure, axes = _axes(len(places), 2, height=2.3)
-    others = [cell for cell in cells if " " not in cell.variant][: len(COLOURS)]
     for column, (policy, option) in enumerate(places):
         mine = [point for point in points if (point.policy, point.option) == (policy, option)]
         top, bottom = axes[column], axes[column + len(places)]

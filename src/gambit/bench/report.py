@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from gambit.bench import figures
+from gambit.bench.datasets import slug
 from gambit.bench.folder import Plan, read_environments, read_plan
 from gambit.bench.page import Content, render
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import Summary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
-from gambit.errors import UserError
+from gambit.errors import GambitError, UserError
 from gambit.events import Json
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."
 FIGURES_FOLDER = "figures"
+PAGES_FOLDER = "trees"
+MOST_PAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +43,14 @@ def summary_of(folder: Path) -> tuple[Plan, list[Row], Summary]:
     plan = read_plan(folder)
     rows = list(read_rows(folder))
     names = [info.name for info in plan.benchmarks]
-    summary = summarise(rows, plan.variants, names, plan.recipe.bench.seeds, plan.num_tasks)
+    summary = summarise(rows, plan.variants, names, plan.recipe.bench.seeds, plan.num_tasks, plan.num_turns)
     if not summary.cells:
         raise UserError(f"{folder}: no problem has been searched by every method yet, so that nothing can be compared")
     return plan, rows, summary
 
 
-def write_report(folder: Path) -> Report:
-    """report.md, report.json, report.html and figures/*.png in the run's folder."""
+def write_report(folder: Path, *, with_trees: bool = True) -> Report:
+    """report.md, report.json, report.html, figures/*.png and trees/*.html in the run's folder."""
     plan, rows, summary = summary_of(folder)
     tables = all_tables(summary)
     pictures = list(figures.draw_all(summary, rows)) if figures.is_available() else []
@@ -57,7 +64,7 @@ def write_report(folder: Path) -> Report:
         tables=tables,
         figures=[(picture.svg, picture.caption) for picture in pictures],
         environment=environment,
-        links=_links(folder),
+        links=tree_pages(folder, rows, summary) if with_trees else [],
         notes=[] if pictures else [NO_FIGURES],
     )
     report = Report(
@@ -111,10 +118,27 @@ def _environment(folder: Path, plan: Plan) -> dict[str, str]:
     return found
 
 
-def _links(folder: Path) -> list[tuple[str, str]]:
-    """Pages of single searches, where `gambit view` has made some."""
-    pages = sorted((folder / "pages").glob("**/*.html")) if (folder / "pages").is_dir() else []
-    return [(page.relative_to(folder).as_posix(), page.relative_to(folder / "pages").as_posix()) for page in pages]
+def tree_pages(folder: Path, rows: Sequence[Row], summary: Summary) -> list[tuple[str, str]]:
+    """A tree page per method for one problem, where logs were kept: the first that they do not all solve."""
+    if find_spec("gambit.view") is None:
+        return []
+    chosen = _telling_problem([row for row in rows if row.log is not None and (folder / row.log).is_file()])
+    links = []
+    for row in sorted(chosen, key=lambda row: summary.variants.index(row.variant))[:MOST_PAGES]:
+        page = Path(PAGES_FOLDER) / f"{slug(row.benchmark)}-{row.problem}-{slug(row.variant)}.html"
+        with suppress(GambitError):  # a report without a page of a tree is still a report
+            import_module("gambit.view").write_page(folder / str(row.log), folder / page)
+            links.append((page.as_posix(), f"{row.variant} on {row.benchmark} {row.problem}"))
+    return links
+
+
+def _telling_problem(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one problem with one seed."""
+    groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.benchmark, row.problem, row.seed].append(row)
+    telling = (group for group in groups.values() if len({row.correct for row in group}) > 1)
+    return next(telling, next(iter(groups.values()), []))
 
 
 def _markdown(content: Content, pictures: Sequence[str]) -> str:

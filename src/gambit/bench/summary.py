@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -13,12 +12,12 @@ from functools import partial
 import numpy as np
 
 from gambit.bench import statistics as st
+from gambit.bench.paired import Measure, ProblemTable, mean_of
 from gambit.bench.recipe import Scalar, Variant
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Interval
 
 MOST_FOR_ALL_PAIRS = 6
-Measure = Callable[[Row], float]
 PARTS = ("engine", "scoring", "tree", "scheduling", "other")
 
 
@@ -114,13 +113,20 @@ class Summary:
     num_failed: int
     left_out: Mapping[str, int]  # problems of a benchmark that not every variant has searched with every seed
     sweep: tuple[SweepPoint, ...] = ()
+    swept: tuple[str, ...] = ()  # labels of variants that belong to a sweep
+    num_turns: int = 1  # how often each method had its turn on the machine
 
     def cell(self, variant: str, benchmark: str) -> Cell | None:
         return next((c for c in self.cells if (c.variant, c.benchmark) == (variant, benchmark)), None)
 
 
 def summarise(
-    rows: Iterable[Row], methods: Sequence[Variant], benchmarks: Sequence[str], seeds: Sequence[int], num_expected: int
+    rows: Iterable[Row],
+    methods: Sequence[Variant],
+    benchmarks: Sequence[str],
+    seeds: Sequence[int],
+    num_expected: int,
+    num_turns: int = 1,
 ) -> Summary:
     """Compares like with like: only problems that every variant has searched with every seed count."""
     kept = list(rows)
@@ -142,44 +148,9 @@ def summarise(
         num_failed=sum(row.error is not None for row in kept),
         left_out={name: table.num_left_out for name, table in tables.items() if table.num_left_out},
         sweep=tuple(point for name, table in tables.items() for point in _sweep(table, name, methods)),
+        swept=tuple(method.label for method in methods if method.swept),
+        num_turns=num_turns,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemTable:
-    """The rows of one benchmark by variant and problem, complete ones only."""
-
-    problems: tuple[str, ...]
-    rows: Mapping[tuple[str, str], list[Row]]
-    draws: st.Indices
-    num_left_out: int
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], variants: Sequence[str], seeds: Sequence[int]) -> ProblemTable:
-        found: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in sorted(rows, key=lambda row: row.seed):
-            found[row.variant, row.problem].append(row)
-        everything = sorted({row.problem for row in rows})
-        whole = [name for name in everything if all(len(found[v, name]) == len(seeds) for v in variants)]
-        draws = st.resamples(len(whole)) if whole else np.zeros((0, 0), dtype=np.int64)
-        return cls(tuple(whole), found, draws, len(everything) - len(whole))
-
-    def of_variant(self, variant: str) -> list[Row]:
-        return [row for name in self.problems for row in self.rows[variant, name]]
-
-    def means(self, variant: str, measure: Measure) -> st.Floats:
-        """Per problem, seeds averaged; not a number where all its searches failed."""
-        return np.array([_mean(measure(row) for row in self.rows[variant, name]) for name in self.problems])
-
-    def costs(self, variant: str, measure: Measure) -> st.Floats:
-        """As `means`, over searches that did not fail."""
-        good = [[row for row in self.rows[variant, name] if row.error is None] for name in self.problems]
-        return np.array([_mean(map(measure, rows)) for rows in good])
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return float(np.mean(listed)) if listed else float("nan")
 
 
 # -- cells -----------------------------------------------------------------------------------------------------
@@ -205,7 +176,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str) -> C
         token_ratio=_ratio(table, variant, baseline, _tokens),
         seconds=_cost(table, variant, _seconds),
         seconds_ratio=_ratio(table, variant, baseline, _seconds),
-        parts={part: _mean(getattr(row.seconds, part) for row in good) if good else 0.0 for part in PARTS},
+        parts={part: mean_of(getattr(row.seconds, part) for row in good) if good else 0.0 for part in PARTS},
         wall_seconds=wall,
         completed=_average(good, lambda row: row.completed),
         completed_per_second=sum(row.completed for row in good) / wall if wall else None,
@@ -233,7 +204,7 @@ def _seconds(row: Row) -> float:
 
 
 def _average(rows: Sequence[Row], measure: Measure) -> float:
-    return _mean(map(measure, rows)) if rows else 0.0
+    return mean_of(map(measure, rows)) if rows else 0.0
 
 
 def _cost(table: ProblemTable, variant: str, measure: Measure) -> Interval | None:
@@ -260,7 +231,7 @@ def _trace_accuracy(table: ProblemTable, variant: str) -> Interval | None:
     """Over problems with a completed trace."""
     shares = np.array(
         [
-            _mean(row.right_traces / row.completed for row in table.rows[variant, name] if row.completed)
+            mean_of(row.right_traces / row.completed for row in table.rows[variant, name] if row.completed)
             for name in table.problems
         ]
     )
@@ -283,10 +254,10 @@ def _overall(tables: Mapping[str, ProblemTable], variant: str) -> Overall:
     groups = [(table.means(variant, lambda row: row.correct), table.draws) for table in tables.values()]
     tokens = [_cost(table, variant, _tokens) for table in tables.values()]
     seconds = [_cost(table, variant, _seconds) for table in tables.values()]
-    return Overall(variant, st.stratified_mean_interval(groups), _mean_of(tokens), _mean_of(seconds))
+    return Overall(variant, st.stratified_mean_interval(groups), _mean_value(tokens), _mean_value(seconds))
 
 
-def _mean_of(intervals: Sequence[Interval | None]) -> float | None:
+def _mean_value(intervals: Sequence[Interval | None]) -> float | None:
     known = [interval.value for interval in intervals if interval is not None]
     return float(np.mean(known)) if len(known) == len(intervals) else None
 
@@ -314,8 +285,8 @@ def _compare(table: ProblemTable, benchmark: str, first: str, second: str) -> Co
         second=second,
         num_problems=len(gains),
         gain=st.mean_interval(np.array([float(gain) for gain in gains]), table.draws),
-        only_first=sum(_mean(a.correct > b.correct for a, b in rows) for rows in pairs),
-        only_second=sum(_mean(a.correct < b.correct for a, b in rows) for rows in pairs),
+        only_first=sum(mean_of(a.correct > b.correct for a, b in rows) for rows in pairs),
+        only_second=sum(mean_of(a.correct < b.correct for a, b in rows) for rows in pairs),
         p=p,
         p_corrected=p,
     )

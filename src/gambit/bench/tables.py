@@ -10,6 +10,7 @@ from gambit.bench.statistics import Interval
 from gambit.bench.summary import PARTS, Cell, Comparison, Summary
 
 FEW_PROBLEMS = 20
+FEWEST_TURNS = 3
 FEWEST_PROBLEMS = 6  # with fewer no paired test can reach 0.05, so nothing is claimed about costs either
 MINUS = "−"
 
@@ -56,14 +57,19 @@ def all_tables(summary: Summary) -> list[Table]:
 
 
 def findings(summary: Summary) -> list[str]:
-    """One sentence per comparison with the baseline, and one per cost."""
-    with_baseline = [c for c in summary.comparisons if c.second == summary.baseline or c.first == summary.baseline]
-    sentences = [_accuracy_sentence(comparison, summary) for comparison in with_baseline]
+    """One sentence per comparison with the baseline, and one per cost; sweeps are counted, not listed."""
+    with_baseline = [c for c in summary.comparisons if summary.baseline in (c.first, c.second)]
+    plain = [c for c in with_baseline if not {c.first, c.second} & set(summary.swept)]
+    sentences = [_accuracy_sentence(comparison, summary) for comparison in plain]
     for cell in summary.cells:
-        if cell.variant != summary.baseline:
-            where = _where(cell.benchmark, summary)
-            sentences.append(_cost_sentence(cell, cell.token_ratio, "tokens", "fewer", "more", summary, where))
-            sentences.append(_cost_sentence(cell, cell.seconds_ratio, "seconds", "fewer", "more", summary, where))
+        if cell.variant != summary.baseline and cell.variant not in summary.swept:
+            sentences.append(_cost_sentence(cell, cell.token_ratio, "tokens", summary))
+            if summary.num_turns >= FEWEST_TURNS:
+                sentences.append(_cost_sentence(cell, cell.seconds_ratio, "seconds", summary))
+    if len(plain) < len(with_baseline):
+        swept = [c for c in with_baseline if c not in plain]
+        sentences.append(f"Of {len(swept)} comparisons of swept variants with {summary.baseline}, a difference in "
+                         f"accuracy is shown in {sum(c.is_shown for c in swept)}.")  # fmt: skip
     return [sentence for sentence in sentences if sentence]
 
 
@@ -79,16 +85,15 @@ def _accuracy_sentence(c: Comparison, summary: Summary) -> str:
     return f"{first} answers {word} problems right than {second}{where} ({figures})."
 
 
-def _cost_sentence(
-    cell: Cell, ratio: Interval | None, what: str, less: str, more: str, summary: Summary, where: str
-) -> str:
+def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Summary) -> str:
     if ratio is None:
         return ""
+    where = _where(cell.benchmark, summary)
     if ratio.low <= 1 <= ratio.high or cell.num_problems < FEWEST_PROBLEMS:
         return (
             f"No difference in {what} is shown between {cell.variant} and {summary.baseline}{where} ({_change(ratio)})."
         )
-    word = less if ratio.value < 1 else more
+    word = "fewer" if ratio.value < 1 else "more"
     return f"{cell.variant} takes {word} {what} than {summary.baseline}{where} ({_change(ratio)})."
 
 
@@ -104,6 +109,9 @@ def cautions(summary: Summary) -> list[str]:
     few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEW_PROBLEMS})
     if few:
         found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow.")
+    if summary.num_turns < FEWEST_TURNS and len(summary.variants) > 1:
+        found.append("Each method had the machine for one or two turns only: its seconds hold whatever else the "
+                     "machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
     return found
 
 
@@ -154,7 +162,8 @@ def _latency(summary: Summary) -> Table:
     return _cells(
         summary, "Latency",
         "Seconds from a search's start to its vote; searches that share a batch wait for each other. "
-        "Wall seconds are those of all searches of a method together.",
+        "Wall seconds are those of all searches of a method together. Intervals are over problems: what else the "
+        "machine did while a method had its turn is not in them.",
         [
             ("seconds a problem", lambda c: _number(c.seconds, 2)),
             (f"seconds against {base}", lambda c: _change(c.seconds_ratio)),
