@@ -168,7 +168,7 @@ class SearchRecord:
     def tokens(self) -> Tokens:
         traces = self.tree.traces
         return Tokens(
-            generated=sum(len(trace.own_tokens) for trace in traces),
+            generated=sum(trace.num_own_tokens for trace in traces),
             reused=sum(trace.reused for trace in traces),
             recomputed=sum(trace.recomputed for trace in traces),
         )
