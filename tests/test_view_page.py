@@ -182,3 +182,9 @@ def test_dark_screens_get_a_dark_page(page: Browser) -> None:
     page.prefer("dark")
     page.wait_for("getComputedStyle(document.body).backgroundColor === 'rgb(18, 22, 28)'")
     assert picture(page) != light
+
+
+def test_a_browser_that_cannot_unpack_says_so(page: Browser) -> None:
+    page.run("delete window.DecompressionStream")
+    pick(page, 0, 180)
+    assert "cannot unpack the text" in page.text("#trace .notice") and "0.70" in page.text("#trace")
