@@ -13,14 +13,25 @@ LAYERS = [
     {"errors", "types"},
     {"answers", "_grader_worker", "prompts", "vote", "events", "pawn"},
     {"config", "tree"},
-    {"record", "registry", "models", "sink"},
+    {"ballots", "record", "registry", "models", "sink"},
     {"scorers", "view"},
     {"engines"},
     {"search"},
     {"solver"},
     {"training", "bench"},
-    {"cli_options", "cli_view", "demo", "display", "doctor", "problems", "signals", "terminal"},
-    {"cli", "__main__"},
+    {
+        "cli_options",
+        "cli_policies",
+        "cli_view",
+        "demo",
+        "display",
+        "doctor",
+        "problems",
+        "scorer_display",
+        "signals",
+        "terminal",
+    },
+    {"cli", "cli_scorer", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -108,7 +108,7 @@ def test_a_click_shows_the_text_with_inherited_and_own_part(page: Browser, story
     assert HOSTILE in inherited[1] and page.run("document.querySelectorAll('#trace img').length") == 0
     scores = page.run("[...document.querySelectorAll('.thought b')].map((node) => node.textContent)")
     assert [score for score in scores if score] == ["0.90", "0.50", "0.10"]
-    assert page.text("#trace dl").endswith("answer\n9") and page.run("location.hash") == "#trace-3"
+    assert page.text("#trace dl").endswith("answer\n9\nvote\n0.50") and page.run("location.hash") == "#trace-3"
     assert page.run("document.querySelector('#tree').classList.contains('focused')")
 
 

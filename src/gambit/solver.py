@@ -34,10 +34,12 @@ from gambit.errors import GambitWarning, UserError
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
 from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
-from gambit.scorers.base import Scorer, check_fit
-from gambit.scorers.mlp import load_mlp
-from gambit.search.loop import Hooks, Search, run_searches
-from gambit.search.policy import Policy
+from gambit.scorers.base import Scorer, ScorerInfo, check_fit
+from gambit.scorers.checkpoint import load_checkpoint
+from gambit.search.choice import embedder_of, make_policy, policy_options, vote_of, with_fixed_pool, with_needs
+from gambit.search.facts import Hooks
+from gambit.search.loop import Search, run_searches
+from gambit.search.policy import Policy, needs_of
 from gambit.sink import EventCallback, EventSink
 from gambit.tree import TraceState
 from gambit.types import StopReason
@@ -74,6 +76,8 @@ class Solver:
         self.engine: Engine = start_engine(self.config, source, self._scorer)
         self._rule = boundary_rule(self.engine.tokenizer)
         check_fit(self._scorer.info, hidden_size=self.engine.info.hidden_size, boundary_rule=self._rule.name)
+        if not self.config.any_weights:
+            warn_of_other_weights(self._scorer.info, source, model)
         self._stop_ids = stop_ids(self.engine.tokenizer, generation.eos_ids)
         self._grader = Grader()
         self._num_searches = 0
@@ -174,17 +178,24 @@ class Solver:
         )
         check_prompt(self.engine.info, len(prompt.token_ids))
         settings, found = self._resolve(config, prompt)
-        policy_class = cast("type[Policy[object]]", registry.load("gambit.policies", config.policy))
-        policy = policy_class.from_settings(settings)
+        policy = make_policy(config, settings, is_probability=self._scorer.info.is_probability)
+        needs = needs_of(policy)
+        embed = embedder_of(needs)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
         sink = EventSink(problem.id, out_dir, on_event)
         self._num_searches += 1
         spec = SearchSpec(self._num_searches, prompt.token_ids, rule_for(self._rule, prompt), self._stop_ids)
         started = self._header(problem, config, settings, policy, prompt)
         hooks = Hooks(
-            self._answer_reader(extractor or extractor_for(config.answer)), self._grader.equivalent, sink.write
+            self._answer_reader(extractor or extractor_for(config.answer)),
+            self._grader.equivalent,
+            sink.write,
+            self.engine.tokenizer.decode,
+            embed,
         )
-        return _Run(Search(self.engine, policy, settings, spec, started, hooks), sink, tuple(notes))
+        return _Run(
+            Search(self.engine, policy, settings, with_needs(spec, needs, config), started, hooks), sink, tuple(notes)
+        )
 
     def _resolve(self, config: SearchConfig, prompt: EncodedPrompt) -> tuple[SearchSettings, list[str]]:
         info = self.engine.info
@@ -192,7 +203,13 @@ class Solver:
         if config.preset is PresetSource.AUTO:
             defaults = self._history.added_to(defaults)
         room = info.context_tokens - len(prompt.token_ids)
-        return resolve(config, defaults, room, has_floor=self._scorer.info.is_probability)
+        return resolve(
+            with_fixed_pool(config),
+            defaults,
+            room,
+            has_floor=self._scorer.info.is_probability,
+            policy_options=policy_options(config),
+        )
 
     def _header(
         self,
@@ -208,13 +225,13 @@ class Solver:
             problem_id=problem.id,
             question=question,
             policy=policy.name,
-            vote=str(config.vote or policy.default_vote),
+            vote=str(vote_of(config)),
             aggregation=str(self._scorer.info.aggregation),
             seed=settings.sampling.seed,
             capacity=settings.capacity,
             num_traces=settings.num_traces,
             prompt_tokens=prompt.token_ids,
-            settings=cast("dict[str, ev.Json]", dataclasses.asdict(settings)),
+            settings=settings.to_json(),
             environment=self._environment(),
         )
 
@@ -283,13 +300,25 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
     if name == "auto":
         path = models.side_file(source, models.SCORER_FILE)
         if path is not None:
-            return load_mlp(path)
+            return load_checkpoint(path)
         warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
         name = "confidence"
     if Path(name).suffix == ".safetensors" or Path(name).is_file():
-        return load_mlp(Path(name))
+        return load_checkpoint(Path(name))
     factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
     return factory()
+
+
+def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
+    """A scorer reads states, so it belongs to the weights it was trained on."""
+    if info.base_model_hash is None or (found := models.weight_hash(source)) in (None, info.base_model_hash):
+        return
+    warnings.warn(
+        f"the scorer was trained on {info.base_model} with weights {info.base_model_hash[:20]}…, {model} has "
+        f"{found[:20]}…: that may do for a quantised variant, not for another model; --any-weights says that you know",
+        GambitWarning,
+        stacklevel=3,
+    )  # fmt: skip
 
 
 def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:

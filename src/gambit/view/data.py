@@ -15,7 +15,7 @@ from gambit.tree import Trace, TraceState
 from gambit.types import StopReason
 from gambit.view.history import History, PoolSize, pool_sizes
 from gambit.view.text import TokenText, model_name
-from gambit.vote import VoteEntry
+from gambit.vote import Ballot, VoteEntry, has_answer
 
 STATES = tuple(TraceState)
 NONE = -1
@@ -148,7 +148,7 @@ def build(
             notices=notices,
             facts=_facts(history, result),
         ),
-        votes=_votes(vote.entries, record.tree.traces, equivalent),
+        votes=_votes(vote.entries, record.ballots(), equivalent),
         traces=_trace_columns(history, texts, [len(one) for one in stored]),
         thoughts=_thought_columns(history, texts),
         pool=_pool_columns(pool_sizes(history)),
@@ -196,6 +196,8 @@ def _question(question: str) -> str:
 def _trace_columns(history: History, texts: _Texts, sizes: list[int]) -> TraceColumns:
     record, pairs = history.record, list(zip(history.record.tree.traces, history.traces, strict=True))
 
+    weights = {ballot.trace: ballot.weight for ballot in record.ballots()}
+
     def column(value: Callable[[Trace], int]) -> list[int]:
         return [value(trace) for trace, _ in pairs]
 
@@ -214,7 +216,7 @@ def _trace_columns(history: History, texts: _Texts, sizes: list[int]) -> TraceCo
         waits=[[NONE if step is None else step for wait in h.waits for step in wait] for _, h in pairs],
         reason=[h.reason for _, h in pairs],
         answer=[t.answer for t, _ in pairs],
-        weight=[_rounded(record.ballot(t).weight) if t.state is TraceState.FINISHED else 0.0 for t, _ in pairs],
+        weight=[_rounded(weights.get(t.id, 0.0)) for t, _ in pairs],
         cut=texts.cuts,
         text=sizes,
     )
@@ -251,14 +253,14 @@ def _pool_columns(pool: Sequence[PoolSize]) -> PoolColumns:
 # -- the vote and the facts ------------------------------------------------------------------------------------
 
 
-def _votes(entries: Sequence[VoteEntry], traces: Sequence[Trace], equivalent: Equivalent) -> list[VoteRow]:
+def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot], equivalent: Equivalent) -> list[VoteRow]:
     rows = [VoteRow(entry.answer, _rounded(entry.weight), [], []) for entry in entries]
-    for trace in traces:
-        if trace.state is TraceState.FINISHED and trace.answer is not None and canonical(trace.answer):
-            row = _row_of(rows, trace.answer, equivalent)
-            row.traces.append(trace.id)
-            if trace.root not in row.roots:
-                row.roots.append(trace.root)
+    for ballot in ballots:
+        if ballot.answer is not None and has_answer(ballot):
+            row = _row_of(rows, ballot.answer, equivalent)
+            row.traces.append(ballot.trace)
+            if ballot.root not in row.roots:
+                row.roots.append(ballot.root)
     return rows
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gambit.engines.base import SearchSpec
+from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.draft import StepDraft
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.blocks import KvBlocks
@@ -20,6 +21,7 @@ from gambit.engines.pressure import expendability, search_to_tax
 from gambit.engines.sampling import noise_keys
 from gambit.errors import EngineError
 from gambit.prompts import THINKING, boundaries, pack
+from gambit.scorers.history import Histories
 from gambit.scorers.simple import RunQuantiles
 from gambit.types import (
     Admitted,
@@ -28,6 +30,7 @@ from gambit.types import (
     Evicted,
     Finished,
     PressureAction,
+    TraceKey,
     TraceSpec,
 )
 
@@ -53,10 +56,12 @@ class Pool:
 
     def __init__(self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation, clock: Stopwatch) -> None:
         self.blocks = blocks
+        self.histories: Histories[TraceKey] | None = None  # set for a scorer that remembers thoughts
         self.store = PoolStore()
         self.rows = Rows()
         self.searches: dict[int, OpenSearch] = {}
         self.slots: list[OpenSearch] = []  # by prompt slot, dense
+        self.tracks: ConfidenceTracks[TraceKey] = ConfidenceTracks()
         self._model = model
         self._aggregation = aggregation
         self._clock = clock
@@ -76,9 +81,15 @@ class Pool:
                 self._admit()
 
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
-        tokens = self.rows.tokens_of(trace)
+        tokens, confidence = self.rows.tokens_of(trace), self.tracks.end(trace.key)
         self.drop(trace)
-        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens))
+        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens, confidence))
+
+    def follow(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
+        """Fold in the confidence of each row's new token; gives the traces that their stop rules end."""
+        keys = [trace.key for trace in self.rows.traces]
+        followed = self.tracks.pick(keys)
+        return self.tracks.fold([keys[at] for at in followed], confidence[followed]) if len(followed) else []
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 
@@ -92,13 +103,19 @@ class Pool:
         for trace in list(closing.traces.values()):
             self.drop(trace)
         del self.searches[number]
+        if self.histories is not None:
+            self.histories.end_where(lambda key: key.search == number)
         self.blocks.release(closing.prompt_blocks or ())
         self._vacate_slot(closing)
 
     def submit(self, spec: TraceSpec) -> None:
         search = self.searches[spec.key.search]
+        if self.histories is not None:
+            self.histories.begin(spec.key, spec.parent or spec.history_of, spec.score.count)
         trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
         trace.waiting_since = self._step
+        if window := search.spec.confidence_window:
+            self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
         search.traces[spec.key.trace] = trace
         self._waiting.append(trace)
 
@@ -155,7 +172,7 @@ class Pool:
             trace.waiting_since = self._step
             self._waiting.insert(0, trace)
         else:
-            del self.searches[trace.key.search].traces[trace.key.trace]
+            self._forget(trace)
         kept = () if action is PressureAction.QUEUE else tokens
         self.drafts[trace.key.search].evicted.append(Evicted(trace.key.trace, action, score, len(tokens), kept))
 
@@ -289,7 +306,14 @@ class Pool:
         else:
             self._waiting.remove(trace)
             self._release_hold(trace)
-        del self.searches[trace.key.search].traces[trace.key.trace]
+        self._forget(trace)
+
+    def _forget(self, trace: LiveTrace) -> None:
+        self.tracks.forget(trace.key)
+        search = self.searches[trace.key.search]
+        del search.traces[trace.key.trace]
+        if self.histories is not None and not search.spec.keeps_histories:
+            self.histories.end(trace.key)
 
     def _take_row(self, trace: LiveTrace) -> None:
         """Free a row and its blocks; children that wait to share it get a copy."""

@@ -26,6 +26,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import RowValues
 from gambit.errors import EngineError
 from gambit.types import EndReason
@@ -39,6 +40,7 @@ __all__ = ["AsyncModelRunnerOutput", "AsyncScheduler", "EngineArgs", "Scheduler"
 
 VERSION: str = vllm.__version__.partition("+")[0]
 _ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
+_THOUGHTS = "gambit_thoughts"  # of SchedulerOutput, likewise
 _POLL_SECONDS = 0.5
 
 
@@ -193,10 +195,24 @@ def newly_scheduled(scheduler_output: Any) -> list[str]:
     return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
 
 
+def attach_thoughts(scheduler_output: Any, orders: ThoughtOrders) -> None:
+    setattr(scheduler_output, _THOUGHTS, orders)
+
+
+def thoughts_of(scheduler_output: Any) -> ThoughtOrders | None:
+    return getattr(scheduler_output, _THOUGHTS, None)
+
+
 def end_request(scheduler: Any, request: Any) -> None:
     """End a request that vLLM has just taken out of the running ones; workers learn it with the same step."""
     request.status = RequestStatus.FINISHED_ABORTED
     scheduler._free_request(request)
+
+
+def stop_requests(scheduler: Any, request_ids: list[str]) -> None:
+    """End requests between two steps, as an abort would."""
+    if request_ids:
+        scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
 
 def request_outputs(outputs: Mapping[int, EngineCoreOutputs]) -> list[EngineCoreOutput]:
@@ -280,7 +296,7 @@ def tap_sampler(runner: Any, see: Callable[[torch.Tensor], None]) -> None:
 
 
 def attach_rows(output: ModelRunnerOutput, values: RowValues) -> ModelRunnerOutput:
-    for array in (values.scores, values.confidences, values.greedy):
+    for array in (values.scores, values.confidences, values.greedy, values.embeddings):
         if array is not None and len(array) != len(output.req_ids):
             raise RuntimeError(f"{len(array)} states for {len(output.req_ids)} requests: is speculative decoding on?")
     setattr(output, _ROWS, values)

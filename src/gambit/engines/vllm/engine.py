@@ -11,9 +11,11 @@ from typing import Protocol
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.draft import StepDraft
 from gambit.engines.sampling import noise_keys
+from gambit.engines.vllm.histories import closing_id
 from gambit.engines.vllm.messages import Announcement, Order, Report
 from gambit.errors import EngineError
 from gambit.prompts import ThoughtState, Tokenizer, advance, boundaries, pack
+from gambit.scorers.history import lost_history
 from gambit.types import (
     Admitted,
     EndReason,
@@ -25,6 +27,7 @@ from gambit.types import (
     StepBatch,
     StepSeconds,
     ThoughtScore,
+    TraceConfidence,
     TraceKey,
     TraceSpec,
 )
@@ -68,21 +71,26 @@ class OpenSearch:
     spec: SearchSpec
     traces: dict[int, LiveTrace] = field(default_factory=dict)
     is_announced: bool = False
+    kept: dict[int, str] = field(default_factory=dict)  # requests of ended traces whose histories stay
 
 
 class VllmEngine:
     """Runs the traces of all open searches in vLLM's continuous batch."""
 
-    def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer) -> None:
+    def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
+        """`remembers`: the scorer has histories, of which the scheduler must hear when nobody needs them."""
         self._core = core
         self._info = info
         self._tokenizer = tokenizer
         self._searches: dict[int, OpenSearch] = {}
         self._closed: list[int] = []  # not yet told to the scheduler
         self._live: dict[str, LiveTrace] = {}
+        self._remembers = remembers
+        self._dropped: list[str] = []  # requests, not yet told to the scheduler
         self._num_requests = 0
         self._num_stuck = 0
         self._held: Report | None = None  # fetched, not yet read
+        self._late: list[tuple[str, str, float | None]] = []  # queued traces whose last token came with the news
         self._failure: EngineError | None = None
 
     @property
@@ -113,16 +121,21 @@ class VllmEngine:
         traces = {key: self._searches[key.search].traces[key.trace] for key in keys}
         for trace in traces.values():
             self._drop(trace)
-        if self._failure is None and traces:
-            self._guarded(lambda: self._core.abort([trace.request for trace in traces.values()]))
+        self._let_go()
         return {key: tuple(trace.tokens) for key, trace in traces.items()}
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._searches[search].traces
         return {i: Progress(len(t.tokens), t.is_thinking_at(len(t.tokens))) for i, t in traces.items()}
 
+    def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
+        return self._searches[key.search].traces[key.trace].tokens[start:]
+
     def close_search(self, search: int) -> None:
         self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
+        if self._searches[search].kept:
+            self._dropped.append(closing_id(search))
+            self._let_go()
         if self._searches.pop(search).is_announced:
             self._closed.append(search)
 
@@ -146,11 +159,15 @@ class VllmEngine:
             flags=flags,
             is_pending=is_pending,
             parent=parent,
+            history_of=None if is_check else self._history_of(search, spec),
             noise_key=int(noise_keys(spec.sampling.seed, spec.key.trace)),
             temperature=spec.sampling.temperature,
             top_p=spec.sampling.top_p,
             top_k=spec.sampling.top_k,
             min_p=spec.sampling.min_p,
+            confidence_window=spec.stop_rule.window_tokens if spec.stop_rule else search.spec.confidence_window,
+            stop_threshold=spec.stop_rule.threshold if spec.stop_rule else None,
+            embedding_size=search.spec.embedding_size,
             announcement=self._announcement(search),
             is_check=is_check,
         )
@@ -162,6 +179,16 @@ class VllmEngine:
 
     def _announcement(self, search: OpenSearch) -> dict[str, object] | None:
         return None if search.is_announced else asdict(Announcement.of(search.spec, self._closed))
+
+    def _history_of(self, search: OpenSearch, spec: TraceSpec) -> str | None:
+        """The request whose first thoughts are the trace's own; an unknown one must not get as far as the scheduler."""
+        if not self._remembers or not spec.score.count:
+            return None
+        source = spec.parent or spec.history_of
+        requests = search.kept | {number: trace.request for number, trace in search.traces.items()}
+        if source is None or source.trace not in requests:
+            raise lost_history(spec.key, source, spec.score.count)
+        return requests[source.trace]
 
     def _child(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
         assert spec.parent is not None
@@ -199,8 +226,18 @@ class VllmEngine:
         return pack(state), is_boundary and trace.scored_length < len(tokens)
 
     def _drop(self, trace: LiveTrace) -> None:
+        search, number = self._searches[trace.spec.key.search], trace.spec.key.trace
         del self._live[trace.request]
-        del self._searches[trace.spec.key.search].traces[trace.spec.key.trace]
+        del search.traces[number]
+        self._dropped.append(trace.request)
+        if self._remembers and search.spec.keeps_histories:
+            search.kept[number] = trace.request
+
+    def _let_go(self) -> None:
+        """Abort what was dropped; what has ended by itself too, since its history is kept for whom we might branch."""
+        dropped, self._dropped = self._dropped, []
+        if dropped and self._failure is None:
+            self._guarded(lambda: self._core.abort(dropped))
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -251,6 +288,7 @@ class VllmEngine:
     def _read(self, report: Report) -> dict[int, StepDraft]:
         """A report may speak of traces that were stopped in the meantime; nobody wants to know of them."""
         drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)
+        self._put_off_queueing(report)
         self._read_room(report, drafts)
         for request, token in zip(report.rows, report.tokens, strict=True):
             if (trace := self._live.get(request)) is not None:
@@ -259,12 +297,23 @@ class VllmEngine:
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
+        embedded = {request: tuple(vector) for request, vector in report.embedded}
         for request, score, length in report.scored:
             if (trace := self._live.get(request)) is not None:
                 trace.scored_length = length
-                drafts[trace.spec.key.search].scored.append(ThoughtScore(trace.spec.key.trace, score, length))
+                thought = ThoughtScore(trace.spec.key.trace, score, length, embedded.get(request))
+                drafts[trace.spec.key.search].scored.append(thought)
         self._read_ends(report, drafts)
+        if self._remembers:
+            self._let_go()
+        self._dropped.clear()
         return drafts
+
+    def _put_off_queueing(self, report: Report) -> None:
+        """Asynchronous scheduling queues a trace while a token of it is under way; it said that token before."""
+        queue, speaking = PressureAction.QUEUE.value, set(report.rows)
+        late = [lost for lost in report.evicted if lost[1] == queue and lost[0] in speaking]
+        report.evicted, self._late = [*self._late, *(lost for lost in report.evicted if lost not in late)], late
 
     def _read_room(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         for request, name, score in report.evicted:
@@ -286,11 +335,13 @@ class VllmEngine:
 
     def _read_ends(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         ended = sorted((self._live[r].spec.key, r, reason) for r, reason in report.finished if r in self._live)
+        measured = {request: TraceConfidence(int(count), *rest) for request, (count, *rest) in report.confidences}
         for key, request, reason in ended:
             if reason not in END_REASONS:
                 self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
             trace = self._live[request]
-            drafts[key.search].finished.append(Finished(key.trace, EndReason(reason), tuple(trace.tokens)))
+            done = Finished(key.trace, EndReason(reason), tuple(trace.tokens), measured.get(request))
+            drafts[key.search].finished.append(done)
             self._drop(trace)
 
     # -- failures ----------------------------------------------------------------------------------------------

@@ -23,7 +23,10 @@ function traceFacts(run, trace) {
     ["tokens", `${number(traces.own[trace])} own` + (parent === NONE ? "" : ` + ${number(traces.inherited[trace])} inherited`)],
     ["thoughts", `${number(traces.thoughts[trace])} own` + (parent === NONE ? "" : ` + ${number(traces.seen[trace])} inherited`)],
   ];
-  if (run.stateName(trace) === "finished") facts.push(["answer", traces.answer[trace] ?? "none"]);
+  const answer = traces.answer[trace];
+  if (run.stateName(trace) === "finished" || answer !== null) facts.push(["answer", answer ?? "none"]);
+  if (run.voteOf[trace] !== NONE) facts.push(["vote", decimal(traces.weight[trace])]);
+  else if (answer !== null) facts.push(["vote", "none"]);
   return facts;
 }
 
