@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,11 +33,13 @@ def main() -> None:
     if args.one:
         print("RESULT " + json.dumps(check()), flush=True)
         return
-    results = {f"v{runner}": run_apart(runner) for runner in args.runners.split(",")}
+    runners = args.runners.split(",")
+    with ThreadPoolExecutor() as threads:  # side by side: a start is mostly compiling
+        results = dict(zip((f"v{runner}" for runner in runners), threads.map(run_apart, runners), strict=True))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(results, indent=2) + "\n")
-    sys.exit(any("error" in result for result in results.values()))
+    sys.exit(any("error" in json.dumps(result) for result in results.values()))
 
 
 def run_apart(runner: str) -> dict:
@@ -48,7 +52,7 @@ def run_apart(runner: str) -> dict:
         if line.startswith("RESULT "):
             result = json.loads(line.removeprefix("RESULT "))
         else:
-            print(line, end="", flush=True)
+            print(f"V{runner} {line}", end="", flush=True)
             last = [*last[-8:], line.rstrip()]
     process.wait()
     return result or {"error": last}
@@ -68,9 +72,13 @@ def check() -> dict:
             "states": lambda: states(engine, model), "branch": lambda: branch(engine),
             "repeat": lambda: repeat(engine), "pressure": lambda: pressure(model),
             "confidence": lambda: confidence(model), "own process": lambda: own_process(model),
+            "pawn": pawn,
         }  # fmt: skip
         for name, part in parts.items():
-            result[name] = part()
+            try:
+                result[name] = part()
+            except Exception:  # one run tells about every part
+                result[name] = {"error": traceback.format_exc().splitlines()[-6:]}
             print(f"[{time.monotonic() - began:6.1f} s] {name}: {result[name]}", flush=True)
             if name == "repeat":
                 engine.close()
@@ -85,16 +93,24 @@ def start(model: str, scorer: object = None, *, kv_budget_tokens: int | None = N
     from gambit.engines.vllm.start import start_vllm
 
     is_cpu = not torch.cuda.is_available()
-    small = {"kv_cache_memory_bytes": 64 << 20} if is_cpu else {"max_num_seqs": 64}
     config = EngineConfig(
         model=model,
         engine="vllm",
         dtype="float32" if is_cpu else "bfloat16",
         memory_ratio=0.3,
         kv_budget_tokens=kv_budget_tokens,
-        engine_options={**small, "own_process": False, **options},
+        engine_options={**small_engine(), "own_process": False, **options},
     )
     return start_vllm(config, model, scorer or ProjectionScorer())
+
+
+def small_engine() -> dict:
+    """A room of its own, not a share of the memory: two runners start side by side."""
+    import torch
+
+    return {"kv_cache_memory_bytes": 1 << 30, "max_num_seqs": 512} if torch.cuda.is_available() else {
+        "kv_cache_memory_bytes": 64 << 20
+    }  # fmt: skip
 
 
 def states(engine: object, model: str) -> dict:
@@ -200,6 +216,24 @@ def confidence(model: str) -> dict:
     engine.close()
     assert len(scores) > 20 and all(0 < score < 1 for score in scores) and len(set(scores)) > 10
     return {"thoughts": len(scores)}
+
+
+def pawn() -> dict:
+    """The bundled model with its own scorer, several searches in one batch, asynchronous scheduling."""
+    from itertools import islice
+
+    from gambit import Problem, SearchConfig, Solver
+    from gambit.pawn.puzzles import Split, generate
+
+    puzzles = {f"{i}": puzzle for i, puzzle in enumerate(islice(generate(Split.DEV, seed=5), 24))}
+    with Solver("pawn", engine="vllm", memory_ratio=0.3, engine_options=small_engine()) as solver:
+        right = {}
+        for policy in ("sc", "gambit"):
+            config = SearchConfig(policy=policy)
+            results = solver.solve_many([Problem(p.text, id=i) for i, p in puzzles.items()], config, concurrency=8)
+            right[policy] = sum(r.answer == str(puzzles[r.problem_id].answer) for r in results)
+    assert right["gambit"] > right["sc"], right
+    return {"puzzles": len(puzzles), "right": right}
 
 
 def own_process(model: str) -> dict:

@@ -102,17 +102,23 @@ def _wants_own_process(wish: bool | None) -> bool:
 
 @contextmanager
 def _multiprocessing(own_process: bool) -> Iterator[None]:
-    """vLLM's CPU platform reads from its environment whether workers may live in this process."""
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    before = os.environ.get(name)
-    os.environ[name] = "1" if own_process else "0"
+    """vLLM reads from its environment where the core lives and how its process begins.
+
+    Spawned, never forked: the front has used torch's threads, which hang in a forked child.
+    """
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if own_process else "0"}
+    if own_process:
+        wanted["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: bool) -> dict[str, Any]:

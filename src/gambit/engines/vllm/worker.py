@@ -78,8 +78,9 @@ class GambitWorker(adapter.Worker):
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
         self._confidences: torch.Tensor | None = None
-        self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled
+        self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
         self._projection = Projection(self.device)
+        # Always: a later search may ask for confidence, and what nobody asks for costs one call per step.
         adapter.tap_sampler(self.model_runner, self._see_logits)
         return result
 
@@ -95,7 +96,7 @@ class GambitWorker(adapter.Worker):
         began = time.perf_counter()
         columns = self._score(states)
         seconds = time.perf_counter() - began
-        self._rows = adapter.row_ids(self.model_runner)
+        self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
         self._rows = None
         if self._confidences is not None:
@@ -121,7 +122,7 @@ class GambitWorker(adapter.Worker):
 
     def _see_logits(self, logits: torch.Tensor) -> None:
         """Between the forward pass and vLLM's sampler."""
-        if self._rows is None or logits is None:  # vLLM warms up, or this rank has no logits
+        if self._rows is None or logits is None:  # this rank has no logits
             return
         if self._scorer.info.needs_confidence or self._noise.wants_confidence:
             self._confidences = token_confidence(logits)
@@ -180,6 +181,10 @@ class _Noise:
         self._ends = {new.req_id: new.num_computed_tokens + count[new.req_id] for new in scheduled.scheduled_new_reqs}
         for request, computed in zip(known.req_ids, known.num_computed_tokens, strict=True):
             self._ends[request] = computed + count[request]
+
+    def known(self, rows: list[str]) -> list[str] | None:
+        """The rows, but for those that model runner V2 makes up to warm its kernels."""
+        return rows if rows and rows[0] in self._of else None
 
     def draw(self, logits: torch.Tensor, rows: list[str]) -> torch.Tensor:
         if rows != self._rows or self._filters is None:
