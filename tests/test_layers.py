@@ -19,8 +19,18 @@ LAYERS = [
     {"search"},
     {"solver"},
     {"training", "bench"},
-    {"cli_options", "cli_policies", "demo", "display", "doctor", "problems", "signals", "terminal"},
-    {"cli", "__main__"},
+    {
+        "cli_options",
+        "cli_policies",
+        "demo",
+        "display",
+        "doctor",
+        "problems",
+        "scorer_display",
+        "signals",
+        "terminal",
+    },
+    {"cli", "cli_scorer", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

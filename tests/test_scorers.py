@@ -11,6 +11,7 @@ from gambit import registry
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo, ThoughtBatch, check_fit
 from gambit.scorers.mlp import MlpScorer, load_mlp, save_mlp
+from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape
 from gambit.scorers.simple import ConfidenceScorer, ConstantScorer, RunQuantiles
 from gambit.types import Aggregation, StatePosition
 
@@ -25,7 +26,12 @@ def make_mlp(hidden=6, **changes):
     return MlpScorer(info, (random(512, hidden), random(512), random(1, 512) * 0.1, random(1)))
 
 
-SCORERS = {"constant": ConstantScorer(), "confidence": ConfidenceScorer(), "mlp": make_mlp()}
+SCORERS = {
+    "constant": ConstantScorer(),
+    "confidence": ConfidenceScorer(),
+    "mlp": make_mlp(),
+    "sequence": SequenceScorer(ScorerInfo("sequence"), SequenceNetwork(SequenceShape(6, width=16))),
+}
 
 
 @pytest.mark.parametrize("name", SCORERS)
@@ -105,7 +111,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path):
     [
         (ScorerInfo("mlp", hidden_size=2560), "expects hidden size 2560, the model has 32"),
         (ScorerInfo("mlp", boundary_rule="marker"), "'marker'"),
-        (ScorerInfo("mlp", layer=12), "layer 12"),
+        (ScorerInfo("mlp", layers=(12, -1)), "layer 12 and -1"),
     ],
 )
 def test_a_scorer_for_another_model_is_refused_with_both_values(info, message):

@@ -33,7 +33,8 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.loop import run_searches
-from gambit.types import StatePosition, StopReason, TraceKey
+from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
+from remembering import check_search, sequence_scorer
 from searching import check_victims, make_search, make_settings, run_one
 
 pytestmark = [
@@ -270,17 +271,18 @@ def test_two_ranks_say_the_same_as_one(monkeypatch):
 
     monkeypatch.setattr(vllm.envs, "VLLM_CPU_OMP_THREADS_BIND", "0|1")  # it keeps what it has read once
     before = {process.pid for process in children()}
-    engine = start_own_vllm(tensor_parallel_size=2, self_check=True)
+    engine = start_own_vllm(sequence_scorer(), tensor_parallel_size=2, self_check=True)
     workers = [process for process in children() if process.pid not in before]
     try:
-        said = []
-        for each in (engine, start_vllm()):
+        said, scores = [], []
+        for each in (engine, start_vllm(sequence_scorer())):
             open_search(each, stops=())
-            each.submit([spec(i, tokens=12) for i in range(6)])
+            each.submit([spec(i, tokens=24) for i in range(6)])
             steps = finish(each)
-            said.append((tokens_of(steps), [t.num_tokens for step in steps for t in step.scored]))
-            scores = [t.score for step in steps for t in step.scored]
-        assert said[0] == said[1] and scores
+            said.append((tokens_of(steps), [(t.trace, t.num_tokens) for step in steps for t in step.scored]))
+            scores.append([t.score for step in steps for t in step.scored])
+        assert said[0] == said[1] and scores[0]
+        assert torch.allclose(*map(torch.tensor, scores), atol=1e-4)
     finally:
         engine.close()
     assert workers and not wait_until_gone(workers)
@@ -288,7 +290,8 @@ def test_two_ranks_say_the_same_as_one(monkeypatch):
 
 def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(tmp_path):
     before = {process.pid for process in children()}
-    engine = start_own_vllm(RoundedScorer(), kv_budget_tokens=32 * 12, own_process=True, self_check=True)
+    scorer = sequence_scorer(aggregation=Aggregation.MEAN)
+    engine = start_own_vllm(scorer, kv_budget_tokens=32 * 12, own_process=True, self_check=True)
     started = [process for process in children() if process.pid not in before]
     try:
         alone = start_vllm()
@@ -305,6 +308,7 @@ def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(tmp_pa
         watched = search_on(engine, max_new_tokens=70, num_traces=40, budget_tokens=1500)
         watched.search.record.tree.check_ended()
         assert len(check_victims(watched.events)) >= 3
+        assert check_search(scorer, watched, RULE) > 1e-2, "histories are the same there, however late the front is"
 
         check_death(engine, started)
     finally:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
+from gambit import cli_scorer
 from gambit.cli_policies import policies
 from gambit.errors import UserError
 from gambit.terminal import FAILURE, OK, USER_MISTAKE, exit_with, put, say, stderr
@@ -59,6 +60,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_scorer.app, name="scorer")
 
 
 def main() -> None:

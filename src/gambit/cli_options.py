@@ -31,7 +31,7 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(**values: object) -> None:
         turned_off = {name: False for name in OFF_SWITCHES if values.get(name)}
         given = {name: texts for name in PAIRS if isinstance(texts := values.get(name), list)}
-        pairs = {name: _mapping(texts, PAIRS[name]) for name, texts in given.items()}
+        pairs = {name: key_values(texts, PAIRS[name]) for name, texts in given.items()}
         command(**{**values, **turned_off, **pairs})
 
     wrapped.__doc__ = command.__doc__
@@ -80,7 +80,7 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
     return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds else "TEXT"
 
 
-def _mapping(texts: list[str], flag: str) -> dict[str, object]:
+def key_values(texts: list[str], flag: str) -> dict[str, object]:
     """`key=value` pairs; values are read as in a YAML recipe, so that 2 is a number and true a truth."""
     import yaml
 

@@ -110,7 +110,8 @@ class TraceSpec:
     """Everything an engine needs to run one trace.
 
     A root has neither parent nor prefix. A child names the live `parent` whose cached tokens it shares, or brings
-    the inherited tokens in `prefix` when no engine row holds them any more.
+    the inherited tokens in `prefix` when no engine row holds them any more. The thoughts in its `score` are the first
+    ones of its parent; with a prefix it names whose they are, which a scorer that remembers thoughts has to know.
     """
 
     key: TraceKey
@@ -121,6 +122,7 @@ class TraceSpec:
     parent: TraceKey | None = None
     prefix: tuple[int, ...] = ()
     score: RunningScore = field(default_factory=RunningScore)
+    history_of: TraceKey | None = None  # an ended trace of a search that keeps histories
     stop_rule: StopRule | None = None
 
 

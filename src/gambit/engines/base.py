@@ -35,6 +35,7 @@ class SearchSpec:
     rule: BoundaryRule
     stop_ids: frozenset[int]
     kv_quota_tokens: int | None = None  # None: an equal share among the open searches
+    keeps_histories: bool = False  # what scorers remember of ended traces stays until the search is closed
     confidence_window: int = 0  # tokens; token confidence is measured and reported at each trace's end unless 0
     embedding_size: int = 0  # of the vector reported with each scored thought; none with 0
 
@@ -57,7 +58,8 @@ class Engine(Protocol):
     - a running trace gets exactly one token per step; a trace that was stopped, evicted or has finished gets none;
     - a child's next token depends on its tokens, its sampling and its own id alone: greedy, it continues its parent;
     - what else is in the batch changes no trace;
-    - thoughts are scored once each, with the state at the scorer's position, also across a branch;
+    - thoughts are scored once each, with the state at the scorer's position, also across a branch; a scorer that
+      remembers thoughts gets each trace's own, the inherited ones included, whatever became of its parent;
     - KV room runs out at an allocation and nowhere else, and then the rule of the victim is obeyed; a waiting trace
       never costs a running one its room;
     - a trace with a stop rule ends with the first token at which the rule holds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gambit.errors import UserError
 from gambit.types import Aggregation, StatePosition
@@ -25,7 +25,7 @@ class ScorerInfo:
     ranks_within_run: bool = False
     hidden_size: int | None = None  # None: any
     boundary_rule: str = "blank-line"
-    layer: int = -1
+    layers: tuple[int, ...] = (-1,)  # several are concatenated
     base_model: str | None = None
     base_model_hash: str | None = None
 
@@ -51,6 +51,45 @@ class Scorer(Protocol):
         """[n] float32 scores, higher is better; row i depends on row i alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class PastThoughts:
+    """Where a history scorer finds what it remembers of n traces and where it puts what it remembers next.
+
+    A slot belongs to one scored thought of one trace and of every branch that inherited it; it is written once.
+    """
+
+    slots: torch.Tensor  # [n, most], the thoughts before, oldest first, at most `max_past` of them
+    mask: torch.Tensor  # [n, most], False where a trace has no such thought and the slot is anyone's
+    positions: torch.Tensor  # [n], how many thoughts the trace had before this one
+    own: torch.Tensor  # [n], the slot to fill; all different
+
+    def split(self, size: int) -> list[PastThoughts]:
+        """In parts of so many traces."""
+        import torch
+
+        columns = (torch.split(part, size) for part in (self.slots, self.mask, self.positions, self.own))
+        return [PastThoughts(*parts) for parts in zip(*columns, strict=True)]
+
+
+@runtime_checkable
+class HistoryScorer(Scorer, Protocol):
+    """Scores a finished thought by the thoughts before it, without another pass over them.
+
+    Engines give each scored thought a slot of `memory`, share slots on a branch and free them with the last trace
+    that holds them; the memory is the scorer's to lay out and the engines' to own.
+    """
+
+    @property
+    def max_past(self) -> int:
+        """How many thoughts before the one to be scored it reads."""
+
+    def memory(self, num_slots: int) -> torch.Tensor:
+        """Zeros on the scorer's device, the slots in dimension 2."""
+
+    def score_next(self, thoughts: ThoughtBatch, memory: torch.Tensor, past: PastThoughts) -> torch.Tensor:
+        """[n] float32 scores of the next thought of n traces; fills their own slots."""
+
+
 def check_fit(info: ScorerInfo, *, hidden_size: int, boundary_rule: str) -> None:
     """Refuse a scorer that was made for another model shape or another way of cutting thoughts."""
     if info.hidden_size is not None and info.hidden_size != hidden_size:
@@ -60,5 +99,6 @@ def check_fit(info: ScorerInfo, *, hidden_size: int, boundary_rule: str) -> None
         )
     if info.boundary_rule != boundary_rule:
         raise UserError(f"the scorer expects thoughts cut by {info.boundary_rule!r}, this run uses {boundary_rule!r}")
-    if info.layer != -1:
-        raise UserError(f"the scorer reads layer {info.layer}; engines give the last layer (-1) only")
+    if info.layers != (-1,):
+        wanted = " and ".join(map(str, info.layers))
+        raise UserError(f"the scorer reads layer {wanted}; engines give the last layer (-1) only")

@@ -82,7 +82,7 @@ class Search:
         need = self._needs.thoughts
         self._reader = None if need is None else ThoughtReader(need, self._tokens_of, hooks.decode, hooks.embed)
         self._settings = settings
-        self._spec = spec
+        self._spec = dataclasses.replace(spec, keeps_histories=settings.ghost_parents)
         self._hooks = hooks
         self._num_steps = 0
         self._kv = (0, 0)
@@ -255,6 +255,7 @@ class Search:
             parent=None if is_ghost else TraceKey(self.number, parent.id),
             prefix=self._facts.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
             score=parent.score,
+            history_of=TraceKey(self.number, parent.id) if is_ghost else None,
         )
         self._engine.submit([child])
         self._facts.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))

@@ -18,7 +18,8 @@ from gambit.engines.local.stopwatch import Stopwatch
 from gambit.engines.projection import Projection
 from gambit.engines.sampling import sample, token_confidence, uniforms
 from gambit.prompts import THINKING, BoundaryRule, ThoughtTables, Tokenizer
-from gambit.scorers.base import Scorer, ThoughtBatch
+from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
+from gambit.scorers.history import Histories, ThoughtMemory
 from gambit.types import (
     EndReason,
     Progress,
@@ -48,7 +49,9 @@ class LocalEngine:
         self._scorer = scorer.to(model.device)
         room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
         self._clock = Stopwatch()
+        self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
         self._pool = Pool(model, KvBlocks(room, block_tokens), scorer.info.aggregation, self._clock)
+        self._pool.histories = None if self._memory is None else Histories()
         self._projection = Projection(model.device)
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
         self._cached_layout: Layout | None = None
@@ -181,7 +184,8 @@ class LocalEngine:
         with self._clock.part("scoring"), torch.inference_mode():
             confidences = torch.from_numpy(self._pool.rows.table["thought_confidence"][rows]).float()
             index = torch.from_numpy(rows).to(states.device)
-            scores = self._scorer.score(ThoughtBatch(states[index], confidences.to(states.device))).tolist()
+            thoughts = ThoughtBatch(states[index], confidences.to(states.device))
+            scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
             embeddings = self._embed(states, rows)
         # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
@@ -191,6 +195,11 @@ class LocalEngine:
             trace.score = trace.score.add(score)
             thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row))
             self._pool.drafts[trace.key.search].scored.append(thought)
+
+    def _scores(self, thoughts: ThoughtBatch, keys: Sequence[TraceKey]) -> torch.Tensor:
+        if self._memory is None or self._pool.histories is None:
+            return self._scorer.score(thoughts)
+        return self._memory.score(thoughts, self._pool.histories.extend(keys, self._memory.max_past))
 
     def _embed(self, states: torch.Tensor, rows: npt.NDArray[np.int64]) -> dict[int, tuple[float, ...]]:
         """Vectors of the thoughts whose searches want them, by row."""

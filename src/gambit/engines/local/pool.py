@@ -21,6 +21,7 @@ from gambit.engines.pressure import expendability, search_to_tax
 from gambit.engines.sampling import noise_keys
 from gambit.errors import EngineError
 from gambit.prompts import THINKING, boundaries, pack
+from gambit.scorers.history import Histories
 from gambit.scorers.simple import RunQuantiles
 from gambit.types import (
     Admitted,
@@ -55,6 +56,7 @@ class Pool:
 
     def __init__(self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation, clock: Stopwatch) -> None:
         self.blocks = blocks
+        self.histories: Histories[TraceKey] | None = None  # set for a scorer that remembers thoughts
         self.store = PoolStore()
         self.rows = Rows()
         self.searches: dict[int, OpenSearch] = {}
@@ -101,11 +103,15 @@ class Pool:
         for trace in list(closing.traces.values()):
             self.drop(trace)
         del self.searches[number]
+        if self.histories is not None:
+            self.histories.end_where(lambda key: key.search == number)
         self.blocks.release(closing.prompt_blocks or ())
         self._vacate_slot(closing)
 
     def submit(self, spec: TraceSpec) -> None:
         search = self.searches[spec.key.search]
+        if self.histories is not None:
+            self.histories.begin(spec.key, spec.parent or spec.history_of, spec.score.count)
         trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
         trace.waiting_since = self._step
         if window := search.spec.confidence_window:
@@ -166,8 +172,7 @@ class Pool:
             trace.waiting_since = self._step
             self._waiting.insert(0, trace)
         else:
-            self.tracks.forget(trace.key)
-            del self.searches[trace.key.search].traces[trace.key.trace]
+            self._forget(trace)
         kept = () if action is PressureAction.QUEUE else tokens
         self.drafts[trace.key.search].evicted.append(Evicted(trace.key.trace, action, score, len(tokens), kept))
 
@@ -301,8 +306,14 @@ class Pool:
         else:
             self._waiting.remove(trace)
             self._release_hold(trace)
+        self._forget(trace)
+
+    def _forget(self, trace: LiveTrace) -> None:
         self.tracks.forget(trace.key)
-        del self.searches[trace.key.search].traces[trace.key.trace]
+        search = self.searches[trace.key.search]
+        del search.traces[trace.key.trace]
+        if self.histories is not None and not search.spec.keeps_histories:
+            self.histories.end(trace.key)
 
     def _take_row(self, trace: LiveTrace) -> None:
         """Free a row and its blocks; children that wait to share it get a copy."""

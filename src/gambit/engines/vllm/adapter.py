@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import multiprocessing
+import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import RowValues
 from gambit.errors import EngineError
 from gambit.types import EndReason
@@ -39,6 +40,7 @@ __all__ = ["AsyncModelRunnerOutput", "AsyncScheduler", "EngineArgs", "Scheduler"
 
 VERSION: str = vllm.__version__.partition("+")[0]
 _ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
+_THOUGHTS = "gambit_thoughts"  # of SchedulerOutput, likewise
 _POLL_SECONDS = 0.5
 
 
@@ -118,14 +120,20 @@ class Core:
             self._here.remove(self)
 
 
+@functools.cache  # scheduler and worker may share a process
 def follow_parent() -> None:
     """For a process of vLLM's: Ctrl-C is the front's to decide on, and without the front there is nothing to do."""
-    if multiprocessing.parent_process() is None or threading.current_thread() is not threading.main_thread():
+    parent = multiprocessing.parent_process()
+    if parent is None or threading.current_thread() is not threading.main_thread():
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    # Not prctl(PR_SET_PDEATHSIG): that follows the thread which started the process, and a thread may end earlier.
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:
@@ -185,6 +193,14 @@ def newly_scheduled(scheduler_output: Any) -> list[str]:
     """New requests, and those that vLLM queued before (model runner V1 lists these apart)."""
     new = [data.req_id for data in scheduler_output.scheduled_new_reqs]
     return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
+
+
+def attach_thoughts(scheduler_output: Any, orders: ThoughtOrders) -> None:
+    setattr(scheduler_output, _THOUGHTS, orders)
+
+
+def thoughts_of(scheduler_output: Any) -> ThoughtOrders | None:
+    return getattr(scheduler_output, _THOUGHTS, None)
 
 
 def end_request(scheduler: Any, request: Any) -> None:

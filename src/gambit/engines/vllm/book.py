@@ -213,6 +213,14 @@ class TraceBook:
         scores: torch.Tensor = self._scorer.score(ThoughtBatch(confidences.new_zeros(len(slots), 0), confidences))
         return [float(score) for score in scores.tolist()]
 
+    def may_end_thought(self, requests: Sequence[str], *, knows_fed: bool) -> list[str]:
+        """Those a step may give a score. `knows_fed`: the tokens that the step feeds have been read here."""
+        slots = np.fromiter((self.entries[request].slot for request in requests), np.int64, len(requests))
+        rows = self._table[slots]
+        if knows_fed and self._scorer.info.state_position is StatePosition.BOUNDARY:
+            return [requests[at] for at in np.flatnonzero(rows["is_pending"])]
+        return [requests[at] for at in np.flatnonzero(rows["flags"] & THINKING)]
+
     # -- who gives way -----------------------------------------------------------------------------------------
 
     def eviction_order(

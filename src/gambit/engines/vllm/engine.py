@@ -11,9 +11,11 @@ from typing import Protocol
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.draft import StepDraft
 from gambit.engines.sampling import noise_keys
+from gambit.engines.vllm.histories import closing_id
 from gambit.engines.vllm.messages import Announcement, Order, Report
 from gambit.errors import EngineError
 from gambit.prompts import ThoughtState, Tokenizer, advance, boundaries, pack
+from gambit.scorers.history import lost_history
 from gambit.types import (
     Admitted,
     EndReason,
@@ -69,18 +71,22 @@ class OpenSearch:
     spec: SearchSpec
     traces: dict[int, LiveTrace] = field(default_factory=dict)
     is_announced: bool = False
+    kept: dict[int, str] = field(default_factory=dict)  # requests of ended traces whose histories stay
 
 
 class VllmEngine:
     """Runs the traces of all open searches in vLLM's continuous batch."""
 
-    def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer) -> None:
+    def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
+        """`remembers`: the scorer has histories, of which the scheduler must hear when nobody needs them."""
         self._core = core
         self._info = info
         self._tokenizer = tokenizer
         self._searches: dict[int, OpenSearch] = {}
         self._closed: list[int] = []  # not yet told to the scheduler
         self._live: dict[str, LiveTrace] = {}
+        self._remembers = remembers
+        self._dropped: list[str] = []  # requests, not yet told to the scheduler
         self._num_requests = 0
         self._num_stuck = 0
         self._held: Report | None = None  # fetched, not yet read
@@ -115,8 +121,7 @@ class VllmEngine:
         traces = {key: self._searches[key.search].traces[key.trace] for key in keys}
         for trace in traces.values():
             self._drop(trace)
-        if self._failure is None and traces:
-            self._guarded(lambda: self._core.abort([trace.request for trace in traces.values()]))
+        self._let_go()
         return {key: tuple(trace.tokens) for key, trace in traces.items()}
 
     def progress(self, search: int) -> Mapping[int, Progress]:
@@ -128,6 +133,9 @@ class VllmEngine:
 
     def close_search(self, search: int) -> None:
         self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
+        if self._searches[search].kept:
+            self._dropped.append(closing_id(search))
+            self._let_go()
         if self._searches.pop(search).is_announced:
             self._closed.append(search)
 
@@ -151,6 +159,7 @@ class VllmEngine:
             flags=flags,
             is_pending=is_pending,
             parent=parent,
+            history_of=None if is_check else self._history_of(search, spec),
             noise_key=int(noise_keys(spec.sampling.seed, spec.key.trace)),
             temperature=spec.sampling.temperature,
             top_p=spec.sampling.top_p,
@@ -170,6 +179,16 @@ class VllmEngine:
 
     def _announcement(self, search: OpenSearch) -> dict[str, object] | None:
         return None if search.is_announced else asdict(Announcement.of(search.spec, self._closed))
+
+    def _history_of(self, search: OpenSearch, spec: TraceSpec) -> str | None:
+        """The request whose first thoughts are the trace's own; an unknown one must not get as far as the scheduler."""
+        if not self._remembers or not spec.score.count:
+            return None
+        source = spec.parent or spec.history_of
+        requests = search.kept | {number: trace.request for number, trace in search.traces.items()}
+        if source is None or source.trace not in requests:
+            raise lost_history(spec.key, source, spec.score.count)
+        return requests[source.trace]
 
     def _child(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
         assert spec.parent is not None
@@ -207,8 +226,18 @@ class VllmEngine:
         return pack(state), is_boundary and trace.scored_length < len(tokens)
 
     def _drop(self, trace: LiveTrace) -> None:
+        search, number = self._searches[trace.spec.key.search], trace.spec.key.trace
         del self._live[trace.request]
-        del self._searches[trace.spec.key.search].traces[trace.spec.key.trace]
+        del search.traces[number]
+        self._dropped.append(trace.request)
+        if self._remembers and search.spec.keeps_histories:
+            search.kept[number] = trace.request
+
+    def _let_go(self) -> None:
+        """Abort what was dropped; what has ended by itself too, since its history is kept for whom we might branch."""
+        dropped, self._dropped = self._dropped, []
+        if dropped and self._failure is None:
+            self._guarded(lambda: self._core.abort(dropped))
 
     # -- one step ----------------------------------------------------------------------------------------------
 
@@ -275,6 +304,9 @@ class VllmEngine:
                 thought = ThoughtScore(trace.spec.key.trace, score, length, embedded.get(request))
                 drafts[trace.spec.key.search].scored.append(thought)
         self._read_ends(report, drafts)
+        if self._remembers:
+            self._let_go()
+        self._dropped.clear()
         return drafts
 
     def _put_off_queueing(self, report: Report) -> None:

@@ -47,6 +47,7 @@ class Announcement:
     think_end: int | None
     kv_quota_tokens: int | None
     closed: list[int]  # searches that ended since the last announcement
+    keeps_histories: bool
 
     @classmethod
     def of(cls, spec: SearchSpec, closed: Sequence[int]) -> Announcement:
@@ -60,6 +61,7 @@ class Announcement:
             rule.think_end,
             spec.kv_quota_tokens,
             list(closed),
+            spec.keeps_histories,
         )
 
     @property
@@ -92,6 +94,7 @@ class Order:
     top_p: float
     top_k: int
     min_p: float
+    history_of: str | None = None  # the request whose first thoughts, as many as `score` counts, are its own too
     confidence_window: int = 0  # 0: nobody wants to know
     stop_threshold: float | None = None  # of its stop rule, whose window that is
     embedding_size: int = 0
@@ -139,7 +142,7 @@ class RowValues:
     scores: npt.NDArray[np.float32] | None
     confidences: npt.NDArray[np.float32] | None
     greedy: npt.NDArray[np.float32] | None  # self-check only: the token each state would make greedy
-    seconds: float  # that launching the scorer took
+    seconds: float  # the device's, for scores and their way to the host
     embeddings: npt.NDArray[np.float32] | None = None  # [rows, size]
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from gambit.engines.vllm import adapter
 from gambit.engines.vllm.book import TraceBook
+from gambit.engines.vllm.histories import RequestHistories
 from gambit.engines.vllm.messages import GambitConfig, Order, Report, RowValues
+from gambit.scorers.base import HistoryScorer
 from gambit.types import EndReason, PressureAction
 
 FAILING_CHECK = 3  # self-check: after this many compared steps an allocation is made to fail
@@ -23,6 +25,8 @@ class _GambitScheduling:
     trace that engines/pressure.py names; `_preempt_request` then does with it what its rule says.
     """
 
+    _knows_fed = True  # a step is scheduled after the tokens of the one before were read
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         adapter.follow_parent()
@@ -30,6 +34,8 @@ class _GambitScheduling:
         self._block_tokens = self.cache_config.block_size
         adapter.hold_back_blocks(self)
         self._book = TraceBook(config.scorer, adapter.usable_blocks(self) * self._block_tokens)
+        scorer = config.scorer
+        self._histories = RequestHistories(scorer.max_past) if isinstance(scorer, HistoryScorer) else None
         self._report = Report()
         self._freed: list[str] = []
         self._is_ranked = False  # whether this step may have victims
@@ -45,6 +51,8 @@ class _GambitScheduling:
         order = Order.unpack(request.sampling_params.extra_args)
         assert order is not None, "a request that Gambit did not make"
         self._book.add(request.request_id, order, self._num_schedules)
+        if self._histories is not None:
+            self._histories.begin(request.request_id, order)
         super().add_request(request)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,12 +60,21 @@ class _GambitScheduling:
         self._freed.append(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """The front aborts: what still runs ends, and of what it names nothing need be remembered."""
+        ended = super().finish_requests(request_ids, *args, **kwargs)
+        if self._histories is not None and request_ids is not None:
+            self._histories.let_go([request_ids] if isinstance(request_ids, str) else request_ids)
+        return ended
+
     # -- one step ----------------------------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         self._num_schedules += 1
         self._forget_freed()
+        if self._histories is not None:
+            self._histories.forget()
         self._rank_if_tight()
         spent = time.perf_counter() - began
         self._in_schedule = True
@@ -69,6 +86,9 @@ class _GambitScheduling:
             self._is_ranked = False
         began = time.perf_counter()
         self._note_admissions(output)
+        if self._histories is not None:
+            rows = self._book.may_end_thought(list(output.num_scheduled_tokens), knows_fed=self._knows_fed)
+            adapter.attach_thoughts(output, self._histories.orders(rows))
         self._report.seconds_scheduling += spent + time.perf_counter() - began
         return output
 
@@ -77,6 +97,8 @@ class _GambitScheduling:
         began = time.perf_counter()
         report, self._report = self._report, Report()
         self._read(report, outputs, model_runner_output)
+        if self._histories is not None and (orders := adapter.thoughts_of(scheduler_output)) is not None:
+            self._histories.settle(orders, {request for request, _, _ in report.scored})
         self._forget_freed()
         report.num_running, report.num_waiting = len(self.running), self._num_unfinished() - len(self.running)
         report.kv_used_blocks = adapter.used_blocks(self)
@@ -213,3 +235,5 @@ class GambitScheduler(_GambitScheduling, adapter.Scheduler):
 
 class GambitAsyncScheduler(_GambitScheduling, adapter.AsyncScheduler):
     """For asynchronous scheduling; vLLM recognises it by its base."""
+
+    _knows_fed = False

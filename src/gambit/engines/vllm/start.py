@@ -19,7 +19,7 @@ from gambit.engines.vllm.versions import note_on
 from gambit.engines.vllm.weights import weights_folder
 from gambit.errors import EngineError, UserError
 from gambit.prompts import Tokenizer, load_tokenizer
-from gambit.scorers.base import Scorer
+from gambit.scorers.base import HistoryScorer, Scorer
 
 CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
@@ -54,7 +54,8 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
         core = _Core(adapter, vllm_config, gambit, own_process=own_process)
-    engine = VllmEngine(core, _info(vllm_config, model, adapter), tokenizer)
+    info = _info(vllm_config, model, adapter)
+    engine = VllmEngine(core, info, tokenizer, remembers=isinstance(scorer, HistoryScorer))
     if own["self_check"]:
         _check(engine, vllm_config.model_config.get_vocab_size())
     return engine

@@ -12,9 +12,12 @@ import torch
 from gambit.engines.projection import Projection
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
+from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import GambitConfig, Order, RowValues
-from gambit.scorers.base import ThoughtBatch
+from gambit.scorers.base import HistoryScorer, ThoughtBatch
+from gambit.scorers.history import ThoughtMemory, on_device
 
+USUAL_THOUGHTS = 256  # of a trace: memory for so many is there from the start, for more it grows
 NOISE = np.dtype([
     ("noise_key", np.uint64),
     ("prompt_tokens", np.int64),
@@ -36,12 +39,35 @@ class _AsyncRows(adapter.AsyncModelRunnerOutput):
         return adapter.attach_rows(self._inner.get_output(), self._rows.values())
 
 
+class _Clock:
+    """Seconds of what the device does between pairs of marks; the host never waits for it to be told."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        if not self._is_cuda:
+            self._marks.append(time.perf_counter())
+            return
+        self._marks.append(torch.cuda.Event(enable_timing=True))
+        self._marks[-1].record()
+
+    def seconds(self) -> float:
+        """Once the device has passed the last mark."""
+        pairs = list(zip(self._marks[::2], self._marks[1::2], strict=True))
+        if self._is_cuda:
+            return sum(begin.elapsed_time(end) for begin, end in pairs) / 1000
+        return sum(end - begin for begin, end in pairs)
+
+
 class _DeviceRows:
     """Row values on the device and the copy that brings them to the host; reading them waits for that copy only."""
 
-    def __init__(self, columns: dict[str, torch.Tensor], seconds: float) -> None:
+    def __init__(self, columns: dict[str, torch.Tensor], clock: _Clock) -> None:
         self._names = tuple(columns)
-        self._seconds = seconds
+        self._clock = clock
+        clock.mark()
         # One number per row, or several (an embedding): all in one copy.
         parts = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
         self._widths = [part.shape[1] for part in parts]
@@ -50,10 +76,12 @@ class _DeviceRows:
         if device.is_cuda:
             self._host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
             self._host.copy_(device, non_blocking=True)
+            clock.mark()
             self._event = torch.cuda.Event(blocking=True)  # sleeps instead of asking the driver again and again
             self._event.record()
         else:
             self._host = device
+            clock.mark()
 
     def values(self) -> RowValues:
         if self._event is not None:
@@ -62,7 +90,11 @@ class _DeviceRows:
         found = dict(zip(self._names, parts, strict=True))
         flat = {name: part[:, 0] for name, part in found.items() if name != "embeddings"}
         return RowValues(
-            flat.get("scores"), flat.get("confidences"), flat.get("greedy"), self._seconds, found.get("embeddings")
+            flat.get("scores"),
+            flat.get("confidences"),
+            flat.get("greedy"),
+            self._clock.seconds(),
+            found.get("embeddings"),
         )
 
 
@@ -75,8 +107,10 @@ class GambitWorker(adapter.Worker):
         config: GambitConfig = self.vllm_config.additional_config
         # Before vLLM measures what memory is left, so that the scorer is counted.
         self._scorer = config.scorer.to(self.device)
+        self._memory = self._allocate_memory() if isinstance(self._scorer, HistoryScorer) else None
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
+        self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
         self._projection = Projection(self.device)
@@ -86,6 +120,7 @@ class GambitWorker(adapter.Worker):
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._noise.follow(scheduler_output, wants_positions=self._exact_noise)
+        self._thoughts = adapter.thoughts_of(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     @torch.inference_mode()
@@ -93,9 +128,10 @@ class GambitWorker(adapter.Worker):
         states = adapter.sampled_states(self.model_runner)
         if states is None:
             return super().sample_tokens(grammar_output)
-        began = time.perf_counter()
+        clock = _Clock(states.device)
+        clock.mark()
         columns = self._score(states)
-        seconds = time.perf_counter() - began
+        clock.mark()
         self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
         self._rows = None
@@ -103,7 +139,7 @@ class GambitWorker(adapter.Worker):
             columns["confidences"], self._confidences = self._confidences, None
         if output is None or not columns or not self.is_driver_worker:
             return output
-        rows = _DeviceRows(columns, seconds)
+        rows = _DeviceRows(columns, clock)
         if isinstance(output, adapter.AsyncModelRunnerOutput):
             return _AsyncRows(output, rows)
         return adapter.attach_rows(output, rows.values()) if output.req_ids else output
@@ -111,7 +147,7 @@ class GambitWorker(adapter.Worker):
     def _score(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
         columns = {}
         if not self._scorer.info.needs_confidence:
-            columns["scores"] = self._scorer.score(ThoughtBatch(states, states.new_zeros(len(states))))
+            columns["scores"] = self._scores(states)
         if size := self._noise.embedding_size:
             columns["embeddings"] = self._projection.embed(states, size)
         if self._noise.num_checks:
@@ -119,6 +155,22 @@ class GambitWorker(adapter.Worker):
             if logits is not None:
                 columns["greedy"] = logits.argmax(-1)
         return columns
+
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        """Of every row; a scorer that remembers thoughts looks only at rows that may end one."""
+        if self._memory is None:
+            return self._scorer.score(ThoughtBatch(states, states.new_zeros(len(states))))
+        scores = torch.zeros(len(states), device=states.device)
+        if self._thoughts is not None and self._thoughts.requests:
+            row_of = {request: row for row, request in enumerate(adapter.row_ids(self.model_runner))}
+            rows = on_device(np.array([row_of[request] for request in self._thoughts.requests]), states.device)
+            thoughts = ThoughtBatch(states[rows], states.new_zeros(len(rows)))
+            scores[rows] = self._memory.score(thoughts, self._thoughts.past)
+        return scores
+
+    def _allocate_memory(self) -> ThoughtMemory:
+        most = min(self._scorer.max_past + 1, USUAL_THOUGHTS)
+        return ThoughtMemory(self._scorer, self.vllm_config.scheduler_config.max_num_seqs * most)
 
     def _see_logits(self, logits: torch.Tensor) -> None:
         """Between the forward pass and vLLM's sampler."""

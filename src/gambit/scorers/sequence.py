@@ -1,0 +1,245 @@
+"""The paper's history-aware scorer: a small causal transformer over a trace's thoughts; it never sees a token."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from gambit.errors import UserError
+from gambit.scorers.base import PastThoughts, ScorerInfo, ThoughtBatch
+from gambit.scorers.mlp import FORMAT, METADATA_KEY, read_info
+from gambit.types import Aggregation
+
+ARCHITECTURE = "sequence"
+_SHAPE = "shape"  # its place in the metadata
+_ROPE_BASE = 10_000.0
+_GATHERED = 1 << 25  # numbers, of keys or values of one layer: 128 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceShape:
+    """How large the network is.
+
+    `max_steps` bounds what a step costs: it attends to itself and to the `max_steps - 1` thoughts before it, in
+    training and in a search alike. Positions are relative (RoPE), so that a longer trace is scored as well, and what
+    happened earlier reaches a step through the layers below only.
+    """
+
+    features: int  # of a state; several layers concatenated count together
+    width: int = 256
+    layers: int = 2
+    heads: int = 4
+    max_steps: int = 1024
+
+    def __post_init__(self) -> None:
+        if min(dataclasses.astuple(self)) < 1 or self.width % (2 * self.heads):
+            raise UserError(f"{self}: everything must be positive, and width a multiple of twice the heads")
+
+    @property
+    def mlp_width(self) -> int:
+        """Two thirds of the usual four, since SwiGLU has three matrices; a multiple of eight."""
+        return -(-self.width * 8 // 24) * 8
+
+
+class SequenceNetwork(nn.Module):
+    """x = GELU(W·LN(h)); blocks with RoPE and SwiGLU; logit = w·LN(z). All in float32, as scorers are."""
+
+    def __init__(self, shape: SequenceShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.input_norm = nn.LayerNorm(shape.features)
+        self.input = nn.Linear(shape.features, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.output_norm = nn.LayerNorm(shape.width)
+        self.output = nn.Linear(shape.width, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits [batch, steps] of states [batch, steps, features], each after the steps up to it.
+
+        Causal, so that zeros on the right of a shorter trace change nothing on their left.
+        """
+        steps = states.shape[1]
+        rotation = Rotation.at(torch.arange(steps, device=states.device), self.shape)
+        mask = causal_mask(steps, self.shape.max_steps, states.device)
+        x = self.embed(states)
+        for block in self.blocks:
+            x = block(x, rotation, mask)
+        return self.read(x)
+
+    def advance(self, states: Tensor, memory: Tensor, past: PastThoughts) -> Tensor:
+        """Logits [n] of the next thought of n traces, states [n, features]; their keys and values go to `past.own`."""
+        rotation = Rotation.at(past.positions[:, None], self.shape)
+        # The thought itself is the last column: everyone sees it.
+        mask = torch.cat((past.mask, past.mask.new_ones(len(states), 1)), dim=1)[:, None, None]
+        slots = torch.cat((past.slots, past.own[:, None]), dim=1)
+        x = self.embed(states)[:, None]
+        for block, store in zip(self.blocks, memory, strict=True):
+            assert isinstance(block, Block)
+            x = block.advance(x, rotation, mask, store, slots)
+        return self.read(x)[:, 0]
+
+    def embed(self, states: Tensor) -> Tensor:
+        return nn.functional.gelu(self.input(self.input_norm(states.float())))
+
+    def read(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.output_norm(x))
+        return logits.squeeze(-1)
+
+
+class Block(nn.Module):
+    """Attention over the thoughts so far, then SwiGLU; the norm comes first in both."""
+
+    def __init__(self, shape: SequenceShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.mix = nn.Linear(shape.width, shape.width, bias=False)
+        self.mlp_norm = nn.LayerNorm(shape.width)
+        self.gate_up = nn.Linear(shape.width, 2 * shape.mlp_width, bias=False)
+        self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor) -> Tensor:
+        query, key, value = self._project(x, rotation)
+        return self._combine(x, scaled_dot_product_attention(query, key, value, attn_mask=mask))
+
+    def advance(self, x: Tensor, rotation: Rotation, mask: Tensor, store: Tensor, slots: Tensor) -> Tensor:
+        """`store` is [2, slots, width]: this layer's keys, already turned to their positions, and values."""
+        query, key, value = self._project(x, rotation)
+        own = slots[:, -1]
+        store[0, own], store[1, own] = _joined(key)[:, 0], _joined(value)[:, 0]
+        keys, values = (self._split(side[slots]) for side in store)
+        return self._combine(x, scaled_dot_product_attention(query, keys, values, attn_mask=mask))
+
+    def _project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self.query_key_value(self.attention_norm(x)).chunk(3, dim=-1)
+        query, key, value = (self._split(part) for part in parts)
+        return rotation.turn(query), rotation.turn(key), value
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[batch, steps, width] -> [batch, heads, steps, width of a head]."""
+        return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(1, 2)
+
+    def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.mix(_joined(attended))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        out: Tensor = x + self.down(silu(gate) * up)
+        return out
+
+
+def _joined(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """RoPE at given steps: pairs (i, i + half) of a head's numbers are turned by step · base^(-i/half)."""
+
+    cos: Tensor  # [steps, half], or [batch, 1, 1, half]
+    sin: Tensor
+
+    @classmethod
+    def at(cls, steps: Tensor, shape: SequenceShape) -> Rotation:
+        """`steps` is [steps], alike for all of a batch, or [batch, 1]."""
+        half = shape.width // shape.heads // 2
+        speeds = _ROPE_BASE ** (-torch.arange(half, device=steps.device, dtype=torch.float32) / half)
+        angles = steps.float()[..., None] * speeds
+        angles = angles if steps.dim() == 1 else angles[:, None]
+        return cls(angles.cos(), angles.sin())
+
+    def turn(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
+
+
+def causal_mask(steps: int, max_steps: int, device: torch.device) -> Tensor:
+    """[steps, steps], True where the row's step may look: at itself and at those shortly before it."""
+    index = torch.arange(steps, device=device)
+    distance = index[:, None] - index
+    return (distance >= 0) & (distance < max_steps)
+
+
+def last_logits(logits: Tensor, lengths: Tensor) -> Tensor:
+    """[batch] logits at the last step of each trace, out of [batch, steps]: what the paper trains on."""
+    return logits.gather(1, (lengths - 1)[:, None]).squeeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceScorer:
+    """sigmoid of the network's logit at the last thought; engines keep the thoughts before it (`HistoryScorer`)."""
+
+    info: ScorerInfo
+    network: SequenceNetwork
+
+    @property
+    def max_past(self) -> int:
+        return self.network.shape.max_steps - 1
+
+    def to(self, device: torch.device) -> SequenceScorer:
+        return SequenceScorer(self.info, self.network.to(device).eval().requires_grad_(False))
+
+    def memory(self, num_slots: int) -> Tensor:
+        shape = self.network.shape
+        return torch.zeros(shape.layers, 2, num_slots, shape.width, device=self.network.output.weight.device)
+
+    def score(self, thoughts: ThoughtBatch) -> Tensor:
+        """Each thought as if it were the first of its trace."""
+        logits: Tensor = self.network(thoughts.states[:, None])
+        return logits.squeeze(1).sigmoid()
+
+    def score_next(self, thoughts: ThoughtBatch, memory: Tensor, past: PastThoughts) -> Tensor:
+        """In parts where the histories are long: what attention gathers of them is never large."""
+        size = max(_GATHERED // (self.network.shape.width * (past.slots.shape[1] + 1)), 1)
+        parts = zip(torch.split(thoughts.states, size), past.split(size), strict=True)
+        return torch.cat([self.network.advance(states, memory, rows) for states, rows in parts]).sigmoid()
+
+
+def sequence_info(shape: SequenceShape, info: ScorerInfo | None = None) -> ScorerInfo:
+    """Metadata of a sequence scorer for one layer's states; what `info` says besides stays."""
+    base = info or ScorerInfo(ARCHITECTURE, hidden_size=shape.features)
+    return dataclasses.replace(base, architecture=ARCHITECTURE, aggregation=Aggregation.LAST)
+
+
+def load_sequence(path: Path) -> SequenceScorer:
+    """The scorer in a checkpoint, its shapes checked against its own metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            info = read_info(path, header, ARCHITECTURE)
+            network = SequenceNetwork(_read_shape(path, header))
+            names = file.keys()
+            tensors = {name: file.get_tensor(name).float() for name in names}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read as a safetensors scorer ({error})") from error
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: the weights are not those of {network.shape}: {reason}") from error
+    return SequenceScorer(info, network.eval().requires_grad_(False))
+
+
+def save_sequence(scorer: SequenceScorer, path: Path, extra: dict[str, object] | None = None) -> None:
+    """Write a checkpoint; `extra` (training data, metrics) joins the metadata."""
+    from safetensors.torch import save_file
+
+    shape = dataclasses.asdict(scorer.network.shape)
+    metadata = {"format": FORMAT, **dataclasses.asdict(scorer.info), _SHAPE: shape, **(extra or {})}
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in scorer.network.state_dict().items()}
+    save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
+
+
+def _read_shape(path: Path, header: dict[str, str]) -> SequenceShape:
+    raw = json.loads(header[METADATA_KEY]).get(_SHAPE)
+    try:
+        return SequenceShape(**raw)
+    except TypeError as error:
+        raise UserError(f"{path}: no shape of a sequence scorer in the metadata ({error})") from error
