@@ -152,9 +152,7 @@ def run_round(local: Local, vllm: Vllm, generate: Generate, tokens: int, chunk: 
 
 def summary(rounds: list[dict[str, list[float]]], num_tokens: int) -> dict[str, object]:
     speeds = {name: [num_tokens / sum(each[name]) for each in rounds] for name in ("local", *RIVALS)}
-    ratios = {
-        f"local / {rival}": [a / b for a, b in zip(speeds["local"], speeds[rival], strict=True)] for rival in RIVALS
-    }
+    ratios = {f"local / {rival}": [a / b for a, b in zip(speeds["local"], speeds[rival], strict=True)] for rival in RIVALS}
     return {
         "ratios": {name: spread(values) for name, values in ratios.items()},
         "tokens_per_second": {name: spread(values) for name, values in speeds.items()},
@@ -165,11 +163,7 @@ def spread(values: list[float]) -> dict[str, object]:
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
     interval = [round(medians[50], 3), round(medians[1949], 3)]
-    return {
-        "median": round(statistics.median(values), 3),
-        "interval_95": interval,
-        "rounds": [round(v, 3) for v in values],
-    }
+    return {"median": round(statistics.median(values), 3), "interval_95": interval, "rounds": [round(v, 3) for v in values]}
 
 
 def main() -> None:

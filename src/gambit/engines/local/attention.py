@@ -186,10 +186,7 @@ class DecodePlan:
 
     def _attend(self, layer: LayerStore, q: torch.Tensor, call: LayerCall) -> torch.Tensor:
         """Scores over prompt and own part side by side, one softmax over both."""
-        keys, values = (
-            layer.row_keys[: len(q), ..., : self.own_length],
-            layer.row_values[: len(q), :, : self.own_length],
-        )
+        keys, values = layer.row_keys[: len(q), ..., : self.own_length], layer.row_values[: len(q), :, : self.own_length]
         q = q * call.scaling  # here and not on the scores, which are many
         own_scores = torch.matmul(q, keys)
         prompt_scores = self._over_prompts(q, layer.prompt_keys[..., : self.prompt_length])
@@ -276,9 +273,7 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) 
         out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scaling, enable_gqa=True)
         return out.transpose(1, 2)
     heads, length, dim = q.shape[1:]
-    grouped = (
-        (q * call.scaling).view(1, k.shape[1], -1, length, dim).flatten(2, 3)
-    )  # [1, kv heads, group × queries, dim]
+    grouped = (q * call.scaling).view(1, k.shape[1], -1, length, dim).flatten(2, 3)  # [1, kv heads, group × queries, dim]
     mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, float("-inf"))
     scores = torch.matmul(grouped, k.transpose(-1, -2))
     weights = _softmax(scores, mask.repeat(heads // k.shape[1], 1), call, k.shape[1], length).to(v.dtype)

@@ -70,12 +70,7 @@ class Layer:
     kv_heads: int
 
     def forward(
-        self,
-        index: int,
-        x: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        plan: DecodePlan,
-        call: LayerCall,
+        self, index: int, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], plan: DecodePlan, call: LayerCall
     ) -> None:
         """Adds to x [n, hidden] in place, as everything in a residual stream does."""
         n = len(x)
@@ -264,6 +259,4 @@ def _norm(module: nn.Module) -> Norm:
 
 def _head_norms(attention: nn.Module, heads: int, kv_heads: int) -> Norm:
     q, k = attention.q_norm, attention.k_norm
-    return Norm(
-        torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1))), q.variance_epsilon
-    )
+    return Norm(torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1))), q.variance_epsilon)
