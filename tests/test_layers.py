@@ -14,7 +14,7 @@ LAYERS = [
     {"answers", "_grader_worker", "prompts", "vote", "events", "pawn"},
     {"config", "tree"},
     {"ballots", "record", "registry", "models", "sink"},
-    {"scorers"},
+    {"scorers", "view"},
     {"engines"},
     {"search"},
     {"solver"},
@@ -22,6 +22,7 @@ LAYERS = [
     {
         "cli_options",
         "cli_policies",
+        "cli_view",
         "demo",
         "display",
         "doctor",

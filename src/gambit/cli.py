@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from gambit import cli_scorer
 from gambit.cli_policies import policies
+from gambit.cli_view import view
 from gambit.errors import UserError
 from gambit.terminal import FAILURE, OK, USER_MISTAKE, exit_with, put, say, stderr
 
@@ -361,6 +362,7 @@ def replay(
 
 
 app.command()(policies)
+app.command()(view)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,18 @@ from gambit.types import Aggregation, StopReason
 from gambit.vote import Ballot, VoteEntry, VoteKind, VoteResult
 
 Equivalent = Callable[[str, str], bool]
+
+STOP_WORDS: Mapping[StopReason, str] = {
+    StopReason.COMPLETED: "the planned number of traces is complete",
+    StopReason.EXHAUSTED: "no trace was left to run",
+    StopReason.POLICY: "the search method had seen enough",
+    StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
+    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
+    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
+    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
+    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
+    StopReason.FAILED: "it failed before its end",
+}
 
 
 @dataclass(frozen=True, slots=True)
