@@ -194,9 +194,8 @@ def _question(question: str) -> str:
 
 
 def _trace_columns(history: History, texts: _Texts, sizes: list[int]) -> TraceColumns:
-    record, pairs = history.record, list(zip(history.record.tree.traces, history.traces, strict=True))
-
-    weights = {ballot.trace: ballot.weight for ballot in record.ballots()}
+    pairs = list(zip(history.record.tree.traces, history.traces, strict=True))
+    weights = {ballot.trace: ballot.weight for ballot in history.record.ballots()}
 
     def column(value: Callable[[Trace], int]) -> list[int]:
         return [value(trace) for trace, _ in pairs]
