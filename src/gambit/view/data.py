@@ -195,7 +195,7 @@ def _question(question: str) -> str:
 
 def _trace_columns(history: History, texts: _Texts, sizes: list[int]) -> TraceColumns:
     pairs = list(zip(history.record.tree.traces, history.traces, strict=True))
-    weights = {ballot.trace: ballot.weight for ballot in history.record.ballots()}
+    weight_of = {ballot.trace: ballot.weight for ballot in history.record.ballots()}
 
     def column(value: Callable[[Trace], int]) -> list[int]:
         return [value(trace) for trace, _ in pairs]
@@ -215,7 +215,7 @@ def _trace_columns(history: History, texts: _Texts, sizes: list[int]) -> TraceCo
         waits=[[NONE if step is None else step for wait in h.waits for step in wait] for _, h in pairs],
         reason=[h.reason for _, h in pairs],
         answer=[t.answer for t, _ in pairs],
-        weight=[_rounded(weights.get(t.id, 0.0)) for t, _ in pairs],
+        weight=[_rounded(weight_of.get(t.id, 0.0)) for t, _ in pairs],
         cut=texts.cuts,
         text=sizes,
     )
