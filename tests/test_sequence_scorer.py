@@ -9,6 +9,7 @@ from gambit.errors import UserError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import load_mlp
 from gambit.scorers.sequence import (
+    SequenceNetwork,
     SequenceScorer,
     SequenceShape,
     last_logits,
