@@ -13,13 +13,13 @@ LAYERS = [
     {"errors", "types"},
     {"answers", "_grader_worker", "prompts", "vote", "events", "pawn"},
     {"config", "tree"},
-    {"record", "registry", "models", "sink"},
+    {"ballots", "record", "registry", "models", "sink"},
     {"scorers"},
     {"engines"},
     {"search"},
     {"solver"},
     {"training", "bench"},
-    {"cli_options", "demo", "display", "doctor", "problems", "signals", "terminal"},
+    {"cli_options", "cli_policies", "demo", "display", "doctor", "problems", "signals", "terminal"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 from typer.core import TyperGroup
 
+from gambit.cli_policies import policies
 from gambit.errors import UserError
 from gambit.terminal import FAILURE, OK, USER_MISTAKE, exit_with, put, say, stderr
 
@@ -139,14 +140,14 @@ def _solve_command() -> object:
 
 def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
     """Flags over the YAML file; what neither names is left to the model's preset."""
-    from gambit import registry
     from gambit.config import EngineConfig, SearchConfig, build, read_config_file
+    from gambit.search.choice import check_search
 
     given = {name: value for name, value in flags.items() if value is not None}
     values = {**(read_config_file(file) if file else {}), **given}
     search = build(SearchConfig, {key: value for key, value in values.items() if key in SearchConfig.model_fields})
     engine = build(EngineConfig, {key: value for key, value in values.items() if key in EngineConfig.model_fields})
-    registry.load("gambit.policies", search.policy)  # an unknown one is refused before the model is loaded
+    check_search(search)  # an unknown policy or option is refused before the model is loaded
     return search, engine
 
 
@@ -354,6 +355,9 @@ def replay(
         return OK
 
     exit_with(body)
+
+
+app.command()(policies)
 
 
 @app.command()

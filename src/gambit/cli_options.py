@@ -16,7 +16,8 @@ from gambit.events import Json
 
 PANELS: Mapping[str, type[BaseModel]] = {"Search": SearchConfig, "Model and engine": EngineConfig}
 OFF_SWITCHES = {"enable_thinking": "--no-thinking"}  # for what is on by default
-PAIRS = {"engine_options": "--engine-option"}  # given as key=value, as often as wanted
+# Given as key=value, as often as wanted.
+PAIRS = {"engine_options": "--engine-option", "policy_options": "--policy-option"}
 
 
 def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -29,7 +30,8 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def wrapped(**values: object) -> None:
         turned_off = {name: False for name in OFF_SWITCHES if values.get(name)}
-        pairs = {name: _mapping(texts) for name in PAIRS if isinstance(texts := values.get(name), list)}
+        given = {name: texts for name in PAIRS if isinstance(texts := values.get(name), list)}
+        pairs = {name: _mapping(texts, PAIRS[name]) for name, texts in given.items()}
         command(**{**values, **turned_off, **pairs})
 
     wrapped.__doc__ = command.__doc__
@@ -68,12 +70,12 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
     return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds else "TEXT"
 
 
-def _mapping(texts: list[str]) -> dict[str, object]:
+def _mapping(texts: list[str], flag: str) -> dict[str, object]:
     """`key=value` pairs; values are read as in a YAML recipe, so that 2 is a number and true a truth."""
     import yaml
 
     pairs = [text.partition("=") for text in texts]
     for key, equals, _ in pairs:
         if not key or not equals:
-            raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint="--engine-option")
+            raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint=flag)
     return {key: yaml.safe_load(value) for key, _, value in pairs}

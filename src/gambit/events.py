@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeAlias, get_args
 
 from gambit.errors import UserError
-from gambit.types import EndReason, StopReason
+from gambit.types import EndReason, StopReason, TraceConfidence
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
@@ -87,13 +87,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A trace left the pool for good; `reason` is the policy's word, or "pressure"."""
+    """A trace left the pool for good; `reason` is the policy's word, "pressure" or "confidence" (its stop rule)."""
 
     step: int
     trace: int
     reason: str
     score: float | None
     tokens: tuple[int, ...]
+    answer: str | None = None  # read only where pruned traces vote, and then it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,16 @@ class Finished:
     reason: EndReason
     answer: str | None
     tokens: tuple[int, ...]
+    confidence: TraceConfidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A finished trace that shall not vote."""
+
+    step: int
+    trace: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,19 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """How long traces waited for room in all, as parallel arrays; once, at the end, and only where any did.
+
+    Seconds differ between two runs with the same seed: they have a line of their own, as those of a Sample.
+    """
+
+    step: int
+    traces: tuple[int, ...]
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The search ended."""
 
@@ -173,8 +197,10 @@ Event: TypeAlias = (
     | Pruned
     | Evicted
     | Finished
+    | Discarded
     | Cancelled
     | Sample
+    | Waited
     | Stopped
     | Voted
 )
@@ -197,6 +223,8 @@ def from_json(line: str) -> Event:
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
     if name in _ENUMS:
         values["reason"] = _ENUMS[name](record["reason"])
+    if values.get("confidence"):
+        values["confidence"] = TraceConfidence(*record["confidence"])
     return _KINDS[name](**values)
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit import events as ev
+from gambit.ballots import ballots_of, count_votes
 from gambit.errors import UserError
-from gambit.tree import Trace, TraceState, TraceTree
+from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, StopReason
-from gambit.vote import Ballot, VoteEntry, VoteKind, VoteResult, tally
+from gambit.vote import Ballot, VoteEntry, VoteKind, VoteResult
 
 Equivalent = Callable[[str, str], bool]
 
@@ -27,6 +28,18 @@ class Counts:
     completed: int = 0
     cancelled: int = 0
     ghosts: int = 0
+    discarded: int = 0  # completed, but without a vote
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long traces waited for KV room, first admission and every later one together."""
+
+    traces: int = 0  # that waited at all
+    steps: int = 0  # of all traces together
+    seconds: float = 0.0
+    most_steps: int = 0  # of one trace
+    most_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,7 @@ class SearchResult:
     tokens: Tokens
     seconds: Seconds
     stop_reason: StopReason
+    waiting: Waiting = Waiting()
     out_dir: str | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
@@ -97,19 +111,14 @@ class SearchRecord:
 
     def vote(self, equivalent: Equivalent) -> VoteResult:
         """The vote among the traces that have finished so far."""
-        finished = sorted(self.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
-        return tally([self.ballot(trace) for trace in finished], equivalent)
+        return count_votes(self.ballots(), self.vote_kind, equivalent)
 
-    def ballot(self, trace: Trace) -> Ballot:
-        """What a finished trace brings to the vote."""
-        weights = {
-            VoteKind.MAJORITY: 1.0,
-            VoteKind.SCORE: self.tree.score_of(trace),
-            VoteKind.POSITION: trace.score.position_weighted,
-        }
-        # A trace that finished without a single thought is worth nothing to a weighted vote (STEP counts it so too).
-        weight = max(weights[VoteKind(self.started.vote)] or 0.0, 0.0)
-        return Ballot(trace.id, trace.answer, weight, trace.root)
+    def ballots(self) -> list[Ballot]:
+        return ballots_of(self.tree, self.vote_kind)
+
+    @property
+    def vote_kind(self) -> VoteKind:
+        return VoteKind(self.started.vote)
 
     @property
     def counts(self) -> Counts:
@@ -122,6 +131,18 @@ class SearchRecord:
             completed=tree.count(TraceState.FINISHED),
             cancelled=tree.count(TraceState.CANCELLED),
             ghosts=tree.count(TraceState.GHOST),
+            discarded=sum(trace.is_discarded for trace in tree.traces),
+        )
+
+    @property
+    def waiting(self) -> Waiting:
+        waited = [trace for trace in self.tree.traces if trace.waited_steps]
+        return Waiting(
+            traces=len(waited),
+            steps=sum(trace.waited_steps for trace in waited),
+            seconds=sum(trace.waited_seconds for trace in waited),
+            most_steps=max((trace.waited_steps for trace in waited), default=0),
+            most_seconds=max((trace.waited_seconds for trace in waited), default=0.0),
         )
 
     @property
@@ -155,6 +176,7 @@ class SearchRecord:
             tokens=self.tokens,
             seconds=self.seconds,
             stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
+            waiting=self.waiting,
         )
 
 

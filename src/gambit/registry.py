@@ -11,8 +11,13 @@ from gambit.errors import UserError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
+        "best-of-n": "gambit.search.best_of_n:BestOfN",
+        "deepconf": "gambit.search.deepconf:DeepConf",
         "gambit": "gambit.search.tournament:Tournament",
         "sc": "gambit.search.self_consistency:SelfConsistency",
+        "slim-sc": "gambit.search.slim_sc:SlimSc",
+        "single": "gambit.search.single:Single",
+        "step": "gambit.search.step:Step",
     },
     "gambit.scorers": {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",

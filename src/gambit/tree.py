@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gambit import events as ev
-from gambit.types import Aggregation, EndReason, RunningScore
+from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
 
 
 class TraceState(StrEnum):
@@ -59,9 +59,12 @@ class Trace:
     was_evicted: bool = False
     end_reason: EndReason | None = None
     answer: str | None = None
+    is_discarded: bool = False  # finished, yet shall not vote
+    confidence: TraceConfidence | None = None
     reused: int = 0
     recomputed: int = 0
     waited_steps: int = 0
+    waited_seconds: float = 0.0  # known at the end of the search
     num_admissions: int = 0
 
     @property
@@ -95,7 +98,9 @@ class TraceTree:
             ev.Pruned: self._pruned,
             ev.Evicted: self._evicted,
             ev.Finished: self._finished,
+            ev.Discarded: self._discarded,
             ev.Cancelled: self._cancelled,
+            ev.Waited: self._waited,
         }
 
     def apply(self, event: ev.Event) -> None:
@@ -119,6 +124,12 @@ class TraceTree:
     def tree_view(self) -> list[Trace]:
         """Logically active traces, ghosts and waiting ones included."""
         return sorted((t for state in ACTIVE for t in self.in_state(state)), key=_by_id)
+
+    def voters(self) -> list[Trace]:
+        """Finished traces that nobody discarded, and pruned ones whose answer was asked for."""
+        finished = [trace for trace in self.in_state(TraceState.FINISHED) if not trace.is_discarded]
+        pruned = [trace for trace in self.in_state(TraceState.PRUNED) if trace.answer is not None]
+        return sorted([*finished, *pruned], key=_by_id)
 
     @property
     def num_active(self) -> int:
@@ -203,17 +214,27 @@ class TraceTree:
         return trace
 
     def _pruned(self, event: ev.Pruned) -> None:
-        self._end(event.trace, TraceState.PRUNED, event.step, event.tokens)
+        self._end(event.trace, TraceState.PRUNED, event.step, event.tokens).answer = event.answer
 
     def _evicted(self, event: ev.Evicted) -> None:
         self._end(event.trace, TraceState.GHOST, event.step, event.tokens).was_evicted = True
 
     def _finished(self, event: ev.Finished) -> None:
         trace = self._end(event.trace, TraceState.FINISHED, event.step, event.tokens)
-        trace.end_reason, trace.answer = event.reason, event.answer
+        trace.end_reason, trace.answer, trace.confidence = event.reason, event.answer, event.confidence
+
+    def _discarded(self, event: ev.Discarded) -> None:
+        trace = self.traces[event.trace]
+        assert trace.state is TraceState.FINISHED and not trace.is_discarded, f"trace {trace.id} has no vote to lose"
+        trace.is_discarded = True
 
     def _cancelled(self, event: ev.Cancelled) -> None:
         self._end(event.trace, TraceState.CANCELLED, event.step, event.tokens)
+
+    def _waited(self, event: ev.Waited) -> None:
+        for trace_id, steps, seconds in zip(event.traces, event.steps, event.seconds, strict=True):
+            trace = self.traces[trace_id]
+            trace.waited_steps, trace.waited_seconds = steps, seconds
 
     # -- the invariants ----------------------------------------------------------------------------------------
 

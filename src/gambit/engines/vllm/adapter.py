@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import multiprocessing
+import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -120,14 +120,20 @@ class Core:
             self._here.remove(self)
 
 
+@functools.cache  # scheduler and worker may share a process
 def follow_parent() -> None:
     """For a process of vLLM's: Ctrl-C is the front's to decide on, and without the front there is nothing to do."""
-    if multiprocessing.parent_process() is None or threading.current_thread() is not threading.main_thread():
+    parent = multiprocessing.parent_process()
+    if parent is None or threading.current_thread() is not threading.main_thread():
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    # Not prctl(PR_SET_PDEATHSIG): that follows the thread which started the process, and a thread may end earlier.
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:
@@ -201,6 +207,12 @@ def end_request(scheduler: Any, request: Any) -> None:
     """End a request that vLLM has just taken out of the running ones; workers learn it with the same step."""
     request.status = RequestStatus.FINISHED_ABORTED
     scheduler._free_request(request)
+
+
+def stop_requests(scheduler: Any, request_ids: list[str]) -> None:
+    """End requests between two steps, as an abort would."""
+    if request_ids:
+        scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
 
 def request_outputs(outputs: Mapping[int, EngineCoreOutputs]) -> list[EngineCoreOutput]:
@@ -284,7 +296,7 @@ def tap_sampler(runner: Any, see: Callable[[torch.Tensor], None]) -> None:
 
 
 def attach_rows(output: ModelRunnerOutput, values: RowValues) -> ModelRunnerOutput:
-    for array in (values.scores, values.confidences, values.greedy):
+    for array in (values.scores, values.confidences, values.greedy, values.embeddings):
         if array is not None and len(array) != len(output.req_ids):
             raise RuntimeError(f"{len(array)} states for {len(output.req_ids)} requests: is speculative decoding on?")
     setattr(output, _ROWS, values)

@@ -1,0 +1,289 @@
+"""Speed on real hardware: what scoring and searching cost beside stock vLLM, and what a saturated room completes.
+
+    python benchmarks/gpu_speed.py --out benchmarks/results/gpu_speed.json              # H200, vLLM 0.25.1: 6 minutes
+    python benchmarks/gpu_speed.py --shape tiny --out /tmp/gpu_speed.json               # any CPU, for debugging
+
+Everything is compared inside one run, on one model shape with random weights, stock vLLM and Gambit's engine each in
+its own process on the same GPU and taking turns:
+
+- overhead: the same tokens at the same concurrency from stock vLLM (the ceiling), with every thought scored (SC), and
+  with tournaments (Gambit, K = 16, every 200 steps), in rotating order; ratios are of neighbours in time;
+- reuse: branches from long prefixes while the pool is below the room;
+- saturation: SC, STEP and Gambit in a room in which STEP completes about half of its traces. Trace lengths are drawn
+  from a log-normal whose median is set for that; w and Δ are the paper's, scaled with it from the paper's median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from speed_parts import (
+    PROMPT_TOKENS,
+    SHAPES,
+    Lengths,
+    Pool,
+    Room,
+    Stock,
+    Watched,
+    prompt_of,
+    run_pool,
+    saturating_median,
+    start_ours,
+    write_shape,
+)
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src")]
+
+PAPER_MEDIAN = 14_500  # tokens of a trace of parallel sampling (Phi-4, the one median the paper states)
+PAPER_WARMUP = 12_000
+PAPER_INTERVAL = 200
+STEP_COMPLETES = 0.475  # the paper's case: 45-50 %
+
+
+def main() -> None:
+    args = parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args, write_shape(Path(folder), args.shape))
+        try:
+            bench.overhead()
+            bench.reuse()
+            bench.saturation()
+        finally:
+            bench.close()
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
+    parser.add_argument("--capacity", type=int, default=0, help="default: 256, tiny: 16")
+    parser.add_argument("--tokens", type=int, default=0, help="per trace and overhead segment; default: 600, tiny: 48")
+    parser.add_argument("--rounds", type=int, default=7, help="overhead: turns of all three")
+    parser.add_argument("--repeats", type=int, default=2, help="saturation: turns of all three")
+    parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
+    parser.add_argument("--max-seconds", type=float, default=520)
+    args = parser.parse_args()
+    is_tiny = args.shape == "tiny"
+    args.capacity = args.capacity or (16 if is_tiny else 256)
+    args.tokens = args.tokens or (48 if is_tiny else 600)
+    args.swap_size, args.interval = (2, 16) if is_tiny else (16, PAPER_INTERVAL)
+    args.long_prefix = 200 if is_tiny else 2_000
+    return args
+
+
+class Bench:
+    """Two engines, three comparisons, one result file that grows as they finish."""
+
+    def __init__(self, args: argparse.Namespace, model: str) -> None:
+        import torch
+
+        self.args = args
+        self.began = time.monotonic()
+        self.vocab_size = SHAPES[args.shape]["vocab_size"]
+        is_cpu = not torch.cuda.is_available()
+        room = args.capacity * (args.tokens + 64) + PROMPT_TOKENS
+        self.room = Room(room, PROMPT_TOKENS + max(room // 8, args.long_prefix * 2), args.capacity, is_cpu)
+        self.results: dict[str, Any] = {"environment": self.environment(torch)}
+        self.number = 0
+        self.say("starting both engines")
+        with ThreadPoolExecutor() as threads:  # starting is mostly compiling
+            stock = threads.submit(Stock, model, args.shape, self.room)
+            ours = threads.submit(start_ours, model, args.shape, self.room, exact_noise=args.exact_noise)
+            self.stock, self.ours = stock.result(), ours.result()
+        self.say(f"engine {self.ours.info}")
+
+    def environment(self, torch: Any) -> dict[str, Any]:
+        import vllm
+
+        device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.machine()
+        return {
+            "vllm": vllm.__version__, "torch": torch.__version__, "device": device, "shape": self.args.shape,
+            "capacity": self.args.capacity, "room_tokens": self.room.kv_tokens, "exact_noise": self.args.exact_noise,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self.ours.close()
+        self.stock.close()
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
+
+    def left(self) -> float:
+        return self.args.max_seconds - (time.monotonic() - self.began)
+
+    def keep(self, name: str, found: dict[str, Any]) -> None:
+        self.results[name] = found
+        self.results["environment"]["seconds"] = round(time.monotonic() - self.began)
+        self.args.out.parent.mkdir(parents=True, exist_ok=True)
+        self.args.out.write_text(json.dumps(self.results, indent=1) + "\n")
+
+    # -- overhead ----------------------------------------------------------------------------------------------
+
+    def overhead(self) -> None:
+        names = ["stock", "scoring", "gambit"]
+        for name in names:  # kernels compile, caches fill
+            self.say(f"{name} warm-up: {self.segment(name)['tokens_per_second']:.0f} tokens/s")
+        rounds: list[dict[str, dict[str, Any]]] = []
+        for number in range(self.args.rounds):
+            order = names[number % 3 :] + names[: number % 3]
+            turn = {name: self.segment(name) for name in order}
+            rounds.append(turn)
+            speeds = {name: turn[name]["tokens_per_second"] for name in names}
+            self.say(f"round {number + 1}: " + ", ".join(f"{n} {s:.0f}" for n, s in speeds.items()))
+            self.keep("overhead", summarise(rounds))
+            if self.left() < 200:
+                break
+        for name in names[1:]:
+            self.say(f"{name} / stock: {self.results['overhead'][name]['ratio']}")
+
+    def segment(self, name: str) -> dict[str, Any]:
+        args = self.args
+        self.number += 1
+        if name == "stock":
+            began = time.perf_counter()
+            count = self.stock.generate(prompt_of(self.number), args.capacity, args.tokens)
+            assert count == args.capacity * args.tokens, count
+            return {"tokens_per_second": count / (time.perf_counter() - began)}
+        pool = Pool("sc" if name == "scoring" else "gambit", args.capacity, args.tokens, args.swap_size, args.interval)
+        done, seconds = run_pool(Watched(self.ours), pool, self.number, self.vocab_size)
+        assert done.result.counts.completed == args.capacity, done.result.counts
+        return {"tokens_per_second": done.num_generated / seconds, **shares(done, seconds)}
+
+    # -- reuse -------------------------------------------------------------------------------------------------
+
+    def reuse(self) -> None:
+        args = self.args
+        capacity = self.room.kv_tokens // (args.long_prefix * 5 // 4 + PROMPT_TOKENS) - 1
+        pool = Pool(
+            "gambit", min(capacity, args.capacity), args.long_prefix * 5 // 4, max(capacity // 8, 1),
+            args.long_prefix // 20, args.long_prefix,
+        )  # fmt: skip
+        self.number += 1
+        done, seconds = run_pool(Watched(self.ours), pool, self.number, self.vocab_size)
+        found = {**branches(done, args.long_prefix), "seconds": seconds, "capacity": pool.capacity}
+        self.say(f"reuse below the room: {found}")
+        self.keep("reuse", found)
+
+    # -- saturation --------------------------------------------------------------------------------------------
+
+    def saturation(self) -> None:
+        args, block = self.args, self.ours.info.block_tokens
+        median = saturating_median(self.room.kv_tokens, args.capacity, block, STEP_COMPLETES)
+        self.say(f"saturation: traces of {median:.0f} tokens (median)")
+        runs: list[dict[str, Any]] = []
+        names = ["step", "gambit", "sc"]
+        for repeat in range(args.repeats):
+            Random(repeat).shuffle(names)
+            for name in names:
+                if runs and self.left() < 1.5 * max(run["seconds"] for run in runs):
+                    self.say("no time for more")
+                    return
+                runs.append(self.saturated(name, median, repeat))
+                self.keep("saturation", {"median_tokens": median, "runs": runs, **compare(runs)})
+        self.say(f"saturation: {compare(runs)}")
+
+    def saturated(self, name: str, median: float, seed: int) -> dict[str, Any]:
+        args = self.args
+        scale = median / PAPER_MEDIAN
+        interval = max(round(PAPER_INTERVAL * scale), 1)
+        pool = Pool(
+            name, args.capacity, self.room.context_tokens, args.swap_size, interval, round(PAPER_WARMUP * scale)
+        )
+        engine = Watched(self.ours, Lengths(median, seed, longest=(self.room.context_tokens - PROMPT_TOKENS) / median))
+        self.number += 1
+        done, seconds = run_pool(engine, pool, self.number, self.vocab_size)
+        counts, traces = done.result.counts, done.record.tree.traces
+        run = {
+            "policy": name, "seed": seed, "seconds": seconds, "completed": counts.completed,
+            "completed_per_second": counts.completed / seconds, "tokens_per_second": done.num_generated / seconds,
+            "tokens": done.num_generated, "roots": counts.roots, "branched": counts.branched, "pruned": counts.pruned,
+            "evicted": counts.evicted, "preemptions": engine.num_queued,
+            "waited_steps_per_trace": sum(t.waited_steps for t in traces) / len(traces),
+            "peak_kv_tokens": engine.peak_kv, "gpu_memory_mb": gpu_memory(), **shares(done, seconds),
+            "branches": branches(done, args.long_prefix), "series": engine.series,
+        }  # fmt: skip
+        brief = {key: value for key, value in run.items() if key != "series"}
+        self.say(f"{name}: {json.dumps(brief)}")
+        return run
+
+
+def summarise(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    return {
+        "rounds": len(rounds),
+        "stock": {"tokens_per_second": [turn["stock"]["tokens_per_second"] for turn in rounds]},
+        **{name: against_stock(rounds, name) for name in ("scoring", "gambit")},
+    }
+
+
+def against_stock(rounds: list[dict[str, dict[str, Any]]], name: str) -> dict[str, Any]:
+    ratios = [turn[name]["tokens_per_second"] / turn["stock"]["tokens_per_second"] for turn in rounds]
+    parts = rounds[0][name].keys()
+    return {
+        "ratio": {"median": statistics.median(ratios), "interval": bootstrap_of_median(ratios), "each": ratios},
+        **{part: [turn[name][part] for turn in rounds] for part in parts},
+    }
+
+
+def bootstrap_of_median(values: list[float]) -> list[float]:
+    rng = Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(4000))
+    return [medians[100], medians[-101]]
+
+
+def shares(done: Any, seconds: float) -> dict[str, float]:
+    """Shares of the wall clock. Scoring is the device's own time; in its own process all but the tree may overlap."""
+    last = done.record.sample
+    parts = {"scoring": last.seconds_scoring, "scheduling": last.seconds_scheduling, "tree": last.seconds_search}
+    return {f"share_{name}": part / seconds for name, part in parts.items()}
+
+
+def branches(done: Any, long_prefix: int) -> dict[str, Any]:
+    children = [trace for trace in done.record.tree.traces if trace.reused + trace.recomputed]
+    long = [trace for trace in children if trace.inherited >= long_prefix]
+    return {
+        "admitted": len(children), "reused_share": reused_share(children),
+        "waited_steps": sum(t.waited_steps for t in children) / max(len(children), 1),
+        f"from {long_prefix} tokens": {"admitted": len(long), "reused_share": reused_share(long)},
+    }  # fmt: skip
+
+
+def reused_share(traces: list[Any]) -> float | None:
+    inherited = sum(trace.reused + trace.recomputed for trace in traces)
+    return sum(trace.reused for trace in traces) / inherited if inherited else None
+
+
+def compare(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Completed traces per second, all repeats together."""
+    rate = {}
+    for name in {run["policy"] for run in runs}:
+        mine = [run for run in runs if run["policy"] == name]
+        rate[name] = sum(run["completed"] for run in mine) / sum(run["seconds"] for run in mine)
+    others = [name for name in ("step", "sc") if name in rate and "gambit" in rate]
+    return {
+        "completed_per_second": rate,
+        "ratios": {f"gambit / {name}": rate["gambit"] / rate[name] for name in others},
+    }
+
+
+def gpu_memory() -> dict[str, int] | None:
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    try:
+        rows = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {pid.strip(): int(used) for pid, used in (row.split(",") for row in rows.splitlines() if row)}
+
+
+if __name__ == "__main__":
+    main()

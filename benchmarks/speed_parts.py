@@ -1,0 +1,279 @@
+"""What the speed benchmarks share: model shapes with random weights, stock vLLM, Gambit's engine under its own loop."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")  # this process uses torch's threads
+
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+SHAPES = {
+    "qwen3-4b": QWEN3 | {
+        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
+    },
+    "qwen3-8b": QWEN3 | {
+        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False,
+    },
+    "phi-4-14b": PHI3 | {
+        "hidden_size": 5120, "intermediate_size": 17_920, "num_hidden_layers": 40, "num_attention_heads": 40,
+        "num_key_value_heads": 10, "vocab_size": 100_352, "tie_word_embeddings": False, "pad_token_id": 0,
+        "original_max_position_embeddings": 32_768,
+    },
+    "tiny": QWEN3 | {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 2_000, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+SCORER_WIDTH = 512
+THOUGHT_TOKENS = 32  # mean length: that share of the vocabulary ends a thought
+PROMPT_TOKENS = 96
+
+
+def write_shape(folder: Path, shape: str) -> str:
+    config = {
+        "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "rope_theta": 1_000_000,
+        "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
+        "initializer_range": 0.02, "use_cache": True, **SHAPES[shape],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def random_scorer(hidden_size: int) -> Any:
+    import torch
+
+    from gambit.scorers.base import ScorerInfo
+    from gambit.scorers.mlp import MlpScorer
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((SCORER_WIDTH, hidden_size), (SCORER_WIDTH,), (1, SCORER_WIDTH), (1,))
+    w1, b1, w2, b2 = (torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for shape in shapes)
+    return MlpScorer(ScorerInfo("mlp", hidden_size=hidden_size), (w1, b1, w2, b2))
+
+
+def prompt_of(number: int) -> list[int]:
+    """Every segment has a prompt of its own, so that none finds another's blocks."""
+    return [(11 * number + 7 * i) % 1000 + 5 for i in range(PROMPT_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much an engine may hold, in the terms of both engines."""
+
+    kv_tokens: int
+    context_tokens: int
+    num_traces: int
+    is_cpu: bool
+
+    def options(self, shape: str) -> dict[str, Any]:
+        """vLLM's options; bytes instead of a share of memory, so that two engines can start side by side."""
+        options = {
+            "load_format": "dummy", "max_model_len": self.context_tokens, "max_num_seqs": self.num_traces,
+            "kv_cache_memory_bytes": self._bytes(SHAPES[shape]),
+        }  # fmt: skip
+        return options | ({"enforce_eager": True, "block_size": 32} if self.is_cpu else {})
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.is_cpu else "bfloat16"
+
+    def _bytes(self, shape: dict[str, Any]) -> int:
+        head = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
+        per_token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head * (4 if self.is_cpu else 2)
+        return (max(self.kv_tokens, self.context_tokens) + 4096) * per_token
+
+
+class Stock:
+    """vLLM as it comes."""
+
+    def __init__(self, model: str, shape: str, room: Room) -> None:
+        from vllm import LLM
+
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        self._llm = LLM(
+            model=model, dtype=room.dtype, skip_tokenizer_init=True, disable_log_stats=True,
+            enable_prefix_caching=True, gpu_memory_utilization=0.4, **room.options(shape),
+        )  # fmt: skip
+
+    def generate(self, prompt: list[int], count: int, tokens: int) -> int:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        outputs = self._llm.generate([{"prompt_token_ids": prompt}] * count, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+class NoTokenizer:
+    """Random weights have nothing to say."""
+
+
+def start_ours(model: str, shape: str, room: Room, *, exact_noise: bool = False, **more: Any) -> Any:
+    from gambit.config import EngineConfig
+    from gambit.engines.vllm.start import start_vllm
+
+    own = {"own_process": True, "exact_noise": exact_noise}
+    config = EngineConfig(
+        model=model, engine="vllm", dtype=room.dtype, memory_ratio=0.4, kv_budget_tokens=room.kv_tokens,
+        engine_options={**room.options(shape), **own, **more},
+    )  # fmt: skip
+    return start_vllm(config, model, random_scorer(SHAPES[shape]["hidden_size"]), tokenizer=NoTokenizer())
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Total lengths of traces, log-normal and seeded; a child's is drawn anew, given that it exceeds its prefix."""
+
+    median: float
+    seed: int
+    spread: float = 0.45
+    longest: float = 4.0  # in medians
+
+    def of(self, trace: int, inherited: int) -> int:
+        rng = random.Random(f"{self.seed}/{trace}")
+        while True:
+            length = round(self.median * min(math.exp(rng.gauss(0, self.spread)), self.longest))
+            if length > inherited:
+                return length
+            if inherited >= self.median * self.longest:
+                return inherited + 1
+
+    def rooted(self, count: int) -> list[int]:
+        return [self.of(i, 0) for i in range(count)]
+
+
+@dataclass(slots=True)
+class Watched:
+    """Gambit's engine with drawn trace lengths; notes pool and KV use over time, and branches as they are admitted."""
+
+    engine: Any
+    lengths: Lengths | None = None
+    every: int = 25  # steps between two notes
+    series: list[tuple[float, int, int]] = field(default_factory=list)  # seconds, tokens of a step, KV tokens in use
+    peak_kv: int = 0
+    num_queued: int = 0
+    _began: float = field(default_factory=time.perf_counter)
+    _steps: int = 0
+
+    def submit(self, specs: Sequence[Any]) -> None:
+        if self.lengths is not None:
+            specs = [replace(s, max_new_tokens=self.lengths.of(s.key.trace, s.inherited)) for s in specs]
+        self.engine.submit(specs)
+
+    def step(self) -> Any:
+        batch = self.engine.step()
+        self.peak_kv = max(self.peak_kv, batch.kv_used_tokens)
+        lost = (evicted for step in batch.searches.values() for evicted in step.evicted)
+        self.num_queued += sum(evicted.action == "queue" for evicted in lost)
+        if self._steps % self.every == 0:
+            tokens = sum(step.num_generated for step in batch.searches.values())
+            self.series.append((round(time.perf_counter() - self._began, 3), tokens, batch.kv_used_tokens))
+        self._steps += 1
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One search's settings, as far as speed depends on them."""
+
+    policy: str
+    capacity: int
+    max_new_tokens: int
+    swap_size: int = 16
+    check_interval: int = 200
+    warmup_tokens: int = 0
+
+
+def run_pool(engine: Watched, pool: Pool, number: int, vocab_size: int) -> tuple[Any, float]:
+    """One search to its end; gives it and its seconds."""
+    from gambit import registry
+    from gambit.engines.base import SearchSpec
+    from gambit.prompts import BoundaryRule
+    from gambit.search.loop import Hooks, Search, run_searches
+
+    settings = settings_of(pool)
+    policy: Any = registry.load("gambit.policies", pool.policy)
+    ends = frozenset(range(0, vocab_size, THOUGHT_TOKENS))
+    rule = BoundaryRule(vocab_size, ends, frozenset(), frozenset(), None)
+    spec = SearchSpec(number, tuple(prompt_of(number)), rule, frozenset())
+    hooks = Hooks(lambda said: str(said[-1] % 7), lambda a, b: a == b, ignore)
+    search = Search(engine, policy.from_settings(settings), settings, spec, header_of(pool), hooks)
+    began = time.perf_counter()
+    (done,) = run_searches(engine, [search])
+    return done, time.perf_counter() - began
+
+
+def ignore(event: object) -> None:
+    """Nobody reads the log here; the search keeps its record either way."""
+
+
+def settings_of(pool: Pool) -> Any:
+    from gambit.config import BranchPoint, SearchSettings
+    from gambit.types import Sampling
+
+    return SearchSettings(
+        policy=pool.policy, capacity=pool.capacity, num_traces=pool.capacity, swap_size=pool.swap_size,
+        check_interval=pool.check_interval, warmup_tokens=pool.warmup_tokens, hard_floor=None, child_temperature=1.0,
+        branch_point=BranchPoint.LAST_TOKEN, ghost_parents=False, max_new_tokens=pool.max_new_tokens,
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0), budget_tokens=None, budget_seconds=None,
+        budget_traces=None,
+    )  # fmt: skip
+
+
+def header_of(pool: Pool) -> Any:
+    from gambit import events as ev
+
+    return ev.RunStarted(
+        format=ev.LOG_FORMAT, problem_id="speed", question="", policy=pool.policy, vote="majority",
+        aggregation="mean", seed=0, capacity=pool.capacity, num_traces=pool.capacity, prompt_tokens=(), settings={},
+        environment={},
+    )  # fmt: skip
+
+
+def saturating_median(room_tokens: int, capacity: int, block_tokens: int, completing: float) -> float:
+    """The median length at which pruning the worst leaves this share of the pool to complete.
+
+    What is pruned depends on scores only through their order, and random weights give a random one: STEP is played
+    through with blocks alone, and the median found by bisection.
+    """
+    low, high = 16.0, 64.0 * room_tokens / capacity
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        plays = [share_completing(Lengths(middle, seed), room_tokens, capacity, block_tokens) for seed in range(8)]
+        low, high = (middle, high) if sum(plays) / len(plays) > completing else (low, middle)
+    return math.sqrt(low * high)
+
+
+def share_completing(lengths: Lengths, room_tokens: int, capacity: int, block_tokens: int) -> float:
+    room = room_tokens // block_tokens - -(-PROMPT_TOKENS // block_tokens)
+    alive = dict(enumerate(lengths.rooted(capacity)))
+    order = random.Random(lengths.seed).sample(sorted(alive), capacity)
+    completed = step = 0
+    while alive:
+        step += block_tokens  # all grow alike, so that blocks are taken together
+        for trace in [t for t, length in alive.items() if length <= step]:
+            del alive[trace]
+            completed += 1
+        while len(alive) * (step // block_tokens) > room:
+            alive.pop(next(t for t in order if t in alive))
+    return completed / capacity
