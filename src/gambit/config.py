@@ -139,6 +139,7 @@ class EngineConfig(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     dtype: str = Field("auto", description="auto, float32, float16, bfloat16")
     scorer: str = Field("auto", description="checkpoint file, confidence, constant; auto: the model's own")
+    any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
     kv_budget_tokens: Positive | None = Field(None, description="KV room in tokens; default: what memory allows")
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="r: share of GPU memory to use")
 

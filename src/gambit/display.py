@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -16,25 +16,12 @@ from rich.text import Text
 
 from gambit import events as ev
 from gambit.doctor import Condition, Finding
-from gambit.record import Counts, SearchRecord, SearchResult
+from gambit.record import STOP_WORDS, Counts, SearchRecord, SearchResult
 from gambit.tree import TraceState
-from gambit.types import StopReason
 
 MAX_VOTES_SHOWN = 10
 MAX_SEARCHES_SHOWN = 8
 STOPPING = "stopping: the best vote so far follows; Ctrl-C again aborts at once"
-
-STOP_WORDS: Mapping[StopReason, str] = {
-    StopReason.COMPLETED: "the planned number of traces is complete",
-    StopReason.EXHAUSTED: "no trace was left to run",
-    StopReason.POLICY: "the search method had seen enough",
-    StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
-    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
-    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
-    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
-    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
-    StopReason.FAILED: "it failed before its end",
-}
 
 
 class SearchView:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, get_args
+from typing import TextIO, TypeAlias, get_args
 
 from gambit.errors import UserError
 from gambit.types import EndReason, StopReason, TraceConfidence
@@ -140,7 +142,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The pool at one moment: taken at every wake of the policy and at the end."""
+    """The pool at one moment: taken at every wake of the policy, every check interval and at the end."""
 
     step: int
     running: int
@@ -207,13 +209,18 @@ Event: TypeAlias = (
 
 _KINDS: Mapping[str, Callable[..., Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _ENUMS = {"Finished": EndReason, "Stopped": StopReason}
+# Thoughts end in nearly every step of a large pool, so that writing one is on the critical path.
+_FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in get_args(Event)}
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def to_json(event: Event) -> str:
     """One line without its newline; floats keep every digit, so that a replay computes the same sums."""
-    record = {"event": type(event).__name__}
-    record |= {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+    kind = type(event)
+    record = {"event": kind.__name__}
+    for name in _FIELDS[kind]:
+        record[name] = getattr(event, name)
+    return _encode(record)
 
 
 def from_json(line: str) -> Event:
@@ -250,11 +257,12 @@ class LogWriter:
 
 
 def read_log(path: Path) -> Iterator[Event]:
-    """The events of a log file; a last line cut short by a kill is left out, any other broken line is an error."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return
+    """The events of a log file, plain or gzip-compressed (.gz).
+
+    A last line cut short by a kill is left out, any other broken line is an error.
+    """
+    with _opened(path) as file:
+        for number, line in enumerate(_whole_lines(file), start=1):
             try:
                 event = from_json(line)
             except (ValueError, KeyError, TypeError) as error:
@@ -262,3 +270,14 @@ def read_log(path: Path) -> Iterator[Event]:
             if isinstance(event, RunStarted) and event.format != LOG_FORMAT:
                 raise UserError(f"{path}: log format {event.format}, this version reads {LOG_FORMAT}")
             yield event
+
+
+def _opened(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _whole_lines(file: TextIO) -> Iterator[str]:
+    with suppress(EOFError):  # a .gz that was never finished
+        for line in file:
+            if line.endswith("\n"):
+                yield line

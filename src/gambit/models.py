@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,12 @@ from gambit.errors import UserError
 
 SCORER_FILE = "scorer.safetensors"
 BUNDLED = "pawn"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+# A file up to this size is hashed whole; of a larger one its header and samples, so that no start waits for a hash.
+WHOLE_FILE_BYTES = 64 << 20
+SAMPLES_PER_MODEL = 64
+SAMPLE_BYTES = 32 << 10
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -86,3 +94,74 @@ def defaults_of(model: str, generation: Generation) -> ModelDefaults:
     """What the model itself says about how to search with it."""
     path = side_file(model, PRESET_FILE)
     return ModelDefaults(preset_for(model, path.parent if path else None), generation.sampling)
+
+
+def name_of(model: str) -> str:
+    """What to call a model in a checkpoint: a hub name as it is, of a folder only its own name."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def hidden_size_on_disk(model: str) -> int | None:
+    """From a model's config, without loading it; None where it is not on this disk."""
+    path = _on_disk(model, "config.json")
+    if path is None:
+        return None
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    size = raw.get("hidden_size") or raw.get("text_config", {}).get("hidden_size")
+    return int(size) if size else None
+
+
+def weight_hash(model: str) -> str | None:
+    """A hash of a model's weights, or None where they are not on this disk as safetensors.
+
+    One file of up to 64 MiB gives its plain SHA-256. Larger ones give `sampled:` and a hash of names, sizes, headers
+    and 64 pieces spread over the whole: other weights, another dtype or another quantisation change it, and it takes
+    well under a second whatever the size.
+    """
+    files = _weight_files(model)
+    if not files:
+        return None
+    if len(files) == 1 and files[0].stat().st_size <= WHOLE_FILE_BYTES:
+        return hashlib.sha256(files[0].read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    for file in files:
+        for piece in _samples(file, max(1, SAMPLES_PER_MODEL // len(files))):
+            digest.update(piece)
+    return f"sampled:{digest.hexdigest()}"
+
+
+def _weight_files(model: str) -> list[Path]:
+    index = _on_disk(model, WEIGHTS_INDEX)
+    if index is None:
+        single = _on_disk(model, WEIGHTS_FILE)
+        return [single] if single else []
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError):
+        return []
+    found = [_on_disk(model, name) for name in names]
+    return [path for path in found if path is not None] if all(found) else []
+
+
+def _on_disk(model: str, filename: str) -> Path | None:
+    """Without asking any network: a hash is worth no wait."""
+    if Path(model).is_dir():
+        path = Path(model) / filename
+        return path if path.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    if not HUB_NAME.fullmatch(model):
+        return None
+    cached = try_to_load_from_cache(model, filename)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _samples(file: Path, count: int) -> Iterable[bytes]:
+    size = file.stat().st_size
+    yield f"{file.name} {size}".encode()
+    with file.open("rb") as content:
+        head = content.read(8)
+        yield head + content.read(min(int.from_bytes(head, "little"), 8 << 20))  # the header: names, shapes, dtypes
+        for i in range(count):
+            content.seek(i * max(0, size - SAMPLE_BYTES) // max(1, count - 1))
+            yield content.read(SAMPLE_BYTES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,18 @@ from gambit.types import Aggregation, StopReason
 from gambit.vote import Ballot, VoteEntry, VoteKind, VoteResult
 
 Equivalent = Callable[[str, str], bool]
+
+STOP_WORDS: Mapping[StopReason, str] = {
+    StopReason.COMPLETED: "the planned number of traces is complete",
+    StopReason.EXHAUSTED: "no trace was left to run",
+    StopReason.POLICY: "the search method had seen enough",
+    StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
+    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
+    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
+    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
+    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
+    StopReason.FAILED: "it failed before its end",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,13 @@ class SearchResult:
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
     log_error: str | None = None  # why its log is incomplete, where it is
+
+    @classmethod
+    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
+        """Of a search that has nothing to show but why."""
+        return cls(
+            problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error
+        )
 
     def to_json(self) -> dict[str, ev.Json]:
         """Plain values, ready for `json.dumps`."""
@@ -149,7 +168,7 @@ class SearchRecord:
     def tokens(self) -> Tokens:
         traces = self.tree.traces
         return Tokens(
-            generated=sum(len(trace.own_tokens) for trace in traces),
+            generated=sum(trace.num_own_tokens for trace in traces),
             reused=sum(trace.reused for trace in traces),
             recomputed=sum(trace.recomputed for trace in traces),
         )

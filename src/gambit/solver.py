@@ -33,16 +33,15 @@ from gambit.engines.vllm import versions
 from gambit.errors import GambitWarning, UserError
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
-from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
-from gambit.scorers.base import Scorer, check_fit
-from gambit.scorers.mlp import load_mlp
+from gambit.record import SearchRecord, SearchResult
+from gambit.scorers.base import Scorer, ScorerInfo, check_fit
+from gambit.scorers.checkpoint import load_checkpoint
 from gambit.search.choice import embedder_of, make_policy, policy_options, vote_of, with_fixed_pool, with_needs
 from gambit.search.facts import Hooks
 from gambit.search.loop import Search, run_searches
 from gambit.search.policy import Policy, needs_of
 from gambit.sink import EventCallback, EventSink
 from gambit.tree import TraceState
-from gambit.types import StopReason
 
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
@@ -76,6 +75,8 @@ class Solver:
         self.engine: Engine = start_engine(self.config, source, self._scorer)
         self._rule = boundary_rule(self.engine.tokenizer)
         check_fit(self._scorer.info, hidden_size=self.engine.info.hidden_size, boundary_rule=self._rule.name)
+        if not self.config.any_weights:
+            warn_of_other_weights(self._scorer.info, source, model)
         self._stop_ids = stop_ids(self.engine.tokenizer, generation.eos_ids)
         self._grader = Grader()
         self._num_searches = 0
@@ -131,7 +132,8 @@ class Solver:
                 try:
                     run = self._prepare(problem, config or SearchConfig(), folder, extractor, on_event)
                 except UserError as error:
-                    refused.append(_refused(problem, config or SearchConfig(), str(error)))
+                    asked = config or SearchConfig()
+                    refused.append(SearchResult.failed(problem.id, asked.policy, asked.seed, str(error)))
                     continue
                 runs[run.search.number] = run
                 yield run.search
@@ -298,13 +300,25 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
     if name == "auto":
         path = models.side_file(source, models.SCORER_FILE)
         if path is not None:
-            return load_mlp(path)
+            return load_checkpoint(path)
         warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
         name = "confidence"
     if Path(name).suffix == ".safetensors" or Path(name).is_file():
-        return load_mlp(Path(name))
+        return load_checkpoint(Path(name))
     factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
     return factory()
+
+
+def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
+    """A scorer reads states, so it belongs to the weights it was trained on."""
+    if info.base_model_hash is None or (found := models.weight_hash(source)) in (None, info.base_model_hash):
+        return
+    warnings.warn(
+        f"the scorer was trained on {info.base_model} with weights {info.base_model_hash[:20]}…, {model} has "
+        f"{found[:20]}…: that may do for a quantised variant, not for another model; --any-weights says that you know",
+        GambitWarning,
+        stacklevel=3,
+    )  # fmt: skip
 
 
 def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
@@ -322,13 +336,6 @@ def _auto_engine(device: str) -> str:
     import torch
 
     return "vllm" if torch.cuda.is_available() else "local"
-
-
-def _refused(problem: Problem, config: SearchConfig, error: str) -> SearchResult:
-    return SearchResult(
-        problem.id, None, (), 0.0, 0, config.policy, config.seed, Counts(), Tokens(), Seconds(),
-        StopReason.FAILED, error=error,
-    )  # fmt: skip
 
 
 def _last_words(problem: Problem) -> str:

@@ -25,7 +25,7 @@ class ScorerInfo:
     ranks_within_run: bool = False
     hidden_size: int | None = None  # None: any
     boundary_rule: str = "blank-line"
-    layer: int = -1
+    layers: tuple[int, ...] = (-1,)  # several are concatenated
     base_model: str | None = None
     base_model_hash: str | None = None
 
@@ -99,5 +99,6 @@ def check_fit(info: ScorerInfo, *, hidden_size: int, boundary_rule: str) -> None
         )
     if info.boundary_rule != boundary_rule:
         raise UserError(f"the scorer expects thoughts cut by {info.boundary_rule!r}, this run uses {boundary_rule!r}")
-    if info.layer != -1:
-        raise UserError(f"the scorer reads layer {info.layer}; engines give the last layer (-1) only")
+    if info.layers != (-1,):
+        wanted = " and ".join(map(str, info.layers))
+        raise UserError(f"the scorer reads layer {wanted}; engines give the last layer (-1) only")

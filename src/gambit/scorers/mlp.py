@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "gambit"  # where the JSON metadata lives in a safetensors header
 FORMAT = 1
-_TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's own names
+TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's own names
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,15 @@ def load_mlp(path: Path) -> MlpScorer:
     try:
         with safe_open(path, framework="pt") as file:
             info = read_info(path, file.metadata() or {}, "mlp")
-            missing = [name for name in _TENSORS if name not in file.keys()]  # noqa: SIM118 (safe_open is no mapping)
+            missing = [name for name in TENSORS if name not in file.keys()]  # noqa: SIM118 (safe_open is no mapping)
             if missing:
                 raise UserError(f"{path}: not an MLP scorer, tensors missing: {', '.join(missing)}")
-            w1, b1, w2, b2 = (file.get_tensor(name).float() for name in _TENSORS)
+            w1, b1, w2, b2 = (file.get_tensor(name).float() for name in TENSORS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a safetensors scorer ({error})") from error
-    if w1.shape[1] != info.hidden_size:
-        raise UserError(f"{path}: metadata says hidden size {info.hidden_size}, the weights take {w1.shape[1]}")
+    if w1.shape[1] != (info.hidden_size or 0) * len(info.layers):
+        layers = f" times {len(info.layers)} layers" if len(info.layers) > 1 else ""
+        raise UserError(f"{path}: metadata says hidden size {info.hidden_size}{layers}, the weights take {w1.shape[1]}")
     return MlpScorer(info, (w1, b1, w2, b2))
 
 
@@ -62,7 +63,7 @@ def save_mlp(scorer: MlpScorer, path: Path, extra: dict[str, object] | None = No
     from safetensors.torch import save_file
 
     metadata = {"format": FORMAT, **dataclasses.asdict(scorer.info), **(extra or {})}
-    tensors = dict(zip(_TENSORS, (t.contiguous() for t in scorer.weights), strict=True))
+    tensors = dict(zip(TENSORS, (t.contiguous() for t in scorer.weights), strict=True))
     save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
 
 
@@ -77,6 +78,7 @@ def read_info(path: Path, header: dict[str, str], architecture: str) -> ScorerIn
         fields = {key: value for key, value in raw.items() if key in known}
         fields["state_position"] = StatePosition(raw["state_position"])
         fields["aggregation"] = Aggregation(raw["aggregation"])
+        fields["layers"] = tuple(raw.get("layers", [raw.get("layer", -1)]))  # "layer" is how the first ones wrote it
         return ScorerInfo(**fields)
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(

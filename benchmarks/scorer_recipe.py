@@ -1,0 +1,215 @@
+"""From a model to judged scorers, every objective of both architectures, in one go.
+
+    python benchmarks/scorer_recipe.py pawn --out OUT [--device cuda]
+    python benchmarks/scorer_recipe.py llm --model DIR --train math_train.jsonl --test math500_dev.jsonl --out OUT
+
+Problems to judge by are collected first, then those to train on, until there are enough or the time is up
+(`--seconds`). Scorers are chosen on held-out problems of the training collection and judged on the other one, which
+none of them has seen. OUT/data holds the collections (large), OUT/results what is worth keeping: a checkpoint for each
+objective, `mlp.safetensors` and `sequence.safetensors` (the best of each architecture) and `report.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from gambit.config import EngineConfig, SearchConfig
+from gambit.problems import read_problems
+from gambit.scorers.checkpoint import add_metrics, save_checkpoint
+from gambit.training.collect import Collector, Plan
+from gambit.training.dataset import Division
+from gambit.training.judging import judge_scorers, report_json
+from gambit.training.objectives import CANDIDATES
+from gambit.training.sampling import Task, pawn_tasks
+from gambit.training.train import TrainPlan, train
+from gambit.types import StatePosition
+
+
+class Clock:
+    """Seconds by phase, told as they pass."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.monotonic()
+        self._last = self._began
+
+    def done(self, phase: str, note: str = "") -> None:
+        now = time.monotonic()
+        self.seconds[phase] = now - self._last
+        self._last = now
+        print(f"[{now - self._began:6.1f} s] {phase}: {self.seconds[phase]:.1f} s {note}", flush=True)
+
+
+def tasks_of(options: argparse.Namespace) -> tuple[list[Task], list[Task]]:
+    """To judge by, to train on."""
+    if options.kind == "pawn":
+        return pawn_tasks("test", options.test_problems, 1), pawn_tasks("scorer", options.train_problems, 0)
+    return _read(options.test, options.test_problems), _read(options.train, options.train_problems)
+
+
+def _read(path: Path, count: int) -> list[Task]:
+    found = read_problems(None, path, None)
+    return [Task(problem, found.expected[problem.id]) for problem in found.problems[:count]]
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    sampling = {} if options.kind == "pawn" else {"temperature": options.temperature, "top_p": 1.0, "top_k": 0}
+    engine_options = json.loads(options.engine_options)
+    return Plan(
+        out=options.out,
+        source="",
+        engine=EngineConfig(
+            model=options.model, engine=options.engine, device=options.device, memory_ratio=options.memory_ratio,
+            engine_options=engine_options,
+        ),
+        search=SearchConfig(seed=options.seed, max_new_tokens=options.max_new_tokens, **sampling),
+        traces_per_problem=options.traces,
+        traces_at_once=options.traces_at_once,
+        layers=tuple(int(layer) for layer in options.layers.split(",")),
+        positions=tuple(StatePosition) if options.position == "auto" else (StatePosition(options.position),),
+        with_confidence=not options.no_confidence,
+        batch_tokens=options.batch_tokens,
+        num_graders=options.graders,
+    )  # fmt: skip
+
+
+def collect_both(options: argparse.Namespace, clock: Clock) -> None:
+    to_judge, to_train = tasks_of(options)
+    sources = ("pawn:test", "pawn:scorer") if options.kind == "pawn" else (options.test.name, options.train.name)
+    with Collector(plan_of(options)) as collector:
+        clock.done("start")
+        for name, tasks, source in (("test", to_judge, sources[0]), ("train", to_train, sources[1])):
+            deadline = time.monotonic() + options.seconds
+
+            def is_late(deadline: float = deadline) -> bool:
+                return time.monotonic() > deadline
+
+            summary = collector.collect(tasks, options.out / "data" / name, source, should_stop=is_late)
+            clock.done(f"collect {name}", str(summary))
+
+
+def train_all(options: argparse.Namespace, clock: Clock) -> list[Path]:
+    """One checkpoint per architecture and objective; the best of each architecture also under its plain name."""
+    results, made = options.out / "results", []
+    results.mkdir(parents=True, exist_ok=True)
+    layers = tuple(int(layer) for layer in options.layers.split(","))
+    for architecture in options.architectures.split(","):
+        best: tuple[float, Path] | None = None
+        for objective in CANDIDATES[architecture]:
+            plan = TrainPlan(
+                options.out / "data" / "train", architecture, objective, options.position, layers,
+                Division(options.validation, 0.0), _changes(options), options.device,
+            )  # fmt: skip
+            trained = train(plan)
+            path = results / f"{architecture}-{objective}.safetensors"
+            save_checkpoint(trained.best.scorer, path, trained.metadata)
+            made.append(path)
+            auc = trained.best.held_out_auc
+            clock.done(f"train {path.stem}", f"held-out AUC {auc:.4f}, epoch {trained.best.best_epoch}")
+            if best is None or auc > best[0]:
+                best = (auc, path)
+        assert best is not None
+        shutil.copy(best[1], results / f"{architecture}.safetensors")
+        print(f"best {architecture}: {best[1].stem}", flush=True)
+    return made
+
+
+def _changes(options: argparse.Namespace) -> dict[str, int]:
+    return {"seed": options.seed} | ({"max_epochs": options.epochs} if options.epochs else {})
+
+
+def judge_all(options: argparse.Namespace, made: list[Path], clock: Clock) -> None:
+    results = options.out / "results"
+    rollouts = options.rollouts if options.kind == "pawn" else 0
+    report = judge_scorers(
+        [str(path) for path in made], options.out / "data" / "test", "all", device=options.device,
+        num_rollouts=rollouts, num_workers=options.workers,
+    )  # fmt: skip
+    plain = report_json(report)
+    clock.done("judge")
+    for path in [*made, *(results / f"{name}.safetensors" for name in options.architectures.split(","))]:
+        _record(path, plain, results)
+    settings = {key: str(value) for key, value in vars(options).items() if key not in ("out", "model", "train", "test")}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    full = {"options": settings, "device": device, "seconds": clock.seconds, **plain}
+    (results / "report.json").write_text(json.dumps(full, indent=1) + "\n")
+    if find_spec("matplotlib") is not None:
+        from gambit.training.plot import draw
+
+        draw(report, results / "report.png")
+    for ranking in report.rankings:
+        auc = "  ".join(f"{share:.0%} {ranking.auc[share].value:.3f}" for share in (0.25, 0.5, 0.75, 1.0))
+        print(f"{ranking.name:28} {ranking.mean_auc}  {auc}")
+    print("\n".join(plain["conclusions"]))
+
+
+def _record(path: Path, report: dict, results: Path) -> None:
+    """What a scorer reached on the problems it was judged by, in its own checkpoint."""
+    name = path.stem if "-" in path.stem else _twin(path, results).stem
+    mine = next(ranking for ranking in report["rankings"] if ranking["name"] == name)
+    ceiling = next((r["mean_auc"] for r in report["rankings"] if r["name"] == "perfect judge"), None)
+    figures = {"source": report["source"], "problems": report["num_mixed"], "mean_auc": mine["mean_auc"],
+               "auc": {share: mine["auc"][share] for share in ("0.25", "0.5", "0.75", "1")},
+               "calibration_error": mine["calibration"][-1]["error"], "ceiling": ceiling}  # fmt: skip
+    add_metrics(path, {"test": figures})
+
+
+def _twin(path: Path, results: Path) -> Path:
+    from gambit.scorers.checkpoint import read_metadata
+
+    objective = read_metadata(path)["training"]["objective"]
+    return results / f"{path.stem}-{objective}.safetensors"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["pawn", "llm"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="pawn")
+    parser.add_argument("--train", type=Path, help="problems with answers, .jsonl")
+    parser.add_argument("--test", type=Path)
+    parser.add_argument("--train-problems", type=int, default=1500)
+    parser.add_argument("--test-problems", type=int, default=200)
+    parser.add_argument("--traces", type=int, default=16)
+    parser.add_argument("--traces-at-once", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=150, help="most seconds of sampling a collection")
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--engine", help="default: local for pawn, vllm for an LLM")
+    parser.add_argument("--engine-options", default="{}", help="JSON")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--memory-ratio", type=float, default=0.5)
+    parser.add_argument("--batch-tokens", type=int)
+    parser.add_argument("--layers", default="-1")
+    parser.add_argument("--position", default="boundary", choices=["before", "boundary", "auto"])
+    parser.add_argument("--no-confidence", action="store_true")
+    parser.add_argument("--graders", type=int, default=6)
+    parser.add_argument("--architectures", default="mlp,sequence")
+    parser.add_argument("--validation", type=float, default=0.15)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--rollouts", type=int, default=100)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=["collect", "train"], help="stop after collecting; or train on what is there")
+    options = parser.parse_args()
+    options.engine = options.engine or ("local" if options.kind == "pawn" else "vllm")
+    if options.kind == "llm" and not (options.train and options.test):
+        parser.error("llm needs --train and --test")
+    warnings.simplefilter("ignore")
+    clock = Clock()
+    if options.only != "train":
+        collect_both(options, clock)
+    if options.only != "collect":
+        judge_all(options, train_all(options, clock), clock)
+
+
+if __name__ == "__main__":
+    main()

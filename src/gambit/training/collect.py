@@ -1,0 +1,218 @@
+"""Samples traces, grades them, reads their boundary states and streams all of it to disk; fits nothing.
+
+Sampling is a self-consistency search over many problems at once, on any engine; the states come from one teacher-forced
+pass over the finished text (`states.py` says why). A problem counts as done once its shard is in the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from gambit import models
+from gambit.config import EngineConfig, SearchConfig
+from gambit.prompts import BoundaryRule
+from gambit.solver import Solver
+from gambit.training.sampling import Grading, Order, Sampled, Task, ThoughtMarker, ThoughtMeter, Trace, sample
+from gambit.training.states import Reading, StateReader
+from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, writing
+from gambit.types import StatePosition
+
+_KEPT_SETTINGS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "system_prompt", "enable_thinking", "answer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to collect."""
+
+    out: Path
+    source: str
+    engine: EngineConfig
+    search: SearchConfig
+    traces_per_problem: int = 16
+    traces_at_once: int = 64
+    layers: tuple[int, ...] = (-1,)
+    positions: tuple[StatePosition, ...] = tuple(StatePosition)
+    with_confidence: bool = True
+    batch_tokens: int | None = None  # of the pass that reads states; None: what suits the device
+    num_graders: int = 2
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run of `collect` did."""
+
+    num_before: int = 0
+    num_problems: int = 0  # written by this run
+    num_traces: int = 0
+    num_correct: int = 0
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_mixed: int = 0  # problems with right and wrong traces: the only ones that say something about ranking
+    refused: list[str] = field(default_factory=list)
+    was_stopped: bool = False
+
+
+# -- the run ---------------------------------------------------------------------------------------------------
+
+
+def collect(
+    tasks: Sequence[Task],
+    plan: Plan,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Sample what is not yet in the folder. Interrupted, it keeps every problem that was written."""
+    with Collector(plan) as collector:
+        return collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
+
+
+class Collector:
+    """An engine that samples and, beside it, the model that reads states; serves several collections in turn."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._source = models.locate(plan.engine.model)
+        self._solver = _solver(plan)  # first: what it leaves of the memory is enough for the other
+        try:
+            self._reader = StateReader(
+                self._source, layers=plan.layers, positions=plan.positions, device=plan.engine.device,
+                dtype=plan.engine.dtype, batch_tokens=plan.batch_tokens,
+            )  # fmt: skip
+        except BaseException:
+            self._solver.close()
+            raise
+
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        out: Path,
+        source: str,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Summary:
+        plan = self._plan
+        order = Order(plan.search, plan.traces_per_problem, plan.traces_at_once)
+        with (
+            writing(out, self._header(source)) as writer,
+            Grading(plan.search.answer, plan.num_graders) as grading,
+        ):
+            summary = Summary(num_before=len(writer.done))
+            todo = [task for task in tasks if task.id not in writer.done]
+            total = len(todo) + summary.num_before
+            on_progress(summary.num_before, total)
+            sink = _Sink(
+                self._reader, writer, summary, lambda: on_progress(summary.num_before + summary.num_problems, total)
+            )
+            for sampled in sample(self._solver, todo, order, grading, summary.refused, should_stop):
+                sink.add(sampled)
+            sink.flush()
+        summary.was_stopped = should_stop()
+        return summary
+
+    def close(self) -> None:
+        self._solver.close()
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _header(self, source: str) -> Header:
+        plan = self._plan
+        return Header(
+            id=new_id(),
+            source=source,
+            model=models.name_of(plan.engine.model),
+            model_hash=models.weight_hash(self._source),
+            hidden_size=self._reader.hidden_size,
+            layers=plan.layers,
+            positions=tuple(str(position) for position in plan.positions),
+            boundary_rule=BoundaryRule.name,
+            traces_per_problem=plan.traces_per_problem,
+            has_confidence=plan.with_confidence,
+            sampling=plan.search.model_dump(mode="json", include=set(_KEPT_SETTINGS)),
+        )
+
+
+def _solver(plan: Plan) -> Solver:
+    scorer = ThoughtMeter() if plan.with_confidence else ThoughtMarker()
+    options = plan.engine.model_dump(exclude_unset=True, exclude={"scorer"})
+    if plan.engine.engine == "vllm":  # whose own limit, 256, would leave a GPU half idle
+        options["engine_options"] = {"max_num_seqs": plan.traces_at_once, **plan.engine.engine_options}
+    return Solver(scorer=scorer, **options)
+
+
+# -- to disk ---------------------------------------------------------------------------------------------------
+
+
+class _Sink:
+    """Gathers finished problems until a pass over them is worth it; memory is bounded by that."""
+
+    def __init__(
+        self, reader: StateReader, writer: CollectionWriter, summary: Summary, on_written: Callable[[], None]
+    ) -> None:
+        self._reader, self._writer, self._summary, self._on_written = reader, writer, summary, on_written
+        self._waiting: list[Sampled] = []
+
+    def add(self, sampled: Sampled) -> None:
+        self._waiting.append(sampled)
+        if sum(problem.num_tokens for problem in self._waiting) >= 2 * self._reader.batch_tokens:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        problems, self._waiting = self._waiting, []
+        readings = [_reading(problem.prompt, trace) for problem in problems for trace in problem.traces]
+        states = self._reader.read(readings)
+        records = [_record(problem) for problem in problems]
+        self._writer.add(records, _tensors(problems, states))
+        self._count(records)
+        self._on_written()
+
+    def _count(self, records: Sequence[ProblemRecord]) -> None:
+        summary = self._summary
+        for record in records:
+            right = sum(trace.is_correct for trace in record.traces)
+            summary.num_problems += 1
+            summary.num_traces += len(record.traces)
+            summary.num_correct += right
+            summary.num_steps += sum(trace.num_steps for trace in record.traces)
+            summary.num_tokens += sum(trace.num_tokens for trace in record.traces)
+            summary.num_mixed += 0 < right < len(record.traces)
+
+
+def _reading(prompt: tuple[int, ...], trace: Trace) -> Reading:
+    return Reading(prompt, trace.tokens, tuple(trace.boundaries))
+
+
+def _record(problem: Sampled) -> ProblemRecord:
+    question = problem.task.problem.question
+    traces = []
+    for trace, grade in zip(problem.traces, problem.grades, strict=True):
+        answer, is_correct = grade.result()
+        traces.append(
+            TraceRecord(answer=answer, is_correct=is_correct, num_tokens=len(trace.tokens),
+                        num_steps=len(trace.boundaries), end=trace.end)
+        )  # fmt: skip
+    text = question if isinstance(question, str) else question[-1]["content"]
+    return ProblemRecord(id=problem.task.id, question=text, gold=problem.task.answer, traces=tuple(traces))
+
+
+def _tensors(problems: Sequence[Sampled], states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """One row per step; tokens one after the other."""
+    traces = [trace for problem in problems for trace in problem.traces]
+    tensors = {name: torch.cat([found[name] for found in states]).contiguous() for name in states[0]}
+    tensors["step_ends"] = torch.tensor([place + 1 for t in traces for place in t.boundaries], dtype=torch.int32)
+    tensors["confidences"] = torch.tensor([value for t in traces for value in t.confidences], dtype=torch.float32)
+    tensors["tokens"] = torch.tensor([token for t in traces for token in t.tokens], dtype=torch.int32)
+    return tensors

@@ -1,0 +1,137 @@
+"""A collection in memory: every trace's steps in one tensor, split by problem; reads disk once, changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gambit.errors import UserError
+from gambit.training.storage import Header, ProblemRecord, Shard, read_header, read_shards, state_name
+from gambit.types import StatePosition
+
+
+class Part(StrEnum):
+    """What a problem is used for."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Shares of the problems. A problem's part follows from its id, so that it stays when more problems join."""
+
+    validation: float = 0.15
+    test: float = 0.15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.validation, self.test) < 0 or self.validation + self.test >= 1:
+            raise UserError(f"validation {self.validation} and test {self.test} leave no problem to train on")
+
+    def part_of(self, problem_id: str) -> Part:
+        digest = hashlib.sha256(f"{self.seed} {problem_id}".encode()).digest()
+        ticket = int.from_bytes(digest[:8], "big") / 2**64
+        if ticket < self.test:
+            return Part.TEST
+        return Part.VALIDATION if ticket < self.test + self.validation else Part.TRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What is known of every trace besides its states, [trace] or [step]."""
+
+    problem_of: npt.NDArray[np.int64]  # index into `problems`
+    starts: npt.NDArray[np.int64]  # first step of each trace among all steps
+    num_steps: npt.NDArray[np.int64]
+    num_tokens: npt.NDArray[np.int64]
+    is_correct: npt.NDArray[np.bool_]
+    step_ends: npt.NDArray[np.int64]  # generated tokens up to the end of each step
+    confidences: npt.NDArray[np.float32]  # of each step's tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One collection at one state position and one choice of layers."""
+
+    header: Header
+    position: StatePosition
+    layers: tuple[int, ...]
+    problems: tuple[ProblemRecord, ...]
+    traces: Traces
+    states: torch.Tensor  # [step, hidden × layers], half precision
+    tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, where they were asked for
+
+    @property
+    def num_features(self) -> int:
+        return int(self.states.shape[-1])
+
+    def of_part(self, division: Division, part: Part) -> npt.NDArray[np.int64]:
+        """Traces of the problems that belong to a part."""
+        is_in = np.array([division.part_of(problem.id) is part for problem in self.problems], dtype=np.bool_)
+        return np.flatnonzero(is_in[self.traces.problem_of]) if len(self.problems) else np.zeros(0, np.int64)
+
+    def all_traces(self) -> npt.NDArray[np.int64]:
+        return np.arange(len(self.traces.num_steps))
+
+
+def load_dataset(
+    folder: Path,
+    position: StatePosition,
+    layers: Sequence[int] = (-1,),
+    *,
+    skip_corrupted: bool = False,
+    with_tokens: bool = False,
+    on_skip: list[str] | None = None,
+) -> Dataset:
+    """The whole collection; a state position or layer it does not hold is refused."""
+    header = read_header(folder)
+    _check_holds(folder, header, position, layers)
+    shards = list(read_shards(folder, skip_corrupted=skip_corrupted, on_skip=on_skip))
+    if not shards:
+        raise UserError(f"{folder} holds no finished problem: run `gambit scorer collect` first")
+    names = [state_name(layer, position) for layer in layers]
+    states = torch.cat([torch.cat([shard.tensors[name] for name in names], dim=-1) for shard in shards])
+    problems = tuple(problem for shard in shards for problem in shard.entry.problems)
+    tokens = tuple(_tokens(shards)) if with_tokens else ()
+    return Dataset(header, position, tuple(layers), problems, _traces(problems, shards), states, tokens)
+
+
+def _check_holds(folder: Path, header: Header, position: StatePosition, layers: Sequence[int]) -> None:
+    if position not in header.positions:
+        raise UserError(f"states at position '{position}' are wanted, {folder} holds {', '.join(header.positions)}: "
+                        "collect that position, or choose another with --state-position")  # fmt: skip
+    missing = [layer for layer in layers if layer not in header.layers]
+    if missing:
+        raise UserError(f"layers {missing} are wanted, {folder} holds {list(header.layers)}: "
+                        "collect them, or choose others with --layers")  # fmt: skip
+
+
+def _traces(problems: Sequence[ProblemRecord], shards: Sequence[Shard]) -> Traces:
+    records = [trace for problem in problems for trace in problem.traces]
+    num_steps = np.array([trace.num_steps for trace in records], dtype=np.int64)
+    return Traces(
+        problem_of=np.repeat(np.arange(len(problems)), [len(problem.traces) for problem in problems]),
+        starts=np.cumsum(num_steps) - num_steps,
+        num_steps=num_steps,
+        num_tokens=np.array([trace.num_tokens for trace in records], dtype=np.int64),
+        is_correct=np.array([trace.is_correct for trace in records], dtype=np.bool_),
+        step_ends=np.concatenate([shard.tensors["step_ends"].numpy() for shard in shards]).astype(np.int64),
+        confidences=np.concatenate([shard.tensors["confidences"].numpy() for shard in shards]).astype(np.float32),
+    )
+
+
+def _tokens(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
+    found = []
+    for shard in shards:
+        counts = [trace.num_tokens for problem in shard.entry.problems for trace in problem.traces]
+        found += [tuple(part.tolist()) for part in torch.split(shard.tensors["tokens"], counts)]
+    return found

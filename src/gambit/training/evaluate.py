@@ -1,0 +1,303 @@
+"""Judges scorers on a collection: ranking against the share of steps seen, calibration, baselines; fits nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gambit.errors import UserError
+from gambit.pawn.judge import FRACTIONS, judge
+from gambit.pawn.puzzles import parse_puzzle
+from gambit.pawn.vocabulary import END, decode
+from gambit.scorers.base import Scorer, ThoughtBatch
+from gambit.scorers.sequence import SequenceScorer
+from gambit.training.dataset import Dataset
+from gambit.training.fit import Steps, network_scores
+from gambit.training.ranking import (
+    CURVE,
+    QUARTERS,
+    Estimate,
+    Floats,
+    Ints,
+    Pairs,
+    last_steps,
+    mean_auc,
+    mean_estimate,
+    pairs,
+    ratio_estimate,
+    trace_scores,
+)
+from gambit.types import Aggregation
+
+NUM_BINS = 10
+JUDGE = "perfect judge"
+SHARES = tuple(sorted({*CURVE, *QUARTERS}))
+assert FRACTIONS == QUARTERS, "the judge's shares are those scorers are compared at"
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Traces whose score fell between two values."""
+
+    low: float
+    high: float
+    count: int
+    mean_score: float
+    share_right: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Whether a score of 0.7 means that 70 % are right, at a share of the steps."""
+
+    share: float
+    error: float  # expected calibration error: the mean gap, weighted by the traces in each bin
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """One scorer or baseline. AUC is averaged over problems, pairwise accuracy is pooled over all pairs."""
+
+    name: str
+    is_baseline: bool
+    auc: Mapping[float, Estimate]
+    pairwise: Mapping[float, Estimate]
+    mean_auc: Estimate  # over 25, 50, 75 and 100 % of the steps
+    calibration: tuple[Calibration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The difference of two mean AUCs, problem by problem."""
+
+    scorer: str
+    other: str
+    gain: Estimate
+
+    @property
+    def verdict(self) -> str:
+        if self.gain.low > 0:
+            return "beats"
+        return "is worse than" if self.gain.high < 0 else "does not beat"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str
+    source: str
+    num_problems: int
+    num_mixed: int  # the ones that count: with right and wrong traces
+    num_traces: int
+    share_right: float
+    rankings: tuple[Ranking, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    ranking: Ranking
+    per_problem: Floats  # mean AUC of each problem
+
+
+def evaluate(
+    scorers: Mapping[str, tuple[Scorer, Dataset]],
+    traces: Ints,
+    device: torch.device,
+    *,
+    num_rollouts: int = 0,
+    num_workers: int = 1,
+) -> Report:
+    """Scorers by name, each with the collection at its own state position; `num_rollouts` adds pawn's perfect judge."""
+    data = next(iter(scorers.values()))[1]
+    if not len(traces):
+        raise UserError("no problem is left to judge by: collect more, or choose another --part")
+    measured = {name: _scorer_ranking(name, scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
+    baselines = _baselines(data, traces)
+    ceiling = [_judge_ranking(data, traces, num_rollouts, num_workers)] if num_rollouts else []
+    everything = [*measured.values(), *baselines, *ceiling]
+    return Report(
+        model=data.header.model,
+        source=data.header.source,
+        num_problems=len(set(data.traces.problem_of[traces].tolist())),
+        num_mixed=int(np.isfinite(everything[0].per_problem).sum()),
+        num_traces=len(traces),
+        share_right=float(data.traces.is_correct[traces].mean()),
+        rankings=tuple(found.ranking for found in everything),
+        comparisons=tuple(_comparisons(list(measured.values()), baselines)),
+    )
+
+
+# -- scores ----------------------------------------------------------------------------------------------------
+
+
+def step_scores(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> Floats:
+    """[step] scores as a search would see them; steps of other traces stay 0."""
+    steps = Steps.of(data, device)
+    if isinstance(scorer, SequenceScorer):
+        return network_scores(scorer.to(device).network, steps, traces)
+    own, found = scorer.to(device), np.zeros(len(data.states))
+    places = np.concatenate([_places(data, trace) for trace in traces.tolist()] or [np.zeros(0, np.int64)])
+    for chunk in torch.split(torch.from_numpy(places), 65_536):
+        confidences = torch.from_numpy(data.traces.confidences[chunk.numpy()]).to(device)
+        states = data.states[chunk].to(device).float()
+        with torch.inference_mode():
+            found[chunk.numpy()] = own.score(ThoughtBatch(states, confidences)).double().cpu().numpy()
+    return found
+
+
+def _places(data: Dataset, trace: int) -> Ints:
+    start = data.traces.starts[trace]
+    return np.arange(start, start + data.traces.num_steps[trace])
+
+
+def _scorer_ranking(name: str, scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> _Measured:
+    scores, known = step_scores(scorer, data, traces, device), data.traces
+    by_share = {
+        share: trace_scores(scores, known.starts[traces], known.num_steps[traces], share, scorer.info.aggregation)
+        for share in SHARES
+    }
+    found = _ranked(name, data, traces, by_share, is_baseline=False)
+    if not scorer.info.is_probability:
+        return found
+    calibration = tuple(_calibration(share, by_share[share], known.is_correct[traces]) for share in (0.5, 1.0))
+    ranking = found.ranking
+    with_calibration = Ranking(
+        name, False, ranking.auc, ranking.pairwise, ranking.mean_auc, calibration=calibration
+    )  # fmt: skip
+    return _Measured(with_calibration, found.per_problem)
+
+
+def _ranked(
+    name: str, data: Dataset, traces: Ints, by_share: Mapping[float, Floats], *, is_baseline: bool
+) -> _Measured:
+    known = data.traces
+    found = {
+        share: pairs(scores, known.is_correct[traces], known.problem_of[traces], len(data.problems))
+        for share, scores in by_share.items()
+    }
+    found = {share: _of_judged(data, traces, each) for share, each in found.items()}
+    per_problem = mean_auc([found[share] for share in QUARTERS])
+    ranking = Ranking(
+        name=name,
+        is_baseline=is_baseline,
+        auc={share: mean_estimate(each.auc) for share, each in found.items()},
+        pairwise={share: ratio_estimate(each.wins, each.num_pairs) for share, each in found.items()},
+        mean_auc=mean_estimate(per_problem),
+    )
+    return _Measured(ranking, per_problem)
+
+
+def _of_judged(data: Dataset, traces: Ints, found: Pairs) -> Pairs:
+    """Only the problems that are judged: resampling must not draw the others."""
+    judged = np.unique(data.traces.problem_of[traces])
+    return Pairs(found.wins[judged], found.num_pairs[judged])
+
+
+def _baselines(data: Dataset, traces: Ints) -> list[_Measured]:
+    """What needs no training: fewer tokens so far, fewer steps so far, the model's own confidence."""
+    known = data.traces
+    starts, counts = known.starts[traces], known.num_steps[traces]
+    tokens = {share: -_tokens_seen(data, traces, share).astype(np.float64) for share in SHARES}
+    steps = {share: -(last_steps(counts, share) + 1).astype(np.float64) for share in SHARES}
+    found = [
+        _ranked("fewer tokens", data, traces, tokens, is_baseline=True),
+        _ranked("fewer steps", data, traces, steps, is_baseline=True),
+    ]
+    if data.header.has_confidence:
+        confidence = {
+            share: trace_scores(known.confidences.astype(np.float64), starts, counts, share, Aggregation.MEAN)
+            for share in SHARES
+        }
+        found.append(_ranked("token confidence", data, traces, confidence, is_baseline=True))
+    return found
+
+
+def _tokens_seen(data: Dataset, traces: Ints, share: float) -> Ints:
+    """Generated tokens at the last step seen; all of them for a trace without a step."""
+    known = data.traces
+    last = last_steps(known.num_steps[traces], share)
+    seen = known.num_tokens[traces].copy()
+    has_step = last >= 0
+    seen[has_step] = known.step_ends[known.starts[traces][has_step] + last[has_step]]
+    return seen
+
+
+def _judge_ranking(data: Dataset, traces: Ints, num_rollouts: int, num_workers: int) -> _Measured:
+    """Pawn's ceiling: what a judge reaches that knows each trace's exact state."""
+    if not data.header.source.startswith("pawn:"):
+        raise UserError(f"only pawn's puzzles have a perfect judge; these problems come from {data.header.source!r}")
+    if not data.tokens:
+        raise UserError("the judge reads the traces' text: load the collection with its tokens")
+    of_problem: dict[int, list[int]] = {}
+    for place, trace in enumerate(traces.tolist()):
+        of_problem.setdefault(int(data.traces.problem_of[trace]), []).append(place)
+    puzzles = [parse_puzzle(data.problems[problem].question) for problem in of_problem]
+    texts = [[_text(data.tokens[traces[place]]) for place in places] for places in of_problem.values()]
+    by_share = {share: np.zeros(len(traces)) for share in QUARTERS}
+    for places, judgements in zip(of_problem.values(), judge(puzzles, texts, num_rollouts, num_workers), strict=True):
+        for place, judgement in zip(places, judgements, strict=True):
+            for share, chance in zip(FRACTIONS, judgement.chances, strict=True):
+                by_share[share][place] = chance
+    return _ranked(JUDGE, data, traces, by_share, is_baseline=False)
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return decode(list(tokens)).removesuffix(END)
+
+
+# -- what it means ---------------------------------------------------------------------------------------------
+
+
+def _calibration(share: float, scores: Floats, is_correct: npt.NDArray[np.bool_]) -> Calibration:
+    edges = np.linspace(0, 1, NUM_BINS + 1)
+    members = np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
+    bins = tuple(
+        Bin(float(edges[i]), float(edges[i + 1]), *_bin_means(scores[mine], is_correct[mine]))
+        for i in range(NUM_BINS)
+        if (mine := members == i).any()
+    )
+    error = sum(each.count * abs(each.mean_score - each.share_right) for each in bins) / max(1, len(scores))
+    return Calibration(share, error, bins)
+
+
+def _bin_means(scores: Floats, is_correct: npt.NDArray[np.bool_]) -> tuple[int, float, float]:
+    return len(scores), float(scores.mean()), float(is_correct.mean())
+
+
+def _comparisons(scorers: Sequence[_Measured], baselines: Sequence[_Measured]) -> list[Comparison]:
+    """Every scorer with every baseline, and the scorers with each other."""
+    against = [(scorer, other) for scorer in scorers for other in baselines]
+    against += [(first, second) for i, first in enumerate(scorers) for second in scorers[i + 1 :]]
+    return [
+        Comparison(one.ranking.name, two.ranking.name, mean_estimate(one.per_problem - two.per_problem))
+        for one, two in against
+    ]
+
+
+def conclusions(report: Report) -> list[str]:
+    """In plain words: does each scorer beat what needs no training?"""
+    if report.num_mixed == 0:
+        return ["no problem has right and wrong traces: nothing can be said about ranking"]
+    weak = {ranking.name for ranking in report.rankings if ranking.is_baseline}
+    lines = []
+    for name in dict.fromkeys(each.scorer for each in report.comparisons if each.other in weak):
+        mine = [each for each in report.comparisons if each.scorer == name and each.other in weak]
+        failed = [each for each in mine if each.verdict != "beats"]
+        if not failed:
+            lines.append(f"{name} beats every baseline")
+        lines += [f"{name} {each.verdict} {each.other}: {_signed(each.gain)}" for each in failed]
+    lines += [
+        f"{each.scorer} {each.verdict} {each.other}: {_signed(each.gain)}"
+        for each in report.comparisons
+        if each.other not in weak
+    ]
+    return lines
+
+
+def _signed(gain: Estimate) -> str:
+    return f"mean AUC {gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"

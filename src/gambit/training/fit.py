@@ -1,0 +1,253 @@
+"""Fits scorers to a collection and picks the one that ranks held-out problems best; reads no files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gambit.errors import UserError
+from gambit.scorers.base import Scorer, ScorerInfo
+from gambit.training.dataset import Dataset, Division, Part
+from gambit.training.networks import Spread, as_scorer, build_network
+from gambit.training.objectives import AGGREGATIONS, Batch, Recipe, Unit
+from gambit.training.ranking import QUARTERS, Floats, Ints, mean_auc, pairs, trace_scores
+from gambit.types import Aggregation
+
+SCORING_STEPS = 65_536  # padded steps scored at once
+DEVICE_SHARE = 0.6  # of a GPU's free memory that the data may take
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """All steps on the device where the fit runs, or beside it when they do not fit."""
+
+    states: Tensor  # [step, feature]
+    starts: Tensor  # [trace]
+    num_steps: Tensor
+    is_correct: Tensor
+    problem_of: Tensor
+    device: torch.device
+
+    @classmethod
+    def of(cls, data: Dataset, device: torch.device) -> Steps:
+        room = DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
+        states = data.states.to(device) if data.states.nbytes < room else data.states
+        columns = (data.traces.starts, data.traces.num_steps, data.traces.is_correct, data.traces.problem_of)
+        starts, num_steps, is_correct, problem_of = (torch.from_numpy(column).to(device) for column in columns)
+        return cls(states, starts, num_steps, is_correct, problem_of, device)
+
+    def take(self, traces: Tensor) -> Tensor:
+        """[trace, step, feature] of some traces, zeros after their last step."""
+        longest = int(self.num_steps[traces].max())
+        offsets = torch.arange(longest, device=self.device)
+        is_real = offsets < self.num_steps[traces, None]
+        places = torch.where(is_real, self.starts[traces, None] + offsets, 0)
+        return self._rows(places) * is_real[..., None]
+
+    def take_steps(self, steps: Tensor) -> Tensor:
+        """[step, 1, feature]: each step as a trace of its own."""
+        return self._rows(steps)[:, None]
+
+    def _rows(self, places: Tensor) -> Tensor:
+        return self.states[places.to(self.states.device)].to(self.device).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A scorer as it was at its best epoch."""
+
+    recipe: Recipe
+    scorer: Scorer
+    held_out_auc: float  # within-problem, mean over 25, 50, 75 and 100 % of the steps, on validation problems
+    epochs: int
+    best_epoch: int
+    seconds: float
+
+
+def fit(
+    data: Dataset, division: Division, recipe: Recipe, info: ScorerInfo, device: torch.device, say: Say = lambda _: None
+) -> Fitted:
+    """One fit with early stopping on held-out ranking."""
+    began = time.monotonic()
+    torch.manual_seed(recipe.seed)
+    train, held_out = data.of_part(division, Part.TRAIN), data.of_part(division, Part.VALIDATION)
+    train = train[data.traces.num_steps[train] > 0]
+    _check_enough(data, train, held_out)
+    steps = Steps.of(data, device)
+    spread = Spread.of(_training_states(data, train)) if recipe.normalises and info.architecture == "mlp" else None
+    network = build_network(info.architecture, data.num_features, spread).to(device)
+    run = _Run(network, steps, train, recipe, AGGREGATIONS[info.architecture])
+    best, best_epoch, weights, epoch = -1.0, 0, _copied(network), 0
+    for epoch in range(1, recipe.max_epochs + 1):
+        loss = run.epoch()
+        reached = held_out_auc(network, data, held_out, steps, run.aggregation)
+        say(f"{recipe.objective}: epoch {epoch}, loss {loss:.4f}, held-out AUC {reached:.4f}")
+        if reached > best:
+            best, best_epoch, weights = reached, epoch, _copied(network)
+        elif epoch - best_epoch >= recipe.patience:
+            break
+    network.load_state_dict(weights)
+    network.eval()
+    return Fitted(recipe, as_scorer(network, info), best, epoch, best_epoch, time.monotonic() - began)
+
+
+class _Run:
+    """The optimiser's side of a fit."""
+
+    def __init__(self, network: nn.Module, steps: Steps, train: Ints, recipe: Recipe, aggregation: Aggregation) -> None:
+        self.aggregation = aggregation
+        self._network, self._steps, self._recipe = network, steps, recipe
+        self._units = _units(recipe.unit, steps, train)
+        self._dropout = nn.Dropout(recipe.input_dropout)
+        self._pos_weight = _pos_weight(recipe, steps, train)
+        kind = torch.optim.AdamW if recipe.is_decaying else torch.optim.Adam
+        self._optimizer = kind(network.parameters(), recipe.rate, weight_decay=recipe.weight_decay)
+        self._num_updates = 0
+        self._all_updates = recipe.max_epochs * -(-self._units.count // recipe.batch_size)
+
+    def epoch(self) -> float:
+        """One pass over the units in a new order; gives the mean loss."""
+        self._network.train()
+        order = torch.randperm(self._units.count)
+        losses = [self._update(self._units.pick(part)) for part in torch.split(order, self._recipe.batch_size)]
+        return float(torch.stack(losses).mean())
+
+    def _update(self, rows: Tensor) -> Tensor:
+        if self._recipe.is_decaying:
+            share = 1 - self._num_updates / self._all_updates
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._recipe.rate * share
+        self._num_updates += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self._recipe.loss(self._batch(rows))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return loss.detach()
+
+    def _batch(self, rows: Tensor) -> Batch:
+        steps = self._steps
+        if self._recipe.unit is Unit.STEP:
+            traces, places = rows[:, 0], rows[:, 1]
+            states, num_steps = steps.take_steps(places), torch.ones_like(traces)
+        else:
+            traces = rows
+            states, num_steps = steps.take(traces), steps.num_steps[traces]
+        logits = self._network(self._dropout(states))
+        problem = steps.problem_of[traces]
+        return Batch(logits, num_steps, steps.is_correct[traces], problem, self.aggregation, self._pos_weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """What an epoch passes over, by number."""
+
+    count: int
+    pick: Callable[[Tensor], Tensor]  # numbers -> [rows] of traces, or for steps (trace, place) pairs
+
+
+def _units(unit: Unit, steps: Steps, train: Ints) -> _Units:
+    traces = torch.from_numpy(train).to(steps.device)
+    if unit is Unit.PROBLEM:
+        _, counts = torch.unique_consecutive(steps.problem_of[traces], return_counts=True)
+        members = torch.split(traces, counts.tolist())
+        return _Units(len(members), lambda numbers: torch.cat([members[i] for i in numbers.tolist()]))
+    rows = _step_rows(steps, traces) if unit is Unit.STEP else traces
+    return _Units(len(rows), lambda numbers: rows[numbers.to(rows.device)])
+
+
+def _step_rows(steps: Steps, traces: Tensor) -> Tensor:
+    """[step, 2]: the trace of each step and its place among all steps."""
+    counts = steps.num_steps[traces]
+    owners = traces.repeat_interleave(counts)
+    within = torch.arange(len(owners), device=steps.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return torch.stack([owners, steps.starts[owners] + within], dim=1)
+
+
+def _pos_weight(recipe: Recipe, steps: Steps, train: Ints) -> Tensor | None:
+    """Wrong per right among what the loss sees: steps, or traces."""
+    if not recipe.is_balanced:
+        return None
+    traces = torch.from_numpy(train).to(steps.device)
+    weights = steps.num_steps[traces].float() if recipe.unit is Unit.STEP else torch.ones_like(traces).float()
+    right = (weights * steps.is_correct[traces]).sum()
+    return (weights.sum() - right) / right.clamp(min=1)
+
+
+def _training_states(data: Dataset, train: Ints) -> Tensor:
+    is_train = np.zeros(len(data.states), dtype=np.bool_)
+    for start, count in zip(data.traces.starts[train], data.traces.num_steps[train], strict=True):
+        is_train[start : start + count] = True
+    return data.states[torch.from_numpy(is_train)]
+
+
+def _check_enough(data: Dataset, train: Ints, held_out: Ints) -> None:
+    for name, traces in (("train", train), ("validation", held_out)):
+        outcomes = data.traces.is_correct[traces]
+        mixed = _num_mixed(data, traces)
+        if len(traces) == 0 or outcomes.all() or not outcomes.any() or mixed == 0:
+            raise UserError(
+                f"the {name} part has {len(set(data.traces.problem_of[traces]))} problems, {mixed} of them with right "
+                "and wrong traces: collect more problems, or harder or easier ones"
+            )
+
+
+def _num_mixed(data: Dataset, traces: Ints) -> int:
+    right = np.bincount(data.traces.problem_of[traces], data.traces.is_correct[traces], len(data.problems))
+    every = np.bincount(data.traces.problem_of[traces], minlength=len(data.problems))
+    return int(((right > 0) & (right < every)).sum())
+
+
+def _copied(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+# -- ranking ---------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def network_scores(network: nn.Module, steps: Steps, traces: Ints) -> Floats:
+    """[step] probabilities at the steps of some traces, zeros elsewhere."""
+    network.eval()
+    found = torch.zeros(len(steps.states), dtype=torch.float32, device=steps.device)
+    for batch in _by_length(steps, traces):
+        probabilities = network(steps.take(batch)).sigmoid()
+        offsets = torch.arange(probabilities.shape[1], device=steps.device)
+        is_real = offsets < steps.num_steps[batch, None]
+        found[(steps.starts[batch, None] + offsets)[is_real]] = probabilities[is_real]
+    return found.double().cpu().numpy()
+
+
+def _by_length(steps: Steps, traces: Ints) -> Iterator[Tensor]:
+    lengths = steps.num_steps.cpu().numpy()
+    order = sorted((trace for trace in traces.tolist() if lengths[trace] > 0), key=lambda trace: int(lengths[trace]))
+    batch: list[int] = []
+    for trace in order:
+        if batch and (len(batch) + 1) * lengths[trace] > SCORING_STEPS:
+            yield torch.tensor(batch, device=steps.device)
+            batch = []
+        batch.append(trace)
+    if batch:
+        yield torch.tensor(batch, device=steps.device)
+
+
+def held_out_auc(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, aggregation: Aggregation) -> float:
+    """The one number scorers are chosen by."""
+    scores = network_scores(network, steps, traces)
+    known = data.traces
+    found = [
+        pairs(
+            trace_scores(scores, known.starts[traces], known.num_steps[traces], share, aggregation),
+            known.is_correct[traces],
+            known.problem_of[traces],
+            len(data.problems),
+        )
+        for share in QUARTERS
+    ]
+    return float(np.nanmean(mean_auc(found)))

@@ -1,0 +1,85 @@
+"""The networks a fit trains, and how a trained one becomes a scorer; the architectures themselves live in scorers/."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gambit.errors import UserError
+from gambit.scorers.base import Scorer, ScorerInfo
+from gambit.scorers.mlp import MlpScorer
+from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
+
+MLP_WIDTH = 512
+SMALLEST_SPREAD = 1e-3  # of a feature: one that hardly varies must not be blown up
+ARCHITECTURES = ("mlp", "sequence")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and standard deviation of every input feature over the training steps."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, states: Tensor) -> Spread:
+        mean = torch.zeros(states.shape[-1], dtype=torch.float64)
+        square = torch.zeros_like(mean)
+        for chunk in torch.split(states, 65_536):
+            part = chunk.double().cpu()
+            mean += part.sum(0)
+            square += part.square().sum(0)
+        mean, square = mean / len(states), square / len(states)
+        return cls(mean.float(), (square - mean.square()).clamp(min=0).sqrt().float().clamp(min=SMALLEST_SPREAD))
+
+
+class Network(Protocol):
+    """Logits [trace, step] of states [trace, step, feature]."""
+
+    def __call__(self, states: Tensor) -> Tensor: ...
+
+
+class MlpNetwork(nn.Module):
+    """STEP's two layers over normalised inputs; the normalisation is folded into the first layer of the checkpoint."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, features: int, spread: Spread | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features) if spread is None else spread.mean)
+        self.register_buffer("deviation", torch.ones(features) if spread is None else spread.deviation)
+        self.net = nn.Sequential(nn.Linear(features, MLP_WIDTH), nn.ReLU(), nn.Linear(MLP_WIDTH, 1))
+
+    def forward(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.net((states - self.mean) / self.deviation)
+        return logits.squeeze(-1)
+
+    @torch.no_grad()
+    def folded(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The four tensors of a checkpoint, which takes states as they come."""
+        weights = {name: value.double().cpu() for name, value in self.net.state_dict().items()}
+        first = weights["0.weight"] / self.deviation.double().cpu()
+        bias = weights["0.bias"] - first @ self.mean.double().cpu()
+        return first.float(), bias.float(), weights["2.weight"].float(), weights["2.bias"].float()
+
+
+def build_network(architecture: str, features: int, spread: Spread | None) -> nn.Module:
+    """The sequence scorer normalises each state itself, so it takes no spread."""
+    if architecture == "mlp":
+        return MlpNetwork(features, spread)
+    if architecture == "sequence":
+        return SequenceNetwork(SequenceShape(features))
+    raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
+
+
+def as_scorer(network: nn.Module, info: ScorerInfo) -> Scorer:
+    """A trained network as what an engine takes and a checkpoint holds."""
+    if isinstance(network, MlpNetwork):
+        return MlpScorer(info, network.folded())
+    assert isinstance(network, SequenceNetwork)
+    return SequenceScorer(sequence_info(network.shape, info), network.cpu().eval().requires_grad_(False))

@@ -1,0 +1,161 @@
+"""What a scorer is fitted to: losses over a batch of traces, and the published recipes beside our own; fits nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gambit.errors import UserError
+from gambit.types import Aggregation
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Traces with the logits of their steps; everything beyond `num_steps` is padding."""
+
+    logits: Tensor  # [trace, step]
+    num_steps: Tensor  # [trace], at least 1
+    is_correct: Tensor  # [trace]
+    problem: Tensor  # [trace]
+    aggregation: Aggregation
+    pos_weight: Tensor | None  # wrong per right, where the classes are balanced
+
+    @property
+    def is_real(self) -> Tensor:
+        return torch.arange(self.logits.shape[1], device=self.logits.device) < self.num_steps[:, None]
+
+    @property
+    def labels(self) -> Tensor:
+        """[trace, step]: a step's label is the outcome of its trace."""
+        return self.is_correct.float()[:, None].expand_as(self.logits)
+
+    def bce(self, weights: Tensor) -> Tensor:
+        """Cross-entropy of every step's probability, averaged with these weights."""
+        losses = F.binary_cross_entropy_with_logits(
+            self.logits, self.labels, pos_weight=self.pos_weight, reduction="none"
+        )
+        return (losses * weights).sum() / weights.sum().clamp(min=1e-9)
+
+
+def bce(batch: Batch) -> Tensor:
+    """STEP's: every step counts the same."""
+    return batch.bce(batch.is_real.float())
+
+
+def last_step_bce(batch: Batch) -> Tensor:
+    """The paper's for its sequence scorer: only the last step gives a gradient."""
+    last = torch.arange(batch.logits.shape[1], device=batch.logits.device) == (batch.num_steps - 1)[:, None]
+    return batch.bce(last.float())
+
+
+def prefix(batch: Batch) -> Tensor:
+    """Every prefix of a trace is a training example; later ones, which can know more, weigh more.
+
+    A search asks at every step, so a scorer must be right at every step. Each trace weighs the same, however long.
+    """
+    rising = torch.arange(1, batch.logits.shape[1] + 1, device=batch.logits.device) * batch.is_real
+    return batch.bce(rising / rising.sum(-1, keepdim=True))
+
+
+SHARPNESS = 20.0  # a difference of 1/20 between running means counts as clear
+
+
+def pairwise(batch: Batch) -> Tensor:
+    """Logistic loss between right and wrong traces of one problem, both after the same share of their steps.
+
+    The share is drawn anew for each problem and batch. What is compared is what a search would compare: the running
+    mean of probabilities, or the last logit, as the aggregation says. Each problem weighs the same.
+    """
+    problems, problem = torch.unique(batch.problem, return_inverse=True)
+    shares = torch.rand(len(problems), device=batch.logits.device)[problem]
+    last = (torch.ceil(batch.num_steps * shares).long() - 1).clamp(min=0)
+    scores = batch.logits
+    if batch.aggregation is Aggregation.MEAN:
+        counts = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+        scores = SHARPNESS * scores.sigmoid().cumsum(-1) / counts
+    reached = scores.gather(1, last[:, None])[:, 0]
+    is_pair = batch.is_correct[:, None] & ~batch.is_correct & (problem[:, None] == problem)
+    per_right = is_pair.sum(1)
+    pairs_of_problem = torch.zeros_like(per_right).index_add(0, problem, per_right)[problem]
+    weights = is_pair / pairs_of_problem.clamp(min=1)[:, None]
+    loss: Tensor = (F.softplus(reached - reached[:, None]) * weights).sum() / weights.sum().clamp(min=1e-9)
+    return loss
+
+
+TERMS: Mapping[str, Callable[[Batch], Tensor]] = {
+    "bce": bce,
+    "last-step-bce": last_step_bce,
+    "prefix": prefix,
+    "pairwise": pairwise,
+}
+
+
+class Unit(StrEnum):
+    """What a batch is made of."""
+
+    STEP = "step"
+    TRACE = "trace"
+    PROBLEM = "problem"  # with all its traces: only so are there pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one scorer is fitted."""
+
+    objective: str
+    unit: Unit = Unit.PROBLEM
+    batch_size: int = 24
+    rate: float = 1e-3
+    weight_decay: float = 0.01
+    is_decaying: bool = True  # the rate falls to zero over `max_epochs`
+    max_epochs: int = 60
+    patience: int = 12  # epochs without a better held-out ranking
+    is_balanced: bool = False  # weigh right and wrong alike; probabilities are then no longer calibrated
+    normalises: bool = True
+    input_dropout: float = 0.1
+    seed: int = 0
+
+    def loss(self, batch: Batch) -> Tensor:
+        return torch.stack([TERMS[name](batch) for name in terms_of(self.objective)]).sum()
+
+
+def terms_of(objective: str) -> list[str]:
+    """`prefix+pairwise` is the sum of two losses."""
+    names = objective.split("+")
+    for name in names:
+        if name not in TERMS:
+            raise UserError(f"unknown objective {name!r}: use auto, {', '.join(TERMS)}, or several joined by +")
+    return names
+
+
+_PUBLISHED = Recipe(
+    "", rate=1e-4, weight_decay=1e-5, is_decaying=False, batch_size=128, max_epochs=20, patience=5, is_balanced=True,
+    normalises=False, input_dropout=0.0,
+)  # fmt: skip
+PUBLISHED: Mapping[str, Recipe] = {
+    "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.STEP),
+    "last-step-bce": dataclasses.replace(_PUBLISHED, objective="last-step-bce", unit=Unit.TRACE),
+}
+CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("bce", "bce+pairwise", "prefix+pairwise", "pairwise"),
+    "sequence": ("last-step-bce", "prefix", "prefix+pairwise", "pairwise"),
+}
+AGGREGATIONS: Mapping[str, Aggregation] = {"mlp": Aggregation.MEAN, "sequence": Aggregation.LAST}
+
+
+def recipe_for(objective: str, architecture: str) -> Recipe:
+    """The published recipe for a published objective, ours for all others."""
+    terms_of(objective)
+    if objective in PUBLISHED:
+        recipe = PUBLISHED[objective]
+        # One step alone says nothing to a scorer that reads histories.
+        is_alone = architecture == "sequence" and recipe.unit is Unit.STEP
+        return dataclasses.replace(recipe, unit=Unit.TRACE) if is_alone else recipe
+    recipe = Recipe(objective)
+    return recipe if architecture == "mlp" else dataclasses.replace(recipe, rate=3e-4, max_epochs=40)

@@ -1,0 +1,194 @@
+"""Samples traces of many problems at once on any engine and grades them meanwhile; stores nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar
+
+from gambit import events as ev
+from gambit.answers import AnswerKind, Extractor, Grader, extractor_for
+from gambit.config import SearchConfig
+from gambit.errors import UserError
+from gambit.pawn.puzzles import Split, generate
+from gambit.scorers.base import ScorerInfo, ThoughtBatch
+from gambit.solver import Problem, Solver
+from gambit.types import StatePosition, StopReason
+
+if TYPE_CHECKING:
+    import torch
+
+PAWN_SOURCE = "pawn:"  # then the name of a split
+_WHOLE = (StopReason.COMPLETED, StopReason.EXHAUSTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem and its right answer."""
+
+    problem: Problem
+    answer: str
+
+    @property
+    def id(self) -> str:
+        return self.problem.id
+
+
+def pawn_tasks(split: str, count: int, seed: int) -> list[Task]:
+    """Puzzles of one of pawn's splits; a puzzle's id is made from the puzzle."""
+    names = [known.name.lower() for known in Split]
+    if split not in names:
+        raise UserError(f"unknown split {split!r} of pawn's puzzles: use {', '.join(names)}")
+    puzzles = islice(generate(Split[split.upper()], seed), count)
+    return [Task(Problem(puzzle.text, id=puzzle.key[:16]), str(puzzle.answer)) for puzzle in puzzles]
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMeter:
+    """Tells where thoughts end and how confident the model was in each; its "scores" are raw confidences."""
+
+    info: ClassVar[ScorerInfo] = ScorerInfo(
+        "meter", state_position=StatePosition.BEFORE, is_probability=False, needs_confidence=True
+    )
+
+    def to(self, device: torch.device) -> ThoughtMeter:
+        return self
+
+    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
+        return thoughts.confidences.float()
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarker(ThoughtMeter):
+    """The same without confidences, which cost a sort of the vocabulary at every token."""
+
+    info: ClassVar[ScorerInfo] = ScorerInfo("marker", state_position=StatePosition.BEFORE, is_probability=False)
+
+
+@dataclass(slots=True)
+class Trace:
+    """A trace while it is being written."""
+
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    end: str = ""
+    boundaries: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The finished traces of one problem, and the grades that are on their way."""
+
+    task: Task
+    prompt: tuple[int, ...]
+    traces: list[Trace]
+    grades: list[Future[tuple[str | None, bool]]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(self.prompt) + len(trace.tokens) for trace in self.traces)
+
+
+class Watch:
+    """Follows the searches' events; holds nothing of a problem once it has been taken."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, tuple[int, ...]] = {}
+        self._traces: dict[str, dict[int, Trace]] = {}
+        self._last_text = ""
+
+    def keep_text(self, text: str) -> str | None:
+        """As the searches' extractor: a search reads a trace's text right before it announces the trace's end.
+
+        No answer is given, so that no vote compares answers: grading happens elsewhere, beside the engine.
+        """
+        self._last_text = text
+        return None
+
+    def on_event(self, problem_id: str, event: ev.Event) -> None:
+        if isinstance(event, ev.RunStarted):
+            self._prompts[problem_id], self._traces[problem_id] = tuple(event.prompt_tokens), {}
+        elif isinstance(event, ev.Scored):
+            for trace, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
+                mine = self._traces[problem_id].setdefault(trace, Trace())
+                mine.boundaries.append(num_tokens - 1)
+                mine.confidences.append(score)
+        elif isinstance(event, ev.Finished):
+            mine = self._traces[problem_id].setdefault(event.trace, Trace())
+            mine.tokens, mine.text, mine.end = event.tokens, self._last_text, str(event.reason)
+
+    def take(self, task: Task) -> Sampled:
+        traces = self._traces.pop(task.id, {})
+        return Sampled(task, self._prompts.pop(task.id, ()), [traces[i] for i in sorted(traces) if traces[i].end])
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How traces are sampled."""
+
+    config: SearchConfig
+    traces_per_problem: int
+    traces_at_once: int
+
+
+def sample(
+    solver: Solver, tasks: Sequence[Task], order: Order, grading: Grading, refused: list[str],
+    should_stop: Callable[[], bool],
+) -> Iterator[Sampled]:  # fmt: skip
+    """The problems as they finish, all their traces whole; `refused` gathers those that cannot be sampled."""
+    watch = Watch()
+    of = {task.id: task for task in tasks}
+    count = order.traces_per_problem
+    config = order.config.model_copy(update={"policy": "sc", "capacity": count, "num_traces": count})
+    results = solver.solve_many(
+        [task.problem for task in tasks],
+        config,
+        concurrency=max(1, order.traces_at_once // count),
+        extractor=watch.keep_text,
+        on_event=watch.on_event,
+        should_stop=should_stop,
+    )
+    for result in results:
+        if result.error is not None:
+            refused.append(f"{result.problem_id}: {result.error}")
+        sampled = watch.take(of[result.problem_id])
+        if result.stop_reason in _WHOLE and sampled.traces:
+            sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
+            yield sampled
+
+
+class Grading:
+    """Reads and grades answers in threads, each with a grading process of its own, while the engine goes on."""
+
+    def __init__(self, kind: AnswerKind, num_graders: int) -> None:
+        self._extract: Extractor = extractor_for(kind)
+        self._threads = ThreadPoolExecutor(num_graders, thread_name_prefix="grader")
+        self._mine = threading.local()
+        self._graders: list[Grader] = []
+
+    def submit(self, text: str, gold: str) -> Future[tuple[str | None, bool]]:
+        return self._threads.submit(self._grade, text, gold)
+
+    def _grade(self, text: str, gold: str) -> tuple[str | None, bool]:
+        answer = self._extract(text)
+        return answer, self._grader().grade(answer, gold)
+
+    def _grader(self) -> Grader:
+        if not hasattr(self._mine, "grader"):
+            self._mine.grader = Grader()
+            self._graders.append(self._mine.grader)
+        grader: Grader = self._mine.grader
+        return grader
+
+    def __enter__(self) -> Grading:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._threads.shutdown(wait=error is None, cancel_futures=True)
+        for grader in self._graders:
+            grader.close()

@@ -1,0 +1,130 @@
+"""Reads hidden states of finished traces with one teacher-forced forward pass; samples nothing, stores nothing.
+
+Engines hand scores to a search, not states, and each keeps its states elsewhere. One more pass over the finished text
+gives the same numbers whatever engine sampled it, any layer, and both state positions at once. It reads every trace up
+to its last boundary only and needs no output layer, so it costs a fraction of sampling the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gambit.engines.local.model import pick_device, pick_dtype
+from gambit.errors import UserError
+from gambit.training.storage import state_name
+from gambit.types import StatePosition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LARGEST_HALF = 65504.0  # massive activations of inner layers pass it; as infinities they would poison a fit
+BATCH_TOKENS = {"cuda": 65_536, "mps": 16_384, "cpu": 8_192}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is to be read: a prompt with what was generated after it, and where the thoughts of that end."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    boundaries: tuple[int, ...]  # places of the boundary tokens among `tokens`
+
+    @property
+    def length(self) -> int:
+        """How much of it must be fed."""
+        return len(self.prompt) + self.boundaries[-1] + 1 if self.boundaries else 0
+
+    @property
+    def input_ids(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.tokens)[: self.length]
+
+
+class StateReader:
+    """A model of its own, beside the engine's."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        layers: Sequence[int] = (-1,),
+        positions: Sequence[StatePosition] = tuple(StatePosition),
+        device: str = "auto",
+        dtype: str = "auto",
+        batch_tokens: int | None = None,
+    ) -> None:
+        self._device = pick_device(device)
+        self._model = _load(model, dtype, self._device)
+        self._layers, self._positions = tuple(layers), tuple(positions)
+        self.hidden_size = int(self._model.config.get_text_config().hidden_size)
+        self.batch_tokens = batch_tokens or BATCH_TOKENS[self._device.type]
+        _check_layers(self._layers, int(self._model.config.get_text_config().num_hidden_layers))
+
+    def read(self, readings: Sequence[Reading]) -> list[dict[str, torch.Tensor]]:
+        """For each reading its states by tensor name, [steps, hidden] in half precision on the CPU."""
+        found: list[dict[str, torch.Tensor]] = [{} for _ in readings]
+        for batch in _batches([reading.length for reading in readings], self.batch_tokens):
+            for index, states in zip(batch, self._read_batch([readings[i] for i in batch]), strict=True):
+                found[index] = states
+        return found
+
+    @torch.inference_mode()
+    def _read_batch(self, readings: list[Reading]) -> list[dict[str, torch.Tensor]]:
+        num_steps = [len(reading.boundaries) for reading in readings]
+        rows = torch.tensor([row for row, count in enumerate(num_steps) for _ in range(count)], dtype=torch.long)
+        places = torch.tensor([len(r.prompt) + place for r in readings for place in r.boundaries], dtype=torch.long)
+        rows, places = rows.to(self._device), places.to(self._device)
+        found: list[dict[str, torch.Tensor]] = [{} for _ in readings]
+        hidden = self._forward(readings) if len(rows) else [torch.zeros(1, 1, self.hidden_size)] * len(self._layers)
+        for layer, states in zip(self._layers, hidden, strict=True):
+            for position in self._positions:
+                shift = 1 if position is StatePosition.BEFORE else 0
+                picked = states.to(rows.device)[rows, places - shift].float().clamp(-LARGEST_HALF, LARGEST_HALF)
+                for mine, part in zip(found, torch.split(picked.half().cpu(), num_steps), strict=True):
+                    mine[state_name(layer, position)] = part
+        return found
+
+    def _forward(self, readings: list[Reading]) -> list[torch.Tensor]:
+        longest = max(reading.length for reading in readings)
+        # Padding stands on the right, where causal attention keeps it away from everything that is read: no mask.
+        padded = torch.zeros(len(readings), longest, dtype=torch.long)
+        for row, reading in zip(padded, readings, strict=True):
+            row[: reading.length] = torch.tensor(reading.input_ids, dtype=torch.long)
+        needs_all = self._layers != (-1,)
+        out = self._model(input_ids=padded.to(self._device), use_cache=False, output_hidden_states=needs_all)
+        if not needs_all:
+            return [out.last_hidden_state]
+        return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in self._layers]
+
+
+def _load(model: str, dtype: str, device: torch.device) -> PreTrainedModel:
+    """The network without its output layer; its last hidden state is what would enter it."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        whole = AutoModelForCausalLM.from_pretrained(model, dtype=pick_dtype(dtype, device))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load model {model!r}: {str(error).strip().partition(chr(10))[0]}") from error
+    base: PreTrainedModel = whole.base_model.to(device).eval()
+    return base
+
+
+def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    for layer in layers:
+        if not -num_layers - 1 <= layer <= num_layers:
+            raise UserError(f"layer {layer}: the model has {num_layers}; 0 is the embedding, -1 the last one")
+
+
+def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of readings of like length, padded sizes within the budget."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[index] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,239 @@
+"""A collection on disk: shards of boundary states and an append-only index that alone says what is there.
+
+A shard is written whole, synced and renamed before its index line is appended and synced. Whatever a kill leaves behind
+is therefore either in the index and complete, or not in the index and swept away by the next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gambit.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = 1
+HEADER_FILE, INDEX_FILE, LOCK_FILE = "collection.json", "index.jsonl", "lock"
+_TEMPORARY = ".partial"
+_MAY_DIFFER = ("id", "source")  # more problems may join a collection; how its traces were made may not change
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Header(_Record):
+    """How every trace of a collection was made."""
+
+    format: int = FORMAT
+    id: str
+    source: str  # where the problems come from: a file's name, or pawn:<split>
+    model: str
+    model_hash: str | None
+    hidden_size: int
+    layers: tuple[int, ...]
+    positions: tuple[str, ...]
+    boundary_rule: str
+    traces_per_problem: int
+    has_confidence: bool
+    sampling: dict[str, float | int | str | None]
+
+
+class TraceRecord(_Record):
+    """One sampled trace; its steps are rows of the shard's tensors."""
+
+    answer: str | None
+    is_correct: bool
+    num_tokens: int
+    num_steps: int
+    end: str
+
+
+class ProblemRecord(_Record):
+    id: str
+    question: str
+    gold: str
+    traces: tuple[TraceRecord, ...]
+
+
+class ShardEntry(_Record):
+    """One line of the index. Rows of the shard follow its problems, their traces and their steps in this order."""
+
+    file: str
+    sha256: str
+    problems: tuple[ProblemRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    entry: ShardEntry
+    tensors: Mapping[str, torch.Tensor]
+
+
+def state_name(layer: int, position: str) -> str:
+    """The tensor that holds the states of one layer at one position."""
+    return f"states.{layer}.{position}"
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+class CollectionWriter:
+    """Adds shards to a collection, a new one or one that an earlier run began; one writer at a time."""
+
+    def __init__(self, folder: Path, header: Header, entries: Sequence[ShardEntry]) -> None:
+        self.header = header
+        self.num_shards = len(entries)
+        self.done = frozenset(problem.id for entry in entries for problem in entry.problems)
+        self._folder = folder
+
+    def add(self, problems: Sequence[ProblemRecord], tensors: Mapping[str, torch.Tensor]) -> None:
+        from safetensors.torch import save
+
+        # Named by its number: what an interrupted run wrote under that name was never in the index.
+        name = f"shard-{self.num_shards:05d}.safetensors"
+        content = save(dict(tensors))
+        _write_synced(self._folder / name, content)
+        entry = ShardEntry(file=name, sha256=hashlib.sha256(content).hexdigest(), problems=tuple(problems))
+        with (self._folder / INDEX_FILE).open("ab") as index:
+            index.write(entry.model_dump_json().encode() + b"\n")
+            index.flush()
+            os.fsync(index.fileno())
+        self.num_shards += 1
+
+
+@contextmanager
+def writing(folder: Path, header: Header) -> Iterator[CollectionWriter]:
+    """Begin a collection, or go on with the one in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{folder} is being written by another `gambit scorer collect`") from error
+        yield _opened(folder, header)
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _opened(folder: Path, header: Header) -> CollectionWriter:
+    if not (folder / HEADER_FILE).exists():
+        if any(folder.glob("shard-*")):
+            raise UserError(f"{folder} holds shards but no {HEADER_FILE}: give --out a new folder")
+        _write_synced(folder / HEADER_FILE, header.model_dump_json(indent=2).encode())
+        return CollectionWriter(folder, header, [])
+    found = read_header(folder)
+    _check_same(folder, found, header)
+    for leftover in folder.glob(f"*{_TEMPORARY}"):
+        leftover.unlink()
+    _drop_torn_line(folder / INDEX_FILE)
+    return CollectionWriter(folder, found, list(read_index(folder)))
+
+
+def _check_same(folder: Path, found: Header, wanted: Header) -> None:
+    for name in Header.model_fields:
+        before, now = getattr(found, name), getattr(wanted, name)
+        if name not in _MAY_DIFFER and before != now:
+            raise UserError(f"{folder} was begun with {name} = {before}, this run has {now}: "
+                            "use the same settings, or give --out a new folder")  # fmt: skip
+
+
+def _drop_torn_line(index: Path) -> None:
+    """A kill while the last line was being appended: its shard counts as never written."""
+    if not index.exists():
+        return
+    content = index.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with index.open("r+b") as file:
+            file.truncate(len(whole))
+            os.fsync(file.fileno())
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    """All or nothing under its name, also after a power cut."""
+    temporary = path.with_name(path.name + _TEMPORARY)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+Record = TypeVar("Record", bound=_Record)
+
+
+def read_header(folder: Path) -> Header:
+    path = folder / HEADER_FILE
+    if not path.is_file():
+        raise UserError(f"no {HEADER_FILE} in {folder}: give a folder that `gambit scorer collect` wrote")
+    header = _parsed(Header, path.read_bytes(), str(path))
+    if header.format != FORMAT:
+        raise UserError(f"{path}: format {header.format}, this version reads {FORMAT}")
+    return header
+
+
+def read_index(folder: Path) -> Iterator[ShardEntry]:
+    """Every complete line; one that a kill cut short is not there."""
+    path = folder / INDEX_FILE
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield _parsed(ShardEntry, line, f"{path}, line {number}")
+
+
+def _parsed(kind: type[Record], content: bytes, where: str) -> Record:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{where}: damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
+
+
+def read_shards(folder: Path, *, skip_corrupted: bool, on_skip: list[str] | None = None) -> Iterator[Shard]:
+    """The shards of a collection, each checked against its checksum; `on_skip` gathers what was left out and why."""
+    for entry in read_index(folder):
+        try:
+            yield _read_shard(folder, entry)
+        except UserError as error:
+            if not skip_corrupted:
+                raise UserError(f"{error}; --skip-corrupted goes on without its "
+                                f"{len(entry.problems)} problems, or collect them anew") from error  # fmt: skip
+            if on_skip is not None:
+                on_skip.append(f"{error}; {len(entry.problems)} problems are left out")
+
+
+def _read_shard(folder: Path, entry: ShardEntry) -> Shard:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    path = folder / entry.file
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise UserError(f"shard {path} is corrupted: its checksum is not the one in the index")
+        return Shard(entry, load(content))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"shard {path} is corrupted: {error}") from error

@@ -1,0 +1,131 @@
+"""From a collection to the best scorer that can be fitted to it, with what its checkpoint says of its making."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from gambit.engines.local.model import pick_device
+from gambit.errors import UserError
+from gambit.scorers.base import ScorerInfo
+from gambit.training.dataset import Dataset, Division, Part, load_dataset
+from gambit.training.fit import Fitted, Say, fit
+from gambit.training.networks import ARCHITECTURES
+from gambit.training.objectives import AGGREGATIONS, CANDIDATES, Recipe, recipe_for
+from gambit.training.storage import read_header
+from gambit.types import StatePosition
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """What to fit to what; `auto` tries all and keeps what ranks held-out problems best."""
+
+    data: Path
+    architecture: str = "mlp"
+    objective: str = AUTO
+    state_position: str = AUTO
+    layers: tuple[int, ...] = (-1,)
+    division: Division = field(default_factory=Division)
+    changes: Mapping[str, int | float | bool] = field(default_factory=dict)  # of the recipes' own values
+    device: str = AUTO
+    skip_corrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    best: Fitted
+    metadata: dict[str, object]  # for the checkpoint, besides what engines need
+    skipped: tuple[str, ...]  # corrupted shards that were left out
+
+
+def train(
+    plan: TrainPlan, on_progress: Callable[[int, int], None] = lambda done, total: None, say: Say = lambda _: None
+) -> Trained:
+    """Every recipe at every state position, chosen by within-problem ranking and never by telling steps apart."""
+    recipes = recipes_for(plan.architecture, plan.objective, plan.changes)
+    device = pick_device(plan.device)
+    skipped: list[str] = []
+    datasets = _datasets(plan, skipped)
+    tried: list[tuple[Dataset, Fitted]] = []
+    for data in datasets:
+        for recipe in recipes:
+            on_progress(len(tried), len(datasets) * len(recipes))
+            info = info_for(data, plan.architecture)
+            tried.append((data, fit(data, plan.division, recipe, info, device, say)))
+    data, best = max(tried, key=lambda pair: pair[1].held_out_auc)
+    metadata = metadata_of(data, plan.division, best, tried, device)
+    return Trained(best, metadata, tuple(dict.fromkeys(skipped)))
+
+
+def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[Recipe]:
+    if architecture not in ARCHITECTURES:
+        raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
+    names = CANDIDATES[architecture] if objective == AUTO else (objective,)
+    return [dataclasses.replace(recipe_for(name, architecture), **changes) for name in names]  # type: ignore[arg-type]
+
+
+def _datasets(plan: TrainPlan, skipped: list[str]) -> list[Dataset]:
+    known = [str(each) for each in StatePosition]
+    if plan.state_position not in (AUTO, *known):
+        raise UserError(f"unknown state position {plan.state_position!r}: use auto, {', '.join(known)}")
+    wanted = read_header(plan.data).positions if plan.state_position == AUTO else (plan.state_position,)
+    return [
+        load_dataset(plan.data, StatePosition(each), plan.layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
+        for each in wanted
+    ]
+
+
+def info_for(data: Dataset, architecture: str) -> ScorerInfo:
+    """What a scorer trained on this collection needs of a model and an engine."""
+    return ScorerInfo(
+        architecture=architecture,
+        state_position=data.position,
+        aggregation=AGGREGATIONS[architecture],
+        hidden_size=data.header.hidden_size,
+        boundary_rule=data.header.boundary_rule,
+        layers=data.layers,
+        base_model=data.header.model,
+        base_model_hash=data.header.model_hash,
+    )
+
+
+def metadata_of(
+    data: Dataset,
+    division: Division,
+    best: Fitted,
+    tried: Sequence[tuple[Dataset, Fitted]],
+    device: torch.device,
+) -> dict[str, object]:
+    """What a checkpoint says of its making, besides what engines need to know."""
+    parts = {str(part): data.of_part(division, part) for part in Part}
+    training = {
+        "collection": data.header.id,
+        "source": data.header.source,
+        "problems": len(data.problems),
+        "traces_per_problem": data.header.traces_per_problem,
+        "traces": {name: len(traces) for name, traces in parts.items()},
+        "steps": int(data.traces.num_steps.sum()),
+        "division": dataclasses.asdict(division),
+        "device": device.type,
+        "epochs": best.epochs,
+        "best_epoch": best.best_epoch,
+        **dataclasses.asdict(best.recipe),
+    }
+    candidates = [
+        {
+            "objective": fitted.recipe.objective,
+            "state_position": str(each.position),
+            "held_out_auc": fitted.held_out_auc,
+            "epochs": fitted.epochs,
+            "seconds": fitted.seconds,
+            "is_chosen": fitted is best,
+        }
+        for each, fitted in tried
+    ]
+    return {"training": training, "metrics": {"held_out_auc": best.held_out_auc}, "candidates": candidates}

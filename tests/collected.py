@@ -1,0 +1,57 @@
+"""Builders of collections without a model: states in which a direction tells right from wrong, as strongly as asked."""
+
+from pathlib import Path
+
+import torch
+
+from gambit.training.storage import Header, ProblemRecord, TraceRecord, state_name, writing
+
+HIDDEN = 8
+
+
+def header(**changes: object) -> Header:
+    values = {
+        "id": "abc", "source": "made.jsonl", "model": "tiny", "model_hash": "0" * 64, "hidden_size": HIDDEN,
+        "layers": (-1,), "positions": ("before", "boundary"), "boundary_rule": "blank-line", "traces_per_problem": 6,
+        "has_confidence": True, "sampling": {"temperature": 1.0},
+    }  # fmt: skip
+    return Header(**{**values, **changes})
+
+
+def trace_record(num_steps: int, is_correct: bool) -> TraceRecord:
+    return TraceRecord(answer="7", is_correct=is_correct, num_tokens=5 * num_steps, num_steps=num_steps, end="stop")
+
+
+def problem_record(name: str, traces: list[TraceRecord]) -> ProblemRecord:
+    return ProblemRecord(id=name, question=f"what is {name}?", gold="7", traces=tuple(traces))
+
+
+def make_collection(
+    folder: Path, num_problems: int = 40, num_traces: int = 6, signal: float = 2.0, seed: int = 0, **changes: object
+) -> Path:
+    """The signal grows over a trace's steps: the outcome shows late, as in a real one. Wrong traces are longer."""
+    generator = torch.Generator().manual_seed(seed)
+    made = header(traces_per_problem=num_traces, **changes)
+    with writing(folder, made) as writer:
+        for start in range(0, num_problems, 5):
+            names = [f"p{i}" for i in range(start, min(start + 5, num_problems))]
+            problems, states, ends, confidences, tokens = [], [], [], [], []
+            for name in names:
+                records = []
+                for trace in range(num_traces):
+                    is_correct = trace % 2 == 0
+                    count = 4 + int(torch.randint(0, 3, (), generator=generator)) + (not is_correct)
+                    noise = torch.randn(count, made.hidden_size, generator=generator)
+                    noise[:, 0] += signal * (1 if is_correct else -1) * torch.linspace(0.2, 1, count)
+                    states.append(3 * noise + 1)
+                    ends += [5 * (i + 1) for i in range(count)]
+                    confidences += torch.rand(count, generator=generator).tolist()
+                    tokens += list(range(5 * count))
+                    records.append(trace_record(count, is_correct))
+                problems.append(problem_record(name, records))
+            tensors = {state_name(-1, position): torch.cat(states).half() for position in made.positions}
+            tensors["step_ends"] = torch.tensor(ends, dtype=torch.int32)
+            tensors["confidences"] = torch.tensor(confidences)
+            tensors["tokens"] = torch.tensor(tokens, dtype=torch.int32)
+            writer.add(problems, tensors)
+    return folder

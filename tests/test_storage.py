@@ -1,0 +1,129 @@
+"""Collections on disk: what a kill leaves behind, what is damaged, what does not belong together."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from collected import header, make_collection, problem_record, trace_record
+from gambit.errors import UserError
+from gambit.training.dataset import load_dataset
+from gambit.training.storage import INDEX_FILE, read_header, read_index, read_shards, writing
+from gambit.types import StatePosition
+
+NUM_PROBLEMS = 60
+
+
+def number_of(name):
+    return int(name[1:])
+
+
+def write_all(folder):
+    """A writer as `collect` is one: whatever is done already is left out, shards have one to three problems."""
+    rng = random.Random()
+    with writing(folder, header()) as writer:
+        todo = [f"p{i}" for i in range(NUM_PROBLEMS) if f"p{i}" not in writer.done]
+        while todo:
+            names, todo = todo[: (size := rng.randint(1, 3))], todo[size:]
+            values = torch.tensor([float(number_of(name)) for name in names])
+            writer.add([problem_record(name, [trace_record(1, True)]) for name in names], {"value": values})
+            time.sleep(0.002)
+
+
+def test_kills_at_random_moments_lose_and_double_nothing(tmp_path):
+    context, rng = multiprocessing.get_context("fork"), random.Random(7)
+    num_kills, seen = 0, set()
+    while len(seen) < NUM_PROBLEMS:
+        child = context.Process(target=write_all, args=(tmp_path,))
+        child.start()
+        child.join(rng.uniform(0.005, 0.06))
+        if child.is_alive():
+            os.kill(child.pid, signal.SIGKILL)
+            num_kills += 1
+        child.join()
+        found = [problem.id for entry in read_index(tmp_path) for problem in entry.problems]
+        assert seen <= set(found), "a finished problem was lost"
+        assert len(found) == len(set(found)), "a problem was written twice"
+        seen = set(found)
+    assert num_kills >= 3
+    for shard in read_shards(tmp_path, skip_corrupted=False):
+        assert shard.tensors["value"].tolist() == [number_of(problem.id) for problem in shard.entry.problems]
+
+
+def test_a_line_cut_short_never_was(tmp_path):
+    make_collection(tmp_path, num_problems=10)
+    index = tmp_path / INDEX_FILE
+    whole = index.read_bytes()
+    index.write_bytes(whole[:-20])
+    (tmp_path / "shard-00001.safetensors.partial").write_bytes(b"half")
+    assert [p.id for e in read_index(tmp_path) for p in e.problems] == ["p0", "p1", "p2", "p3", "p4"]
+    with writing(tmp_path, header()) as writer:
+        assert writer.num_shards == 1 and "p5" not in writer.done
+        writer.add([problem_record("p5", [trace_record(1, True)])], {"value": torch.ones(1)})
+    assert len(list(read_index(tmp_path))) == 2
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_a_corrupted_shard_is_named_and_skipped_only_when_asked(tmp_path, damage):
+    make_collection(tmp_path, num_problems=15)
+    damage(tmp_path / "shard-00001.safetensors")
+    with pytest.raises(UserError, match=r"shard-00001.safetensors is corrupted.*--skip-corrupted"):
+        load_dataset(tmp_path, StatePosition.BEFORE)
+    skipped = []
+    data = load_dataset(tmp_path, StatePosition.BEFORE, skip_corrupted=True, on_skip=skipped)
+    assert [problem.id for problem in data.problems] == [f"p{i}" for i in (*range(5), *range(10, 15))]
+    assert len(skipped) == 1 and "shard-00001" in skipped[0] and "5 problems" in skipped[0]
+    assert len(data.states) == data.traces.num_steps.sum() == len(data.traces.step_ends)
+
+
+def test_a_collection_is_gone_on_with_under_the_same_settings_only(tmp_path):
+    make_collection(tmp_path, num_problems=5)
+    with (
+        pytest.raises(UserError, match=r"begun with traces_per_problem = 6, this run has 8"),
+        writing(tmp_path, header(traces_per_problem=8)),
+    ):
+        pass
+    with writing(tmp_path, header(id="other", source="more.jsonl")) as writer:
+        assert writer.header.id == "abc" and len(writer.done) == 5
+
+
+def test_two_writers_do_not_meet(tmp_path):
+    with (
+        writing(tmp_path, header()),
+        pytest.raises(UserError, match="another `gambit scorer collect`"),
+        writing(tmp_path, header()),
+    ):
+        pass
+
+
+def test_what_is_no_collection_is_said_so(tmp_path):
+    with pytest.raises(UserError, match=r"no collection.json"):
+        read_header(tmp_path)
+    make_collection(tmp_path, num_problems=5)
+    raw = json.loads((tmp_path / "collection.json").read_text())
+    (tmp_path / "collection.json").write_text(json.dumps({**raw, "format": 9}))
+    with pytest.raises(UserError, match="format 9"):
+        read_header(tmp_path)
+    (tmp_path / INDEX_FILE).write_text("{}\n")
+    with pytest.raises(UserError, match=r"index.jsonl, line 1: damaged"):
+        list(read_index(tmp_path))
+
+
+def test_a_position_or_layer_that_is_not_there_is_refused_with_both(tmp_path):
+    make_collection(tmp_path, num_problems=5, positions=("before",))
+    with pytest.raises(UserError, match=r"'boundary' are wanted, .* holds before"):
+        load_dataset(tmp_path, StatePosition.BOUNDARY)
+    with pytest.raises(UserError, match=r"layers \[-9\] are wanted, .* holds \[-1\]"):
+        load_dataset(tmp_path, StatePosition.BEFORE, (-1, -9))

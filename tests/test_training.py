@@ -1,0 +1,339 @@
+"""From a collection to a judged scorer: ranking, objectives, fits and reports, on hand-computed cases and made data."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collected import HIDDEN, make_collection
+from gambit.errors import UserError
+from gambit.scorers.base import ThoughtBatch
+from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
+from gambit.scorers.simple import ConstantScorer
+from gambit.training.dataset import Division, Part, load_dataset
+from gambit.training.evaluate import conclusions, evaluate, step_scores
+from gambit.training.fit import Steps, fit
+from gambit.training.judging import judge_scorers, report_json
+from gambit.training.networks import MlpNetwork, Spread, build_network
+from gambit.training.objectives import (
+    Batch,
+    Unit,
+    bce,
+    last_step_bce,
+    pairwise,
+    prefix,
+    recipe_for,
+    terms_of,
+)
+from gambit.training.plot import draw
+from gambit.training.ranking import last_steps, mean_estimate, pairs, ratio_estimate, trace_scores
+from gambit.training.train import TrainPlan, info_for, recipes_for, train
+from gambit.types import Aggregation, StatePosition
+
+CPU = torch.device("cpu")
+
+
+def quick(objective, architecture="mlp", **changes):
+    return dataclasses.replace(recipe_for(objective, architecture), max_epochs=6, patience=6, **changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_collection(tmp_path_factory.mktemp("collection"), num_problems=60)
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return load_dataset(folder, StatePosition.BOUNDARY)
+
+
+# -- ranking ---------------------------------------------------------------------------------------------------
+
+
+def test_the_last_step_seen_is_never_before_the_first_and_the_last_at_the_end():
+    assert last_steps(np.array([0, 1, 3, 10]), 0.1).tolist() == [-1, 0, 0, 0]
+    assert last_steps(np.array([0, 1, 3, 10]), 0.5).tolist() == [-1, 0, 1, 4]
+    assert last_steps(np.array([0, 1, 3, 10]), 1.0).tolist() == [-1, 0, 2, 9]
+    assert last_steps(np.array([10]), 0.3).tolist() == [2], "0.3 × 10 is 3, whatever floats say"
+
+
+def test_trace_scores_by_hand():
+    scores = np.array([0.2, 0.4, 0.9, 0.1])  # a trace of three steps, one of none, one of one
+    starts, counts = np.array([0, 3, 3]), np.array([3, 0, 1])
+    mean, last = Aggregation.MEAN, Aggregation.LAST
+    assert trace_scores(scores, starts, counts, 1.0, mean) == pytest.approx([0.5, 0.0, 0.1])
+    assert trace_scores(scores, starts, counts, 1.0, last) == pytest.approx([0.9, 0.0, 0.1])
+    assert trace_scores(scores, starts, counts, 0.5, mean) == pytest.approx([0.3, 0.0, 0.1])
+    assert trace_scores(scores, starts, counts, 0.5, last) == pytest.approx([0.4, 0.0, 0.1])
+
+
+def test_pairs_by_hand():
+    scores = np.array([0.9, 0.5, 0.5, 0.1, 0.7, 0.3])
+    is_correct = np.array([True, True, False, False, True, True])
+    found = pairs(scores, is_correct, np.array([0, 0, 0, 0, 1, 1]), 2)
+    assert found.num_pairs.tolist() == [4, 0] and found.wins.tolist() == [3.5, 0]
+    assert found.auc[0] == 0.875 and math.isnan(found.auc[1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 4)), min_size=1, max_size=30))
+def test_turning_scores_round_turns_the_pairs_round(rows):
+    problem_of, is_correct, scores = (np.array(column) for column in zip(*rows, strict=True))
+    one = pairs(scores.astype(float), is_correct.astype(bool), problem_of, 4)
+    other = pairs(-scores.astype(float), is_correct.astype(bool), problem_of, 4)
+    assert np.allclose(one.wins + other.wins, one.num_pairs)
+    assert one.num_pairs.sum() == sum(a[1] and not b[1] and a[0] == b[0] for a in rows for b in rows)
+
+
+def test_intervals_are_over_problems():
+    same = mean_estimate(np.array([0.7] * 30 + [math.nan] * 5))
+    assert same.value == pytest.approx(0.7) and same.low == pytest.approx(0.7) and same.high == pytest.approx(0.7)
+    coin = mean_estimate(np.array([0.0, 1.0] * 50))
+    assert coin.value == 0.5 and 0.38 < coin.low < 0.43 and 0.57 < coin.high < 0.62
+    assert ratio_estimate(np.array([1.0, 9.0]), np.array([10.0, 10.0])).value == 0.5
+    assert math.isnan(mean_estimate(np.array([math.nan])).value)
+
+
+# -- objectives ------------------------------------------------------------------------------------------------
+
+
+def batch(logits, num_steps, is_correct, problem=(), aggregation=Aggregation.LAST, pos_weight=None):
+    weight = None if pos_weight is None else torch.tensor(pos_weight)
+    problem = torch.tensor(problem or [0] * len(num_steps))
+    return Batch(torch.tensor(logits), torch.tensor(num_steps), torch.tensor(is_correct), problem, aggregation, weight)
+
+
+def cross_entropy(logit, label):
+    return math.log1p(math.exp(-logit if label else logit))
+
+
+def test_bce_counts_real_steps_alike():
+    made = batch([[1.0, -2.0], [0.5, 99.0]], [2, 1], [True, False])
+    expected = (cross_entropy(1, 1) + cross_entropy(-2, 1) + cross_entropy(0.5, 0)) / 3
+    assert bce(made).item() == pytest.approx(expected, rel=1e-5)
+    balanced = batch([[1.0, -2.0], [0.5, 99.0]], [2, 1], [True, False], pos_weight=3.0)
+    expected = (3 * cross_entropy(1, 1) + 3 * cross_entropy(-2, 1) + cross_entropy(0.5, 0)) / 3
+    assert bce(balanced).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_last_step_bce_sees_the_last_real_step():
+    made = batch([[1.0, -2.0], [0.5, 99.0]], [2, 1], [True, False])
+    assert last_step_bce(made).item() == pytest.approx((cross_entropy(-2, 1) + cross_entropy(0.5, 0)) / 2, rel=1e-5)
+
+
+def test_prefix_weighs_traces_alike_and_later_steps_more():
+    made = batch([[1.0, -2.0], [0.5, 99.0]], [2, 1], [True, False])
+    first = (cross_entropy(1, 1) + 2 * cross_entropy(-2, 1)) / 3
+    assert prefix(made).item() == pytest.approx((first + cross_entropy(0.5, 0)) / 2, rel=1e-5)
+
+
+def test_pairwise_compares_within_problems_and_weighs_problems_alike():
+    """One step each, so that every share of the steps is that step. Problem 1 has no pair, problem 2 has two."""
+    logits = [[2.0], [1.0], [5.0], [0.0], [3.0], [-1.0]]
+    made = batch(logits, [1] * 6, [True, False, True, True, False, False], [0, 0, 1, 2, 2, 2])
+    zero, two = cross_entropy(2 - 1, 1), (cross_entropy(0 - 3, 1) + cross_entropy(0 + 1, 1)) / 2
+    assert pairwise(made).item() == pytest.approx((zero + two) / 2, rel=1e-5)
+    assert pairwise(batch([[1.0]], [1], [True])).item() == 0.0
+
+
+def test_pairwise_compares_running_means_where_a_search_would():
+    made = batch([[0.0, 4.0], [0.0, 0.0]], [2, 2], [True, False], aggregation=Aggregation.MEAN)
+    torch.manual_seed(0)
+    drawn = {round(pairwise(made).item(), 4) for _ in range(30)}
+    sigmoid = 1 / (1 + math.exp(-4))
+    assert drawn == {round(math.log(2), 4), round(cross_entropy(20 * ((0.5 + sigmoid) / 2 - 0.5), 1), 4)}
+
+
+def test_objectives_by_name():
+    assert terms_of("prefix+pairwise") == ["prefix", "pairwise"]
+    with pytest.raises(UserError, match="unknown objective 'margin': use auto, bce"):
+        recipes_for("mlp", "bce+margin", {})
+    with pytest.raises(UserError, match="unknown architecture 'lstm': use mlp, sequence"):
+        recipes_for("lstm", "auto", {})
+
+
+def test_the_published_recipe_is_as_published():
+    recipe = recipe_for("bce", "mlp")
+    published = (recipe.unit, recipe.batch_size, recipe.rate, recipe.weight_decay, recipe.max_epochs, recipe.patience)
+    assert published == (Unit.STEP, 128, 1e-4, 1e-5, 20, 5)
+    assert recipe.is_balanced and not recipe.normalises and not recipe.is_decaying and recipe.input_dropout == 0
+    assert recipe_for("last-step-bce", "sequence").unit is Unit.TRACE
+
+
+# -- the data --------------------------------------------------------------------------------------------------
+
+
+def test_the_split_is_by_problem_and_stays_when_problems_join(data):
+    division = Division(0.2, 0.2, seed=3)
+    parts = {part: set(data.traces.problem_of[data.of_part(division, part)]) for part in Part}
+    assert not parts[Part.TRAIN] & parts[Part.TEST] and not parts[Part.TRAIN] & parts[Part.VALIDATION]
+    assert len(set().union(*parts.values())) == len(data.problems) == 60
+    assert all(parts.values()) and len(parts[Part.TRAIN]) > 24
+    assert [division.part_of(f"x{i}") for i in range(9)] == [
+        Division(0.2, 0.2, seed=3).part_of(f"x{i}") for i in range(9)
+    ]
+    with pytest.raises(UserError, match="leave no problem"):
+        Division(0.5, 0.5)
+
+
+def test_steps_are_taken_trace_by_trace(data):
+    steps = Steps.of(data, CPU)
+    taken = steps.take(torch.tensor([3, 0]))
+    for row, trace in zip(taken, (3, 0), strict=True):
+        start, count = data.traces.starts[trace], data.traces.num_steps[trace]
+        assert torch.equal(row[:count], data.states[start : start + count].float()) and not row[count:].any()
+
+
+# -- networks and fits -----------------------------------------------------------------------------------------
+
+
+def test_the_normalisation_is_folded_into_the_checkpoint(data):
+    spread = Spread.of(data.states)
+    assert torch.allclose(spread.mean, data.states.float().mean(0), atol=1e-3)
+    assert torch.allclose(spread.deviation, data.states.float().std(0, correction=0), atol=1e-3)
+    torch.manual_seed(1)
+    network = MlpNetwork(HIDDEN, spread)
+    w1, b1, w2, b2 = network.folded()
+    states = data.states[:20].float()
+    folded = torch.relu(states @ w1.T + b1) @ w2.T + b2
+    assert torch.allclose(folded.squeeze(-1), network(states), atol=1e-5)
+    assert (w1.shape, w2.shape) == ((512, HIDDEN), (1, 512)), "STEP's own shape"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "objective"),
+    [("mlp", "bce"), ("mlp", "prefix+pairwise"), ("sequence", "last-step-bce"), ("sequence", "pairwise")],
+)
+def test_a_fit_finds_the_direction_that_tells_right_from_wrong(data, architecture, objective):
+    # a batch of 128 steps is most of this data: the published rate would need more epochs than a test has
+    changes = {"rate": 2e-3, "batch_size": 16}
+    fitted = fit(data, Division(), quick(objective, architecture, **changes), info_for(data, architecture), CPU)
+    assert fitted.held_out_auc > 0.8
+    assert fitted.scorer.info.architecture == architecture
+    assert fitted.scorer.info.aggregation is (Aggregation.MEAN if architecture == "mlp" else Aggregation.LAST)
+
+
+def test_a_fit_is_seeded_and_stops_early(data):
+    recipe = dataclasses.replace(recipe_for("bce", "mlp"), max_epochs=40, patience=2, rate=0.05)
+    first, second = (fit(data, Division(), recipe, info_for(data, "mlp"), CPU) for _ in range(2))
+    assert first.epochs < 40 and first.epochs == first.best_epoch + 2
+    assert all(torch.equal(a, b) for a, b in zip(first.scorer.weights, second.scorer.weights, strict=True))
+    other = fit(data, Division(), dataclasses.replace(recipe, seed=1), info_for(data, "mlp"), CPU)
+    assert not torch.equal(first.scorer.weights[0], other.scorer.weights[0])
+
+
+def test_too_little_data_is_said_so(tmp_path):
+    few = load_dataset(make_collection(tmp_path, num_problems=2), StatePosition.BEFORE)
+    with pytest.raises(UserError, match="collect more problems"):
+        fit(few, Division(), quick("bce"), info_for(few, "mlp"), CPU)
+
+
+def test_an_unknown_network_is_refused():
+    with pytest.raises(UserError, match="'lstm'"):
+        build_network("lstm", 8, None)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(folder, tmp_path_factory):
+    """One of each architecture, trained on the same collection."""
+    place, found = tmp_path_factory.mktemp("scorers"), {}
+    for architecture, objective in (("mlp", "prefix+pairwise"), ("sequence", "prefix")):
+        plan = TrainPlan(folder, architecture, objective, "boundary", changes={"max_epochs": 3})
+        trained = train(plan)
+        found[architecture] = place / f"{architecture}.safetensors"
+        save_checkpoint(trained.best.scorer, found[architecture], trained.metadata)
+    return found
+
+
+def test_the_best_is_chosen_by_held_out_ranking(folder):
+    told = []
+    plan = TrainPlan(folder, "mlp", "auto", changes={"max_epochs": 1})
+    trained = train(plan, lambda done, total: told.append((done, total)))
+    candidates = trained.metadata["candidates"]
+    assert len(candidates) == 8 == told[-1][1], "four objectives at two state positions"
+    best = max(candidates, key=lambda each: each["held_out_auc"])
+    assert best["is_chosen"] and sum(each["is_chosen"] for each in candidates) == 1
+    assert trained.best.held_out_auc == best["held_out_auc"]
+
+
+def test_a_checkpoint_says_where_it_comes_from(checkpoints, data):
+    for architecture, path in checkpoints.items():
+        info, metadata = load_checkpoint(path).info, read_metadata(path)
+        assert info == dataclasses.replace(info_for(data, architecture))
+        assert (info.base_model, info.base_model_hash, info.hidden_size) == ("tiny", "0" * 64, HIDDEN)
+        assert metadata["training"]["collection"] == "abc" and metadata["training"]["source"] == "made.jsonl"
+        assert metadata["metrics"]["held_out_auc"] > 0.5
+
+
+def test_scores_of_an_evaluation_are_those_of_the_scorer(checkpoints, data):
+    traces = np.array([0, 5])
+    scorer = load_checkpoint(checkpoints["mlp"])
+    scores = step_scores(scorer, data, traces, CPU)
+    start, count = data.traces.starts[5], data.traces.num_steps[5]
+    states = data.states[start : start + count].float()
+    expected = scorer.score(ThoughtBatch(states, torch.zeros(count)))
+    assert scores[start : start + count] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert not scores[data.traces.starts[1] : data.traces.starts[2]].any()
+    history = load_checkpoint(checkpoints["sequence"])
+    expected = history.network(states[None]).sigmoid()[0]
+    assert step_scores(history, data, traces, CPU)[start : start + count] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+# -- judging ---------------------------------------------------------------------------------------------------
+
+
+def test_a_report_says_that_a_scorer_beats_the_baselines(checkpoints, folder, tmp_path):
+    other = make_collection(tmp_path / "other", num_problems=50, seed=9, id="other")
+    report = judge_scorers([str(checkpoints["mlp"]), str(checkpoints["sequence"])], other, "auto", device="cpu")
+    assert (report.num_problems, report.num_mixed, report.num_traces) == (50, 50, 300)
+    by_name = {ranking.name: ranking for ranking in report.rankings}
+    assert list(by_name) == ["mlp", "sequence", "fewer tokens", "fewer steps", "token confidence"]
+    assert by_name["mlp"].auc[1.0].value > 0.9 > by_name["mlp"].auc[0.1].value
+    assert by_name["token confidence"].mean_auc.low < 0.5 < by_name["token confidence"].mean_auc.high
+    assert by_name["fewer steps"].mean_auc.low > 0.5, "wrong traces of this data are longer"
+    assert "mlp beats every baseline" in conclusions(report)
+    assert all(0 <= each.error <= 1 and sum(b.count for b in each.bins) == 300 for each in by_name["mlp"].calibration)
+    draw(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    plain = json.loads(json.dumps(report_json(report)))
+    assert plain["rankings"][0]["auc"]["0.5"]["value"] == by_name["mlp"].auc[0.5].value
+
+
+def test_a_report_says_that_a_scorer_does_not(data):
+    report = evaluate({"constant": (ConstantScorer(), data)}, data.all_traces(), CPU)
+    words = conclusions(report)
+    assert any(line.startswith("constant is worse than fewer steps: mean AUC -0.") for line in words), words
+    assert any(line.startswith("constant does not beat token confidence") for line in words), words
+    assert report.rankings[0].mean_auc.value == 0.5
+
+
+def test_a_scorer_is_judged_by_problems_it_never_saw(checkpoints, folder, data):
+    names = [str(checkpoints["mlp"])]
+    report = judge_scorers(names, folder, "auto", device="cpu")
+    unseen = data.of_part(Division(), Part.TEST)
+    assert report.num_traces == len(unseen) < len(data.all_traces())
+    assert judge_scorers(names, folder, "all", device="cpu").num_traces == len(data.all_traces())
+    with pytest.raises(UserError, match="unknown part 'dev'"):
+        judge_scorers(names, folder, "dev", device="cpu")
+
+
+def test_a_scorer_for_other_states_is_refused(checkpoints, tmp_path):
+    wide = make_collection(tmp_path / "wide", num_problems=5, hidden_size=12)
+    with pytest.raises(UserError, match="mlp expects hidden size 8, the collection has 12"):
+        judge_scorers([str(checkpoints["mlp"])], wide, "auto", device="cpu")
+    before = make_collection(tmp_path / "before", num_problems=5, positions=("before",))
+    with pytest.raises(UserError, match=r"'boundary' are wanted, .* holds before"):
+        judge_scorers([str(checkpoints["mlp"])], before, "auto", device="cpu")
+    other = make_collection(tmp_path / "other", num_problems=5, model_hash="1" * 64)
+    said = []
+    judge_scorers([str(checkpoints["mlp"])], other, "all", device="cpu", warn=said.append)
+    assert len(said) == 1 and "0000" in said[0] and "1111" in said[0]
+
+
+def test_only_pawn_has_a_perfect_judge(checkpoints, folder):
+    with pytest.raises(UserError, match="only pawn's puzzles have a perfect judge"):
+        judge_scorers([str(checkpoints["mlp"])], folder, "all", device="cpu", num_rollouts=2)
