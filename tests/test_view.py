@@ -148,6 +148,16 @@ def test_without_a_tokenizer_tokens_are_numbers_and_the_page_says_why(tmp_path: 
     assert data["run"]["prompt"].strip() == prompt
 
 
+def test_a_tokenizer_may_be_given_by_name_or_loaded(tmp_path: Path):
+    story = Story(tmp_path)
+    moved = (tmp_path / "tokenizer").rename(tmp_path / "elsewhere")
+    log = story.write()
+    for tokenizer in (str(moved), load_tokenizer(str(moved))):
+        write_page(log, tmp_path / "page.html", tokenizer)
+        run = _embedded(tmp_path / "page.html")["run"]
+        assert (run["prompt"], run["notices"]) == ("so?", [])
+
+
 def test_a_page_names_no_folder_of_the_machine():
     assert model_name("/home/someone/gambit/pawn/model") == "pawn"
     assert model_name("/home/someone/models/Qwen3-4B") == "Qwen3-4B"

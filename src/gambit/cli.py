@@ -138,11 +138,12 @@ LAZY: Mapping[str, Callable[[], object]] = {"solve": _solve_command, "bench": cl
 
 def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
     """Flags over the YAML file; what neither names is left to the model's preset."""
+    from gambit.cli_options import overlaid
     from gambit.config import EngineConfig, SearchConfig, build, read_config_file
     from gambit.search.choice import check_search
 
     given = {name: value for name, value in flags.items() if value is not None}
-    values = {**(read_config_file(file) if file else {}), **given}
+    values = overlaid(read_config_file(file) if file else {}, given)
     search = build(SearchConfig, {key: value for key, value in values.items() if key in SearchConfig.model_fields})
     engine = build(EngineConfig, {key: value for key, value in values.items() if key in EngineConfig.model_fields})
     check_search(search)  # an unknown policy or option is refused before the model is loaded

@@ -45,7 +45,7 @@ from gambit.tree import TraceState
 
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
-    "Train one and pass it with --scorer FILE."
+    "Train one (`gambit scorer --help`) and pass it with --scorer FILE."
 )
 
 
