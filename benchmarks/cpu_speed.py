@@ -1,11 +1,12 @@
-"""Tokens per second on a CPU of the local engine, stock vLLM-CPU (eager) and transformers' `generate`: same model, same work.
+"""Tokens per second on a CPU: local engine, stock vLLM-CPU (eager), transformers' `generate`; the same work for all.
 
     python benchmarks/cpu_speed.py --out benchmarks/results/cpu_speed.json        # 2 cores: 4 minutes
 
-The bundled model, a pool of 64 traces of one puzzle, as many tokens each as its traces have in the middle, temperature 1.
-The local engine also scores every thought, as in a search; the others only generate. All three live in this process and
-take turns every few tokens: whatever else the machine does slows all of them, at the same lengths of their traces. A
-round is one pool from its prompt to its end; the figures are medians over rounds with the 95 % bootstrap interval.
+The bundled model, a pool of 64 traces of one puzzle, as many tokens each as its traces have in the median,
+temperature 1. The local engine also scores every thought, as in a search; the others only generate. All three live in
+this process and take turns every few tokens: whatever else the machine does slows all of them, at the same lengths of
+their traces. A round is one pool from its prompt to its end; figures are medians over rounds with the 95 % bootstrap
+interval.
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-for name in ("VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE"):
-    os.environ.setdefault(name, "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 
-import torch
+import torch  # vLLM reads the environment when it is imported, and some of it with torch
 
 from gambit.models import SCORER_FILE, locate
 from gambit.prompts import boundary_rule, load_tokenizer
@@ -152,7 +151,9 @@ def run_round(local: Local, vllm: Vllm, generate: Generate, tokens: int, chunk: 
 
 def summary(rounds: list[dict[str, list[float]]], num_tokens: int) -> dict[str, object]:
     speeds = {name: [num_tokens / sum(each[name]) for each in rounds] for name in ("local", *RIVALS)}
-    ratios = {f"local / {rival}": [a / b for a, b in zip(speeds["local"], speeds[rival], strict=True)] for rival in RIVALS}
+    ratios = {
+        f"local / {rival}": [a / b for a, b in zip(speeds["local"], speeds[rival], strict=True)] for rival in RIVALS
+    }
     return {
         "ratios": {name: spread(values) for name, values in ratios.items()},
         "tokens_per_second": {name: spread(values) for name, values in speeds.items()},
@@ -162,8 +163,11 @@ def summary(rounds: list[dict[str, list[float]]], num_tokens: int) -> dict[str, 
 def spread(values: list[float]) -> dict[str, object]:
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
-    interval = [round(medians[50], 3), round(medians[1949], 3)]
-    return {"median": round(statistics.median(values), 3), "interval_95": interval, "rounds": [round(v, 3) for v in values]}
+    return {
+        "median": round(statistics.median(values), 3),
+        "interval_95": [round(medians[50], 3), round(medians[1949], 3)],
+        "rounds": [round(value, 3) for value in values],
+    }
 
 
 def main() -> None:

@@ -469,7 +469,7 @@ def test_the_token_count_between_samples_stays_close(solve) -> None:
     for event in ev.read_log(Path("here/events.jsonl")):
         if isinstance(event, ev.Sample):
             [view] = display._views.values()
-            assert abs(view.generated - event.generated) <= 2 * 8
+            assert abs(view.generated - event.generated) <= 5 * 8  # a sample comes at least every five steps
         if not isinstance(event, ev.Voted):
             display.on_event("problem", event)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from gambit import events as ev
 from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
@@ -54,7 +56,7 @@ class Trace:
     state: TraceState = TraceState.WAITING
     score: RunningScore = field(default_factory=RunningScore)
     boundary_tokens: int = 0  # length at the last scored boundary
-    own_tokens: tuple[int, ...] = ()  # known once it has ended
+    packed_tokens: array[int] = field(default_factory=lambda: array("i"))  # its own, known once it has ended
     ended_step: int | None = None  # when it said its last token
     was_evicted: bool = False
     end_reason: EndReason | None = None
@@ -76,9 +78,18 @@ class Trace:
         return self.state in LIVE
 
     @property
+    def own_tokens(self) -> tuple[int, ...]:
+        """Made anew at every call: a tuple takes nine times the memory, and a search has millions of tokens."""
+        return tuple(self.packed_tokens)
+
+    @property
+    def num_own_tokens(self) -> int:
+        return len(self.packed_tokens)
+
+    @property
     def num_tokens(self) -> int:
         """Its length after its end, inherited part included."""
-        return self.inherited + len(self.own_tokens)
+        return self.inherited + len(self.packed_tokens)
 
 
 class TraceTree:
@@ -152,10 +163,15 @@ class TraceTree:
 
     def tokens_of(self, trace_id: int) -> tuple[int, ...]:
         """All generated tokens of an ended trace, assembled along its lineage."""
-        tokens: tuple[int, ...] = ()
-        for trace in map(self.traces.__getitem__, self.lineage(trace_id)):
-            tokens = tokens[: trace.inherited] + trace.own_tokens
-        return tokens
+        parts: list[array[int]] = []
+        trace = self.traces[trace_id]
+        length = trace.num_tokens  # how many of its tokens are wanted
+        while True:
+            parts.append(trace.packed_tokens[: max(length - trace.inherited, 0)])
+            if trace.parent is None:
+                break
+            trace, length = self.traces[trace.parent], min(length, trace.inherited)
+        return tuple(chain.from_iterable(reversed(parts)))
 
     # -- the transitions ---------------------------------------------------------------------------------------
 
@@ -210,7 +226,7 @@ class TraceTree:
         if was_ghost:
             assert not tokens, f"ghost {trace_id} spoke"
             return trace
-        trace.own_tokens, trace.ended_step = tokens, step
+        trace.packed_tokens, trace.ended_step = array("i", tokens), step
         return trace
 
     def _pruned(self, event: ev.Pruned) -> None:

@@ -19,9 +19,9 @@ ATTENTION_NAME = "gambit_pool"  # as registered with transformers
 
 @dataclass(slots=True)
 class LayerStore:
-    """One layer's own rows and prompts: values [row or slot, head, position, dim], keys [row or slot, head, dim, position].
+    """One layer, of every row and prompt slot: values [row, head, position, dim], keys [row, head, dim, position].
 
-    Positions last, since a query's product with all keys then runs along memory: twice as fast on a CPU.
+    Keys with positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
     """
 
     row_keys: torch.Tensor
@@ -186,7 +186,8 @@ class DecodePlan:
 
     def _attend(self, layer: LayerStore, q: torch.Tensor, call: LayerCall) -> torch.Tensor:
         """Scores over prompt and own part side by side, one softmax over both."""
-        keys, values = layer.row_keys[: len(q), ..., : self.own_length], layer.row_values[: len(q), :, : self.own_length]
+        keys = layer.row_keys[: len(q), ..., : self.own_length]
+        values = layer.row_values[: len(q), :, : self.own_length]
         q = q * call.scaling  # here and not on the scores, which are many
         own_scores = torch.matmul(q, keys)
         prompt_scores = self._over_prompts(q, layer.prompt_keys[..., : self.prompt_length])
@@ -273,7 +274,8 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) 
         out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scaling, enable_gqa=True)
         return out.transpose(1, 2)
     heads, length, dim = q.shape[1:]
-    grouped = (q * call.scaling).view(1, k.shape[1], -1, length, dim).flatten(2, 3)  # [1, kv heads, group × queries, dim]
+    scaled = q * call.scaling
+    grouped = scaled.view(1, k.shape[1], -1, length, dim).flatten(2, 3)  # [1, kv heads, group × queries, dim]
     mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, float("-inf"))
     scores = torch.matmul(grouped, k.transpose(-1, -2))
     weights = _softmax(scores, mask.repeat(heads // k.shape[1], 1), call, k.shape[1], length).to(v.dtype)

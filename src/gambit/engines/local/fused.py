@@ -1,15 +1,15 @@
-"""The decode step of Llama-like models in few large operations; what it computes differently it does not compute at all.
+"""The decode step of Llama-like models in few large operations; a model that computes anything else is left alone.
 
-Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without their own norms and
-biases), a gated MLP. For these a decode step is written out here: joined projections, residuals added by the product
-itself, no module calls. The weights stay in one place: transformers' modules, which compute prompts, see slices of them.
+Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
+gated MLP. For these a decode step is written out here: joined projections, residuals added by the product itself, no
+module calls. Weights stay in memory once: transformers' modules, which compute the prompts, become slices of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,44 @@ _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj"}
 _LAYER_NORMS = {"input_layernorm", "post_attention_layernorm"}
+
+
+class _RmsNorm(Protocol):
+    weight: torch.Tensor
+    variance_epsilon: float
+
+
+class _Attention(Protocol):
+    head_dim: int
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    q_norm: _RmsNorm  # where there are head norms
+    k_norm: _RmsNorm
+
+
+class _Mlp(Protocol):
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+
+
+class _DecoderLayer(Protocol):
+    input_layernorm: _RmsNorm
+    self_attn: _Attention
+    post_attention_layernorm: _RmsNorm
+    mlp: _Mlp
+
+
+class _Trunk(Protocol):
+    """What `can_fuse` has found a model to be."""
+
+    embed_tokens: nn.Embedding
+    rotary_emb: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    layers: Sequence[_DecoderLayer]
+    norm: _RmsNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +92,9 @@ class Norm:
         return rms_norm(x, self.weight.shape[-1:], None, self.eps).mul_(self.weight)
 
 
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines, and sines with the sign of the first half in them
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer."""
@@ -64,14 +105,12 @@ class Layer:
     output: Projection
     before_mlp: Norm
     gate_up: Projection
-    activation: nn.Module
+    activation: Callable[[torch.Tensor], torch.Tensor]
     down: Projection
     heads: int
     kv_heads: int
 
-    def forward(
-        self, index: int, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], plan: DecodePlan, call: LayerCall
-    ) -> None:
+    def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, call: LayerCall) -> None:
         """Adds to x [n, hidden] in place, as everything in a residual stream does."""
         n = len(x)
         qkv = self.qkv(self.before_attention(x)).view(n, self.heads + 2 * self.kv_heads, -1)
@@ -86,7 +125,7 @@ class Layer:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions; the sign of the first half is in the sines."""
+    """Rotary positions of x [n, heads, dim]."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
@@ -98,12 +137,12 @@ class FusedDecoder:
     """A whole model's decode step. `calls` is what its attention layers ask for, as seen in a pass of its modules."""
 
     def __init__(self, model: PreTrainedModel, calls: Sequence[LayerCall]) -> None:
-        trunk = model.base_model
+        trunk = cast(_Trunk, model.base_model)
         self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
         self._layers = [_fuse(layer) for layer in trunk.layers]
         self._calls = calls
         self._norm = _norm(trunk.norm)
-        self._head = model.get_output_embeddings()
+        self._head = cast(nn.Linear, model.get_output_embeddings())
 
     @torch.inference_mode()
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan) -> Output:
@@ -136,7 +175,7 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
     at = torch.arange(_PROOF_PROMPT, device=model.device)[None]
     run_modules(tokens[:, :_PROOF_PROMPT], at, _Listening(PromptPlan(store, 0), calls))
     positions = torch.tensor([[_PROOF_PROMPT], [last_position]], device=model.device)
-    step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:, 0])
+    step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:1, 0].repeat(2))
     expected = run_modules(*step)
     fused = FusedDecoder(model, calls)
     return fused if all(map(_alike, fused.forward(*step), expected)) else None
@@ -179,14 +218,13 @@ def _alike(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 def can_fuse(model: PreTrainedModel) -> bool:
     """By structure alone. Two models of one structure may still compute differently: `agrees` finds that out."""
-    trunk, head = model.base_model, model.get_output_embeddings()
-    names = {"embed_tokens", "layers", "norm", "rotary_emb"}
+    parts = dict(model.base_model.named_children())
     return (
-        {name for name, _ in trunk.named_children()} == names
-        and isinstance(trunk.embed_tokens, nn.Embedding)
-        and type(head) is nn.Linear
-        and _is_norm(trunk.norm)
-        and all(map(_is_layer, trunk.layers))
+        set(parts) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and isinstance(parts["embed_tokens"], nn.Embedding)
+        and type(model.get_output_embeddings()) is nn.Linear
+        and _is_norm(parts["norm"])
+        and all(map(_is_layer, parts["layers"].children()))
     )
 
 
@@ -204,13 +242,14 @@ def _is_layer(layer: nn.Module) -> bool:
         and _can_join(mlp["down_proj"])
         and all(_is_norm(children[name]) for name in _LAYER_NORMS)
         and all(_is_norm(attention[name]) for name in _HEAD_NORMS & set(attention))
+        and hasattr(children["self_attn"], "head_dim")
         and not [*layer.parameters(recurse=False), *children["self_attn"].parameters(recurse=False)]
     )
 
 
 def _can_join(*modules: nn.Module) -> bool:
     """Plain linear layers, none quantised or adapted."""
-    return all(type(module) is nn.Linear for module in modules) and len({m.bias is None for m in modules}) == 1
+    return all(type(m) is nn.Linear for m in modules) and len({m.bias is None for m in modules}) == 1
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -221,7 +260,7 @@ def _is_norm(module: nn.Module) -> bool:
 # -- taking a model's weights -----------------------------------------------------------------------------------------
 
 
-def _fuse(layer: nn.Module) -> Layer:
+def _fuse(layer: _DecoderLayer) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     dim = attention.head_dim
     heads, kv_heads = attention.q_proj.out_features // dim, attention.k_proj.out_features // dim
@@ -253,10 +292,12 @@ def _join(*linears: nn.Linear) -> Projection:
     return Projection(weight.t(), bias)
 
 
-def _norm(module: nn.Module) -> Norm:
+def _norm(module: _RmsNorm) -> Norm:
     return Norm(module.weight.detach(), module.variance_epsilon)
 
 
-def _head_norms(attention: nn.Module, heads: int, kv_heads: int) -> Norm:
+def _head_norms(attention: _Attention, heads: int, kv_heads: int) -> Norm:
+    """Of all queries and keys at once; norms over anything but single heads do not get past the proof."""
     q, k = attention.q_norm, attention.k_norm
-    return Norm(torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1))), q.variance_epsilon)
+    weight = torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1)))
+    return Norm(weight, q.variance_epsilon)
