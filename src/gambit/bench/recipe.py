@@ -11,9 +11,9 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gambit import registry
 from gambit.config import EngineConfig, PresetSource, SearchConfig, build, unknown_key
 from gambit.errors import UserError
+from gambit.search.choice import check_search
 
 Scalar: TypeAlias = bool | int | float | str
 Positive = Annotated[int, Field(ge=1)]
@@ -115,8 +115,8 @@ class Recipe:
         self.bench.part  # noqa: B018 # refuses a shard that does not exist
         build(EngineConfig, self.engine)
         for variant in self.variants():
-            registry.load("gambit.policies", variant.policy)
             config = self.search_config(variant, 0, {})
+            check_search(config)
             if config.preset is PresetSource.AUTO:
                 raise UserError("preset auto learns from earlier problems, so that results would depend on their "
                                 "order: give swap_size, check_interval and warmup_tokens instead")  # fmt: skip
