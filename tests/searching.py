@@ -99,9 +99,9 @@ def run_one(engine: Engine, settings: SearchSettings, **options: object) -> Watc
     return watched
 
 
-def check_victims(events: list[ev.Event]) -> list[int]:
-    """Who lost its memory. Each is recomputed from the log by independent code: scored before unscored, lowest mean
-    first, youngest on a tie."""
+def check_victims(events: list[ev.Event], *, unscored_first: bool = False) -> list[int]:
+    """Who lost its memory. Each is recomputed from the log by independent code: scored before unscored (or after),
+    lowest mean first, youngest on a tie."""
     scores: dict[int, list[float]] = defaultdict(list)
     running: set[int] = set()
     victims: list[int] = []
@@ -116,8 +116,12 @@ def check_victims(events: list[ev.Event]) -> list[int]:
                     scores[trace].append(value)
             case ev.Evicted(trace=trace, reason="pressure") | ev.Pruned(trace=trace, reason="pressure"):
                 means = {t: sum(scores[t]) / len(scores[t]) for t in running if scores[t]}
-                lowest = min(means, key=lambda t: (means[t], -t)) if means else max(running)
-                assert trace == lowest or abs(means[trace] - means[lowest]) < 1e-6
+                unscored = running - set(means)
+                if unscored and (unscored_first or not means):
+                    assert trace == max(unscored)
+                else:
+                    lowest = min(means, key=lambda t: (means[t], -t))
+                    assert trace == lowest or abs(means[trace] - means[lowest]) < 1e-6
                 running.discard(trace)
                 victims.append(trace)
             case (

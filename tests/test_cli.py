@@ -162,6 +162,15 @@ def test_flags_override_the_config_file_and_the_rest_stays_open(solve) -> None:
     assert header["settings"]["swap_size"] == 1  # worked out
 
 
+def test_options_of_a_policy_are_laid_over_those_of_the_config_file_one_by_one(solve) -> None:
+    block = "policy: deepconf\npolicy_options:\n  warmup_traces: 2\n  window_tokens: 9\n"
+    Path("run.yaml").write_text(block)
+    outcome = solve("a=1", "--config", "run.yaml", "--policy-option", "window_tokens=4", "--out", "here", "--json")
+    header = json.loads(Path("here/events.jsonl").read_text().splitlines()[0])
+    assert outcome.code == 0 and header["vote"] == "lowest-confidence"
+    assert header["settings"]["policy_options"] == {"warmup_traces": 2, "window_tokens": 4, "percentile": 90.0}
+
+
 def test_every_config_field_has_its_option() -> None:
     text = Outcome("solve", "--help").out
     special = {"enable_thinking", "engine_options", "policy_options"}
@@ -460,7 +469,7 @@ def test_the_token_count_between_samples_stays_close(solve) -> None:
     for event in ev.read_log(Path("here/events.jsonl")):
         if isinstance(event, ev.Sample):
             [view] = display._views.values()
-            assert abs(view.generated - event.generated) <= 2 * 8
+            assert abs(view.generated - event.generated) <= 5 * 8  # a sample comes at least every five steps
         if not isinstance(event, ev.Voted):
             display.on_event("problem", event)
 

@@ -16,8 +16,8 @@ from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
 from gambit.training.dataset import Division, Part, load_dataset
-from gambit.training.evaluate import conclusions, evaluate, step_scores
-from gambit.training.fit import Steps, fit
+from gambit.training.evaluate import conclusions, evaluate
+from gambit.training.fit import fit
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.networks import MlpNetwork, Spread, build_network
 from gambit.training.objectives import (
@@ -32,6 +32,7 @@ from gambit.training.objectives import (
 )
 from gambit.training.plot import draw
 from gambit.training.ranking import last_steps, mean_estimate, pairs, ratio_estimate, trace_scores
+from gambit.training.scoring import Steps, step_scores
 from gambit.training.train import TrainPlan, info_for, recipes_for, train
 from gambit.types import Aggregation, StatePosition
 
@@ -281,6 +282,22 @@ def test_scores_of_an_evaluation_are_those_of_the_scorer(checkpoints, data):
     history = load_checkpoint(checkpoints["sequence"])
     expected = history.network(states[None]).sigmoid()[0]
     assert step_scores(history, data, traces, CPU)[start : start + count] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_history_scorer_of_somebody_else_is_asked_step_by_step(checkpoints, data):
+    """Only what the protocol offers: the sequence scorer behind it must come out the same either way."""
+    inner = load_checkpoint(checkpoints["sequence"])
+
+    class Theirs:
+        info, max_past = inner.info, inner.max_past
+
+        def to(self, device):
+            return self
+
+        memory, score_next, score = inner.memory, inner.score_next, inner.score
+
+    traces = data.all_traces()[:40]
+    assert step_scores(Theirs(), data, traces, CPU) == pytest.approx(step_scores(inner, data, traces, CPU), abs=1e-4)
 
 
 # -- judging ---------------------------------------------------------------------------------------------------

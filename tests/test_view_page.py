@@ -108,7 +108,7 @@ def test_a_click_shows_the_text_with_inherited_and_own_part(page: Browser, story
     assert HOSTILE in inherited[1] and page.run("document.querySelectorAll('#trace img').length") == 0
     scores = page.run("[...document.querySelectorAll('.thought b')].map((node) => node.textContent)")
     assert [score for score in scores if score] == ["0.90", "0.50", "0.10"]
-    assert page.text("#trace dl").endswith("answer\n9") and page.run("location.hash") == "#trace-3"
+    assert page.text("#trace dl").endswith("answer\n9\nvote\n0.50") and page.run("location.hash") == "#trace-3"
     assert page.run("document.querySelector('#tree').classList.contains('focused')")
 
 
@@ -182,3 +182,9 @@ def test_dark_screens_get_a_dark_page(page: Browser) -> None:
     page.prefer("dark")
     page.wait_for("getComputedStyle(document.body).backgroundColor === 'rgb(18, 22, 28)'")
     assert picture(page) != light
+
+
+def test_a_browser_that_cannot_unpack_says_so(page: Browser) -> None:
+    page.run("delete window.DecompressionStream")
+    pick(page, 0, 180)
+    assert "cannot unpack the text" in page.text("#trace .notice") and "0.70" in page.text("#trace")

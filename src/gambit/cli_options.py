@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated
 
 import typer
@@ -20,8 +20,8 @@ OFF_SWITCHES = {"enable_thinking": "--no-thinking"}  # for what is on by default
 PAIRS = {"engine_options": "--engine-option", "policy_options": "--policy-option"}
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option per config field in place of its `**flags`.
+def with_config_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """The command with one option per config field, but those it is `without`, in place of its `**flags`.
 
     Every option is text and None where it was not given: pydantic checks the values, and a preset fills the gaps.
     """
@@ -35,14 +35,26 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**{**values, **turned_off, **pairs})
 
     wrapped.__doc__ = command.__doc__
-    wrapped.__signature__ = inspect.Signature([*named, *_parameters()])  # type: ignore[attr-defined]
+    wrapped.__signature__ = inspect.Signature([*named, *_parameters(without)])  # type: ignore[attr-defined]
     return wrapped
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
+def overlaid(file: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:
+    """Flags over a recipe; options of an engine or a policy one by one."""
+    values = {**file, **flags}
+    for name in PAIRS:
+        below, above = file.get(name), flags.get(name)
+        if isinstance(below, dict) and isinstance(above, dict):
+            values[name] = {**below, **above}
+    return values
+
+
+def _parameters(without: Collection[str]) -> Iterator[inspect.Parameter]:
     for panel, model in PANELS.items():
         schema = model.model_json_schema()["properties"]
         for name, field in model.model_fields.items():
+            if name in without:
+                continue
             option = _option(name, field, _metavar(name, field, schema[name]), panel)
             kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
             annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written

@@ -142,7 +142,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The pool at one moment: taken at every wake of the policy and at the end."""
+    """The pool at one moment: taken at every wake of the policy, every check interval and at the end."""
 
     step: int
     running: int

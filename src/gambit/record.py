@@ -93,6 +93,13 @@ class SearchResult:
     error: str | None = None  # why it failed, where it did
     log_error: str | None = None  # why its log is incomplete, where it is
 
+    @classmethod
+    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
+        """Of a search that has nothing to show but why."""
+        return cls(
+            problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error
+        )
+
     def to_json(self) -> dict[str, ev.Json]:
         """Plain values, ready for `json.dumps`."""
         return dataclasses.asdict(self)

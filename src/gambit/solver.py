@@ -33,7 +33,7 @@ from gambit.engines.vllm import versions
 from gambit.errors import GambitWarning, UserError
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
-from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
+from gambit.record import SearchRecord, SearchResult
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.search.choice import embedder_of, make_policy, policy_options, vote_of, with_fixed_pool, with_needs
@@ -42,11 +42,10 @@ from gambit.search.loop import Search, run_searches
 from gambit.search.policy import Policy, needs_of
 from gambit.sink import EventCallback, EventSink
 from gambit.tree import TraceState
-from gambit.types import StopReason
 
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
-    "Train one and pass it with --scorer FILE."
+    "Train one (`gambit scorer --help`) and pass it with --scorer FILE."
 )
 
 
@@ -133,7 +132,8 @@ class Solver:
                 try:
                     run = self._prepare(problem, config or SearchConfig(), folder, extractor, on_event)
                 except UserError as error:
-                    refused.append(_refused(problem, config or SearchConfig(), str(error)))
+                    asked = config or SearchConfig()
+                    refused.append(SearchResult.failed(problem.id, asked.policy, asked.seed, str(error)))
                     continue
                 runs[run.search.number] = run
                 yield run.search
@@ -336,13 +336,6 @@ def _auto_engine(device: str) -> str:
     import torch
 
     return "vllm" if torch.cuda.is_available() else "local"
-
-
-def _refused(problem: Problem, config: SearchConfig, error: str) -> SearchResult:
-    return SearchResult(
-        problem.id, None, (), 0.0, 0, config.policy, config.seed, Counts(), Tokens(), Seconds(),
-        StopReason.FAILED, error=error,
-    )  # fmt: skip
 
 
 def _last_words(problem: Problem) -> str:

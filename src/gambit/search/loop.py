@@ -120,6 +120,8 @@ class Search:
             self._reader.note(step.scored)
         if self._is_wanted(step):
             self._ask_policy()
+        elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
+            self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
             self._is_settled = is_over(consensus, self.record, self._needs, self._hooks.equivalent)
         self._end_if_due()

@@ -13,10 +13,8 @@ from gambit.errors import UserError
 from gambit.pawn.judge import FRACTIONS, judge
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.pawn.vocabulary import END, decode
-from gambit.scorers.base import Scorer, ThoughtBatch
-from gambit.scorers.sequence import SequenceScorer
+from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
-from gambit.training.fit import Steps, network_scores
 from gambit.training.ranking import (
     CURVE,
     QUARTERS,
@@ -31,6 +29,7 @@ from gambit.training.ranking import (
     ratio_estimate,
     trace_scores,
 )
+from gambit.training.scoring import step_scores
 from gambit.types import Aggregation
 
 NUM_BINS = 10
@@ -133,26 +132,6 @@ def evaluate(
 
 
 # -- scores ----------------------------------------------------------------------------------------------------
-
-
-def step_scores(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> Floats:
-    """[step] scores as a search would see them; steps of other traces stay 0."""
-    steps = Steps.of(data, device)
-    if isinstance(scorer, SequenceScorer):
-        return network_scores(scorer.to(device).network, steps, traces)
-    own, found = scorer.to(device), np.zeros(len(data.states))
-    places = np.concatenate([_places(data, trace) for trace in traces.tolist()] or [np.zeros(0, np.int64)])
-    for chunk in torch.split(torch.from_numpy(places), 65_536):
-        confidences = torch.from_numpy(data.traces.confidences[chunk.numpy()]).to(device)
-        states = data.states[chunk].to(device).float()
-        with torch.inference_mode():
-            found[chunk.numpy()] = own.score(ThoughtBatch(states, confidences)).double().cpu().numpy()
-    return found
-
-
-def _places(data: Dataset, trace: int) -> Ints:
-    start = data.traces.starts[trace]
-    return np.arange(start, start + data.traces.num_steps[trace])
 
 
 def _scorer_ranking(name: str, scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> _Measured:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,48 +15,11 @@ from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.networks import Spread, as_scorer, build_network
 from gambit.training.objectives import AGGREGATIONS, Batch, Recipe, Unit
-from gambit.training.ranking import QUARTERS, Floats, Ints, mean_auc, pairs, trace_scores
+from gambit.training.ranking import QUARTERS, Ints, mean_auc, pairs, trace_scores
+from gambit.training.scoring import Steps, network_scores
 from gambit.types import Aggregation
 
-SCORING_STEPS = 65_536  # padded steps scored at once
-DEVICE_SHARE = 0.6  # of a GPU's free memory that the data may take
-
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """All steps on the device where the fit runs, or beside it when they do not fit."""
-
-    states: Tensor  # [step, feature]
-    starts: Tensor  # [trace]
-    num_steps: Tensor
-    is_correct: Tensor
-    problem_of: Tensor
-    device: torch.device
-
-    @classmethod
-    def of(cls, data: Dataset, device: torch.device) -> Steps:
-        room = DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
-        states = data.states.to(device) if data.states.nbytes < room else data.states
-        columns = (data.traces.starts, data.traces.num_steps, data.traces.is_correct, data.traces.problem_of)
-        starts, num_steps, is_correct, problem_of = (torch.from_numpy(column).to(device) for column in columns)
-        return cls(states, starts, num_steps, is_correct, problem_of, device)
-
-    def take(self, traces: Tensor) -> Tensor:
-        """[trace, step, feature] of some traces, zeros after their last step."""
-        longest = int(self.num_steps[traces].max())
-        offsets = torch.arange(longest, device=self.device)
-        is_real = offsets < self.num_steps[traces, None]
-        places = torch.where(is_real, self.starts[traces, None] + offsets, 0)
-        return self._rows(places) * is_real[..., None]
-
-    def take_steps(self, steps: Tensor) -> Tensor:
-        """[step, 1, feature]: each step as a trace of its own."""
-        return self._rows(steps)[:, None]
-
-    def _rows(self, places: Tensor) -> Tensor:
-        return self.states[places.to(self.states.device)].to(self.device).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,32 +172,6 @@ def _copied(network: nn.Module) -> dict[str, Tensor]:
 
 
 # -- ranking ---------------------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def network_scores(network: nn.Module, steps: Steps, traces: Ints) -> Floats:
-    """[step] probabilities at the steps of some traces, zeros elsewhere."""
-    network.eval()
-    found = torch.zeros(len(steps.states), dtype=torch.float32, device=steps.device)
-    for batch in _by_length(steps, traces):
-        probabilities = network(steps.take(batch)).sigmoid()
-        offsets = torch.arange(probabilities.shape[1], device=steps.device)
-        is_real = offsets < steps.num_steps[batch, None]
-        found[(steps.starts[batch, None] + offsets)[is_real]] = probabilities[is_real]
-    return found.double().cpu().numpy()
-
-
-def _by_length(steps: Steps, traces: Ints) -> Iterator[Tensor]:
-    lengths = steps.num_steps.cpu().numpy()
-    order = sorted((trace for trace in traces.tolist() if lengths[trace] > 0), key=lambda trace: int(lengths[trace]))
-    batch: list[int] = []
-    for trace in order:
-        if batch and (len(batch) + 1) * lengths[trace] > SCORING_STEPS:
-            yield torch.tensor(batch, device=steps.device)
-            batch = []
-        batch.append(trace)
-    if batch:
-        yield torch.tensor(batch, device=steps.device)
 
 
 def held_out_auc(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, aggregation: Aggregation) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from gambit import events as ev
 from gambit.answers import Grader
 from gambit.errors import UserError
+from gambit.prompts import Tokenizer
 from gambit.view import data
 from gambit.view.history import History, find_log, follow
 from gambit.view.text import TokenText, read_tokens, tokenizer_of
@@ -20,11 +21,11 @@ SCRIPTS = ("model.js", "paint.js", "tree.js", "charts.js", "panel.js", "main.js"
 NO_TEXT = "Traces are shown as token numbers, because their tokenizer cannot be read here: {reason}"
 
 
-def write_page(run_log: Path, out: Path, tokenizer: str | None = None) -> None:
+def write_page(run_log: Path, out: Path, tokenizer: str | Tokenizer | None = None) -> None:
     """Write the tree page of one event log, or of a folder that holds one.
 
-    The text of the traces is decoded with the tokenizer that the log names, or with `tokenizer` (a folder or a hub
-    name); without either the page shows token numbers and says so.
+    The text of the traces is decoded with the tokenizer that the log names, or with `tokenizer`: a folder, a hub name,
+    or a loaded one where many pages are written. Without any the page shows token numbers and says so.
     """
     history = follow(ev.read_log(find_log(run_log)))
     text, problems = _text_of(history, tokenizer)
@@ -37,13 +38,14 @@ def write_page(run_log: Path, out: Path, tokenizer: str | None = None) -> None:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
 
 
-def _text_of(history: History, named: str | None) -> tuple[TokenText, list[str]]:
+def _text_of(history: History, given: str | Tokenizer | None) -> tuple[TokenText, list[str]]:
     traces, started = history.record.tree.traces, history.record.started
     tokens = chain(started.prompt_tokens, chain.from_iterable(trace.own_tokens for trace in traces))
     try:
-        return read_tokens(tokens, tokenizer_of(started, named)), []
+        loaded = tokenizer_of(started, given) if given is None or isinstance(given, str) else given
+        return read_tokens(tokens, loaded), []
     except UserError as error:
-        if named is not None:
+        if given is not None:
             raise
         return read_tokens(tokens, None), [NO_TEXT.format(reason=error)]
 

@@ -114,6 +114,7 @@ class GambitWorker(adapter.Worker):
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
         self._projection = Projection(self.device)
+        # Always: a later search may ask for confidence, and what nobody asks for costs one call per step.
         adapter.tap_sampler(self.model_runner, self._see_logits)
         return result
 

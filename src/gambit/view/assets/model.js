@@ -1,6 +1,7 @@
 // The run as the page holds it: columns, lineage, running scores and texts. It knows nothing of pixels.
 
 const NONE = -1;
+const MOST_TEXTS = 64; // kept unpacked
 
 class Run {
   constructor(data, store) {
@@ -94,7 +95,10 @@ class Run {
 
   // The bytes of a trace's whole text: its parent's up to the branch, then its own.
   bytes(trace) {
-    if (!this.known.has(trace)) this.known.set(trace, this.assemble(trace));
+    if (!this.known.has(trace)) {
+      if (this.known.size >= MOST_TEXTS) this.known.delete(this.known.keys().next().value);
+      this.known.set(trace, this.assemble(trace));
+    }
     return this.known.get(trace);
   }
 

@@ -23,7 +23,10 @@ function traceFacts(run, trace) {
     ["tokens", `${number(traces.own[trace])} own` + (parent === NONE ? "" : ` + ${number(traces.inherited[trace])} inherited`)],
     ["thoughts", `${number(traces.thoughts[trace])} own` + (parent === NONE ? "" : ` + ${number(traces.seen[trace])} inherited`)],
   ];
-  if (run.stateName(trace) === "finished") facts.push(["answer", traces.answer[trace] ?? "none"]);
+  const answer = traces.answer[trace];
+  if (run.stateName(trace) === "finished" || answer !== null) facts.push(["answer", answer ?? "none"]);
+  if (run.voteOf[trace] !== NONE) facts.push(["vote", decimal(traces.weight[trace])]);
+  else if (answer !== null) facts.push(["vote", "none"]);
   return facts;
 }
 
@@ -90,7 +93,12 @@ async function tracePanel(run, trace, colours, onTrace) {
   if (path.length > 1) parts.push(el("h2", {}, "Lineage"), el("div", { class: "chips" }, ...path.map(chip)));
   if (children.length > 0) parts.push(el("h2", {}, "Branches from it"), el("div", { class: "chips" }, ...children.map(chip)));
   parts.push(el("h2", {}, run.run.is_decoded ? "Text" : "Token numbers"));
-  const bytes = await run.bytes(trace), cut = wholeCharacter(bytes, traces.cut[trace]);
+  const bytes = await run.bytes(trace).catch((error) => error);
+  if (bytes instanceof Error) {
+    parts.push(el("p", { class: "notice" }, `This browser cannot unpack the text: ${bytes.message}`));
+    return { parts, canvas };
+  }
+  const cut = wholeCharacter(bytes, traces.cut[trace]);
   const pieces = thoughtPieces(run, trace, bytes, cut);
   if (traces.parent[trace] !== NONE) parts.push(inheritedPart(run, trace, pieces.inherited, colours));
   parts.push(el("div", { class: "part-title" }, `Its own, ${number(traces.own[trace])} tokens`));

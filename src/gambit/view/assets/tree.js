@@ -213,7 +213,7 @@ class Tree {
       MARKS.ghost(ink, x - r - 1, y, r);
       if (state === "pruned") MARKS.pruned(ink, axis.x(run.traces.left[trace]) + r + 1, y, r);
     } else if (MARKS[state]) MARKS[state](ink, x, y, r);
-    if (state === "finished" && (this.rowHeight >= LABELLED || boldness > 1)) this.answer(ink, trace, x + r + 5, y);
+    if ((state === "finished" || run.traces.answer[trace] !== null) && (this.rowHeight >= LABELLED || boldness > 1)) this.answer(ink, trace, x + r + 5, y);
   }
 
   answer(ink, trace, x, y) {
