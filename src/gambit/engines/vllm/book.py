@@ -71,6 +71,9 @@ class TraceBook:
         self._rules: dict[BoundaryRule, int] = {}
         self._detectors: list[ThoughtTables] = []
         self._num_admissions = 0
+        self._rows: list[str] = []  # of the last report: mostly those of the next
+        self._entries: list[Entry] = []
+        self._slots = np.zeros(0, np.int64)
 
     # -- traces come and go ------------------------------------------------------------------------------------
 
@@ -124,11 +127,12 @@ class TraceBook:
 
     def read(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> None:
         """Fold in the tokens in `report` and add to it the thoughts that ended and were scored with them."""
-        entries = [self.entries[request] for request in report.rows]
-        slots = np.fromiter((entry.slot for entry in entries), np.int64, len(entries))
-        before = self._table[slots]
+        if report.rows != self._rows:  # requests are never named twice, so that the same names are the same traces
+            self._rows, self._entries = report.rows, [self.entries[request] for request in report.rows]
+            self._slots = np.fromiter((entry.slot for entry in self._entries), np.int64, len(self._entries))
+        entries, slots, table = self._entries, self._slots, self._table
+        before = table[slots]
         flags, is_boundary = self._advance(before, np.array(report.tokens, np.int64))
-        table = self._table
         table["flags"][slots] = flags
         table["is_pending"][slots] = is_boundary
         table["num_tokens"][slots] += 1
