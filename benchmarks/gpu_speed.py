@@ -157,7 +157,7 @@ class Bench:
             return {"tokens_per_second": count / (time.perf_counter() - began)}
         pool = Pool("sc" if name == "scoring" else "gambit", args.capacity, args.tokens, args.swap_size, args.interval)
         done, seconds = run_pool(Watched(self.ours), pool, self.number, self.vocab_size)
-        assert done.result.counts.completed == args.capacity, done.result.counts
+        assert done.result.counts.completed >= args.capacity, done.result.counts
         return {"tokens_per_second": done.num_generated / seconds, **shares(done, seconds)}
 
     # -- reuse -------------------------------------------------------------------------------------------------

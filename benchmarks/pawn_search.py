@@ -127,7 +127,7 @@ def score(
         puzzle = puzzles[record.started.problem_id]
         if label == "sc":
             plain[record.started.problem_id] = record
-            for kind in VoteKind:
+            for kind in (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION):
                 name = "sc" if kind is VoteKind.MAJORITY else f"sc, {kind.value} vote"
                 note(tallies[name], record, is_right(voted(record, kind), puzzle))
             done = list(record.tree.in_state(TraceState.FINISHED))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.types import Admitted, Progress, SearchStep, StepBatch, StepSeconds, TraceKey, TraceSpec
+from gambit.types import Admitted, PressureAction, Progress, SearchStep, StepBatch, StepSeconds, TraceKey, TraceSpec
 
 
 @dataclass
@@ -39,6 +39,9 @@ class PuppetEngine:
     def progress(self, search: int) -> Mapping[int, Progress]:
         return {trace: Progress(n, self.thinking.get(trace, True)) for trace, n in self.lengths.items()}
 
+    def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
+        return (0,) * (self.lengths[key.trace] - start)
+
     def close_search(self, search: int) -> None:
         self.closed.append(search)
 
@@ -50,7 +53,8 @@ class PuppetEngine:
         self.at += 1
         for trace in self.lengths:
             self.lengths[trace] += 1
-        for gone in (*step.finished, *step.evicted):
+        lost = [trace for trace in step.evicted if trace.action is not PressureAction.QUEUE]
+        for gone in (*step.finished, *lost):
             self.lengths.pop(gone.trace, None)
         return StepBatch({1: step}, 0, 1 << 20, StepSeconds())
 

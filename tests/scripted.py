@@ -7,7 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.engines.confidence import ConfidenceTracks
 from gambit.types import (
     Admitted,
     Aggregation,
@@ -49,6 +52,8 @@ class ScriptedEngine:
     waiting: dict[TraceKey, ScriptedTrace] = field(default_factory=dict)
     num_steps: int = 0
     num_preempted: int = 0
+    searches: dict[int, SearchSpec] = field(default_factory=dict)
+    tracks: ConfidenceTracks = field(default_factory=ConfidenceTracks)
     emitted: dict[TraceKey, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -63,7 +68,7 @@ class ScriptedEngine:
         raise AssertionError("a scripted engine has no text")
 
     def open(self, spec: SearchSpec) -> None:
-        pass
+        self.searches[spec.search] = spec
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
         for spec in specs:
@@ -71,15 +76,22 @@ class ScriptedEngine:
             if spec.parent is not None:
                 tokens = self.running[spec.parent].tokens[: spec.inherited]
             assert len(tokens) == spec.inherited
+            if window := self.searches[spec.key.search].confidence_window:
+                self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
             self.waiting[spec.key] = ScriptedTrace(spec, tokens, spec.score, self.num_steps)
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         pools = (self.running, self.waiting)
+        for key in keys:
+            self.tracks.forget(key)
         return {key: tuple(next(p for p in pools if key in p).pop(key).tokens) for key in keys}
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = {**self.waiting, **self.running}
         return {key.trace: Progress(len(t.tokens), True) for key, t in traces.items() if key.search == search}
+
+    def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
+        return {**self.waiting, **self.running}[key].tokens[start:]
 
     def close_search(self, search: int) -> None:
         assert not [key for key in (*self.running, *self.waiting) if key.search == search]
@@ -96,6 +108,7 @@ class ScriptedEngine:
         evicted = self._make_room()
         admitted = [] if evicted else self._admit()
         scored, finished = [], []
+        low = self._fold_confidence()
         for key, trace in list(self.running.items()):
             token = self.rng.randrange(1 << 30)
             trace.tokens.append(token)
@@ -103,11 +116,14 @@ class ScriptedEngine:
             if self.rng.random() < self.thought_chance:
                 score = self.scores.get(key.trace, self.rng.random())
                 trace.score = trace.score.add(score)
-                scored.append((key.search, ThoughtScore(key.trace, score, len(trace.tokens))))
+                thought = ThoughtScore(key.trace, score, len(trace.tokens), self._embedding(key))
+                scored.append((key.search, thought))
             is_long = len(trace.tokens) >= trace.spec.max_new_tokens
-            if is_long or self.rng.random() < self.finish_chance:
-                reason = EndReason.LENGTH if is_long else EndReason.STOP
-                finished.append((key.search, Finished(key.trace, reason, tuple(trace.tokens))))
+            if is_long or key in low or self.rng.random() < self.finish_chance:
+                by_rule = EndReason.CONFIDENCE if key in low else EndReason.STOP
+                reason = EndReason.LENGTH if is_long else by_rule
+                done = Finished(key.trace, reason, tuple(trace.tokens), self.tracks.end(key))
+                finished.append((key.search, done))
         num_tokens = defaultdict(int)
         for key in self.running:
             num_tokens[key.search] += 1
@@ -125,6 +141,16 @@ class ScriptedEngine:
         }
         return StepBatch(searches, self.used, self.kv_tokens, StepSeconds())
 
+    def _fold_confidence(self) -> set[TraceKey]:
+        followed = [key for key in self.running if key in self.tracks]
+        values = np.array([self.rng.uniform(0, 20) for _ in followed], np.float32)
+        return set(self.tracks.fold(followed, values)) if followed else set()
+
+    def _embedding(self, key: TraceKey) -> tuple[float, ...] | None:
+        size = self.searches[key.search].embedding_size
+        vector = np.array([self.rng.gauss(1, 0.3) for _ in range(size)])
+        return tuple((vector / np.linalg.norm(vector)).tolist()) if size else None
+
     def _make_room(self) -> list[tuple[int, Evicted]]:
         evicted = []
         while self.running and self.used + len(self.running) > self.kv_tokens:
@@ -134,7 +160,9 @@ class ScriptedEngine:
             tokens = () if action is PressureAction.QUEUE else tuple(trace.tokens)
             score = trace.score.value(Aggregation.MEAN)
             evicted.append((key.search, Evicted(key.trace, action, score, len(trace.tokens), tokens)))
-            if action is PressureAction.QUEUE:
+            if action is not PressureAction.QUEUE:
+                self.tracks.forget(key)
+            else:
                 self.num_preempted += 1
                 trace.since = self.num_steps
                 self.waiting = {key: trace, **self.waiting}

@@ -10,13 +10,28 @@ from gambit import events as ev
 from gambit.config import BranchPoint, SearchSettings
 from gambit.engines.base import Engine, SearchSpec
 from gambit.prompts import BoundaryRule
-from gambit.search.loop import Hooks, Search, run_searches
-from gambit.search.self_consistency import SelfConsistency
-from gambit.search.tournament import Tournament
+from gambit.search.choice import load_policy
+from gambit.search.facts import Hooks
+from gambit.search.loop import Search, run_searches
+from gambit.search.policy import needs_of
 from gambit.types import Aggregation, Sampling
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
-POLICIES = {"gambit": Tournament, "sc": SelfConsistency}
+
+# Every policy with options that make something happen in traces of a few dozen tokens.
+POLICY_OPTIONS = {
+    "best-of-n": [{}],
+    "deepconf": [{"warmup_traces": 3, "window_tokens": 4, "percentile": 50}, {"warmup_traces": 2}],
+    "gambit": [{}],
+    "sc": [{}],
+    "single": [{}],
+    "slim-sc": [
+        {"delay_tokens": 0, "threshold_percentile": 70},
+        {"delay_tokens": 6, "variant": "random", "threshold": 0.9},
+        {"delay_tokens": 6, "split": "markers", "min_thought_tokens": 3, "threshold": 0.5},
+    ],
+    "step": [{}, {"pruned_vote": True}],
+}
 
 
 def make_settings(policy: str = "gambit", **changes: object) -> SearchSettings:
@@ -57,14 +72,23 @@ def make_search(
     answer_of: Callable[..., str | None] = lambda tokens: str(tokens[-1] % 3),
     check: Callable[[Search, ev.Event], None] = lambda search, event: None,
     vote: str = "score",
+    decode: Callable[..., str] = lambda tokens: "".join(" Wait" if token % 5 == 0 else " so" for token in tokens),
 ) -> Watched:
     def on_event(event: ev.Event) -> None:
         watched.events.append(event)
         check(watched.search, event)
 
-    policy = POLICIES[settings.policy].from_settings(settings)
-    hooks = Hooks(answer_of, lambda a, b: a == b, on_event)
-    spec = SearchSpec(number, prompt, rule, stop_ids)
+    policy = load_policy(settings.policy).from_settings(settings)
+    hooks = Hooks(answer_of, lambda a, b: a == b, on_event, decode)
+    needs = needs_of(policy)
+    spec = SearchSpec(
+        number,
+        prompt,
+        rule,
+        stop_ids,
+        confidence_window=needs.confidence_window,
+        embedding_size=needs.embedding_size,
+    )
     watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), hooks))
     return watched
 
@@ -75,9 +99,9 @@ def run_one(engine: Engine, settings: SearchSettings, **options: object) -> Watc
     return watched
 
 
-def check_victims(events: list[ev.Event]) -> list[int]:
-    """Who lost its memory. Each is recomputed from the log by independent code: scored before unscored, lowest mean
-    first, youngest on a tie."""
+def check_victims(events: list[ev.Event], *, unscored_first: bool = False) -> list[int]:
+    """Who lost its memory. Each is recomputed from the log by independent code: scored before unscored (or after),
+    lowest mean first, youngest on a tie."""
     scores: dict[int, list[float]] = defaultdict(list)
     running: set[int] = set()
     victims: list[int] = []
@@ -92,8 +116,12 @@ def check_victims(events: list[ev.Event]) -> list[int]:
                     scores[trace].append(value)
             case ev.Evicted(trace=trace, reason="pressure") | ev.Pruned(trace=trace, reason="pressure"):
                 means = {t: sum(scores[t]) / len(scores[t]) for t in running if scores[t]}
-                lowest = min(means, key=lambda t: (means[t], -t)) if means else max(running)
-                assert trace == lowest or abs(means[trace] - means[lowest]) < 1e-6
+                unscored = running - set(means)
+                if unscored and (unscored_first or not means):
+                    assert trace == max(unscored)
+                else:
+                    lowest = min(means, key=lambda t: (means[t], -t))
+                    assert trace == lowest or abs(means[trace] - means[lowest]) < 1e-6
                 running.discard(trace)
                 victims.append(trace)
             case (

@@ -162,11 +162,21 @@ def test_flags_override_the_config_file_and_the_rest_stays_open(solve) -> None:
     assert header["settings"]["swap_size"] == 1  # worked out
 
 
+def test_options_of_a_policy_are_laid_over_those_of_the_config_file_one_by_one(solve) -> None:
+    block = "policy: deepconf\npolicy_options:\n  warmup_traces: 2\n  window_tokens: 9\n"
+    Path("run.yaml").write_text(block)
+    outcome = solve("a=1", "--config", "run.yaml", "--policy-option", "window_tokens=4", "--out", "here", "--json")
+    header = json.loads(Path("here/events.jsonl").read_text().splitlines()[0])
+    assert outcome.code == 0 and header["vote"] == "lowest-confidence"
+    assert header["settings"]["policy_options"] == {"warmup_traces": 2, "window_tokens": 4, "percentile": 90.0}
+
+
 def test_every_config_field_has_its_option() -> None:
     text = Outcome("solve", "--help").out
-    names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - {"enable_thinking", "engine_options"}
+    special = {"enable_thinking", "engine_options", "policy_options"}
+    names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - special
     assert {name for name in names if "--" + name.replace("_", "-") not in text} == set()
-    assert "--no-thinking" in text and "--engine-option " in text
+    assert "--no-thinking" in text and "--engine-option " in text and "--policy-option " in text
 
 
 # -- the user's mistakes: exit code 2, one sentence --------------------------------------------------------------
@@ -180,11 +190,15 @@ def test_every_config_field_has_its_option() -> None:
         (("--capacity", "0"), "capacity = '0': input should be greater than or equal to 1"),
         (("--swap-size", "0"), "swap_size = '0': input should be greater than or equal to 1"),
         (("--seed", "x"), "seed = 'x'"),
-        (("--vote", "loud"), "vote = 'loud': input should be 'majority', 'score' or 'position'"),
+        (("--vote", "loud"), "vote = 'loud': input should be 'majority', 'concise', "),
         (("--policy", "gambti"), "unknown policy 'gambti': did you mean 'gambit'?"),
         (("--scorer", "confidense"), "unknown scorer 'confidense': did you mean 'confidence'?"),
         (("--engine", "warp"), "unknown engine 'warp'"),
         (("--engine-option", "fast"), "not of the form key=value"),
+        (("--policy-option", "fast"), "not of the form key=value"),
+        (("--policy-option", "fast=1"), "the policy 'gambit' has no options of its own, but was given fast"),
+        (("--policy", "deepconf", "--policy-option", "windowtokens=1"), "did you mean 'window_tokens'?"),
+        (("--policy", "deepconf", "--consensus-stop", "certain"), "Use --vote majority, or a share"),
         (("--device", "cuda:7" if not torch.cuda.is_available() else "mps"), "gambit doctor"),
         (("--dtype", "float7"), "unknown dtype 'float7'"),
         (("--model", "./nowhere"), "cannot load model './nowhere': there is no such folder"),
@@ -455,7 +469,7 @@ def test_the_token_count_between_samples_stays_close(solve) -> None:
     for event in ev.read_log(Path("here/events.jsonl")):
         if isinstance(event, ev.Sample):
             [view] = display._views.values()
-            assert abs(view.generated - event.generated) <= 2 * 8
+            assert abs(view.generated - event.generated) <= 5 * 8  # a sample comes at least every five steps
         if not isinstance(event, ev.Voted):
             display.on_event("problem", event)
 

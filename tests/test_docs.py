@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # A fence may carry "no-run: reason" after its language: installs, hub names, CUDA.
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-MOST_NOT_RUN = 6
+MOST_NOT_RUN = 7
 
 
 def blocks(page, *languages):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,18 +23,24 @@ from engine_setups import (
     tokens_of,
 )
 from gambit import events as ev
+from gambit.engines.confidence import summarise
+from gambit.engines.projection import Projection
 from gambit.errors import UserError
 from gambit.prompts import boundaries
+from gambit.record import fold
+from gambit.search.choice import load_policy
 from gambit.search.loop import run_searches
 from gambit.types import (
     EndReason,
     OnPressure,
     PressureAction,
     RunningScore,
+    SearchStep,
     StatePosition,
+    StopRule,
     TraceKey,
 )
-from searching import make_search, make_settings, run_one
+from searching import POLICY_OPTIONS, make_search, make_settings, run_one
 from tiny import tiny_model
 
 QUEUE = OnPressure(PressureAction.QUEUE)
@@ -463,3 +470,152 @@ def test_a_search_in_a_third_of_the_room_keeps_every_invariant(start):
     for trace in tree.traces:
         if trace.parent is not None and trace.num_tokens:
             assert tree.tokens_of(trace.id)[: trace.inherited] == tree.tokens_of(trace.parent)[: trace.inherited]
+
+
+# -- confidence, stop rules, embeddings --------------------------------------------------------------------------------
+
+
+def reference_confidences(tokens):
+    """Minus the mean log-probability of the 20 likeliest tokens, for each token said, from transformers."""
+    with torch.inference_mode():
+        logits = tiny_model()(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0]
+    top = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1).topk(20).values
+    return (-top.mean(-1)).numpy()
+
+
+def assert_alike(found, expected):
+    assert found.num_tokens == expected.num_tokens
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_confidence_is_reported_at_the_end_where_it_was_asked_for(start):
+    engine = start()
+    open_search(engine, confidence_window=7)
+    open_search(engine, 2)
+    engine.submit([spec(i) for i in range(4)] + [spec(0, search=2)])
+    steps = run(engine, 12)
+    live = engine.progress(1)
+    children = [
+        spec(10 + parent, inherited=inherited, parent=TraceKey(1, parent))
+        for parent, inherited in ((0, 12), (1, 9))
+        if parent in live
+    ]
+    assert children
+    engine.submit(children)
+    while engine.progress(1):
+        batch = engine.step()
+        steps.append(batch.searches.get(1, SearchStep()))
+        assert all(done.confidence is None for done in batch.searches.get(2, SearchStep()).finished)
+    done = [d for step in steps for d in step.finished]
+    assert len(done) == 4 + len(children)
+    for trace in done:
+        assert_alike(trace.confidence, summarise(reference_confidences(trace.tokens), 7))
+
+
+def test_a_stop_rule_ends_a_trace_at_the_very_token(start):
+    window = 6
+    engine = start()
+    open_search(engine, stops=())
+    engine.submit([spec(i, tokens=50) for i in range(6)])
+    whole = tokens_of(finish(engine))
+    expected, rules = {}, {}
+    for trace, tokens in whole.items():
+        sums = np.convolve(reference_confidences(tokens), np.ones(window) / window, "valid")
+        # A threshold between two window means, far enough from both that rounding cannot matter.
+        threshold = next(t for t in np.linspace(sums.max(), sums.min(), 40)[5:] if np.abs(sums - t).min() > 1e-3)
+        rules[trace] = StopRule(window, float(threshold))
+        expected[trace] = window + int(np.flatnonzero(sums < threshold)[0])
+    engine = start()
+    open_search(engine, stops=(), confidence_window=window)
+    free = spec(9, tokens=50)
+    engine.submit([*(spec(i, tokens=50, stop_rule=rules[i]) for i in range(6)), free])
+    done = {d.trace: d for step in finish(engine) for d in step.finished}
+    assert {trace: len(done[trace].tokens) for trace in whole} == expected
+    assert {done[trace].reason for trace in whole} == {EndReason.CONFIDENCE}
+    assert all(done[trace].tokens == whole[trace][: expected[trace]] for trace in whole)
+    assert done[9].reason is EndReason.LENGTH and len(done[9].tokens) == 50
+
+
+def test_a_queued_trace_keeps_what_is_known_of_its_confidence(start):
+    engine = start(kv_budget_tokens=160, block_tokens=8)
+    open_search(engine, confidence_window=5)
+    engine.submit([spec(i, on_pressure=QUEUE) for i in range(10)])
+    steps = finish(engine, most=2000)
+    assert [e for step in steps for e in step.evicted]
+    for trace in (d for step in steps for d in step.finished):
+        assert_alike(trace.confidence, summarise(reference_confidences(trace.tokens), 5))
+
+
+@pytest.mark.parametrize("position", StatePosition)
+def test_embeddings_are_the_projected_states_of_their_thoughts(start, position):
+    engine = start(ProjectionScorer(position))
+    open_search(engine, stops=(), embedding_size=16)
+    open_search(engine, 2, stops=())
+    engine.submit([*(spec(i) for i in range(3)), spec(0, search=2)])
+    steps, others = [], []
+    while engine.progress(1):
+        batch = engine.step()
+        steps.append(batch.searches[1])
+        others += batch.searches.get(2, SearchStep()).scored
+    tokens = tokens_of(steps)
+    shift = 0 if position is StatePosition.BOUNDARY else -1
+    thoughts = [t for step in steps for t in step.scored]
+    assert len(thoughts) > 10 and all(t.embedding is None for t in others)
+    for thought in thoughts:
+        at = len(PROMPT) + thought.num_tokens - 1 + shift
+        expected = Projection(torch.device("cpu")).embed(reference_states(tokens[thought.trace])[at][None], 16)[0]
+        assert thought.embedding == pytest.approx(expected.tolist(), abs=1e-4)
+        assert sum(x * x for x in thought.embedding) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_tokens_of_a_live_trace_can_be_read(start):
+    engine = start()
+    open_search(engine, stops=())
+    engine.submit([spec(0, sampling=GREEDY, tokens=30)])
+    run(engine, 9)
+    early, late = tuple(engine.tokens(TraceKey(1, 0))), tuple(engine.tokens(TraceKey(1, 0), 4))
+    whole = tokens_of(finish(engine))[0]
+    assert early == whole[:9] and late == whole[4:9]
+
+
+# -- every policy ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "options"), [(name, way) for name, ways in POLICY_OPTIONS.items() for way in ways])
+def test_every_policy_keeps_every_invariant_and_its_budget_in_little_room(start, policy, options):
+    engine = start(kv_budget_tokens=240, block_tokens=8)
+    settings = make_settings(
+        policy,
+        capacity=10,
+        num_traces=12,
+        max_new_tokens=50,
+        budget_tokens=450,
+        policy_options=load_policy(policy).Options(**options),
+    )
+    watched = run_one(
+        engine,
+        settings,
+        prompt=PROMPT,
+        rule=RULE,
+        stop_ids=frozenset({0}),
+        vote=load_policy(policy).default_vote.value,
+        check=lambda search, event: search.record.tree.check(),
+    )
+    tree, result = watched.search.record.tree, watched.search.result
+    tree.check_ended()
+    assert result.tokens.generated <= 450 and result.error is None
+    is_queueing = any(isinstance(e, ev.Queued) for e in watched.events)
+    if policy in ("gambit", "step"):
+        assert not is_queueing
+    replayed = fold(map(ev.from_json, map(ev.to_json, watched.events)))
+    assert replayed.vote(lambda a, b: a == b).answer == result.answer
+
+
+def test_deepconf_and_slim_sc_prune_on_a_real_model(start):
+    def pruned(policy, **options):
+        settings = make_settings(policy, capacity=12, policy_options=load_policy(policy).Options(**options))
+        watched = run_one(start(), settings, prompt=PROMPT, rule=RULE, stop_ids=frozenset({0}))
+        return [e.reason for e in watched.events if isinstance(e, ev.Pruned)]
+
+    assert set(pruned("deepconf", warmup_traces=4, window_tokens=5, percentile=50)) == {"confidence"}
+    assert set(pruned("slim-sc", delay_tokens=5, threshold=0.5)) == {"similar"}

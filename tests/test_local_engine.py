@@ -10,6 +10,8 @@ from transformers import (
     GPT2LMHeadModel,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -22,7 +24,8 @@ from transformers import (
 
 from engine_setups import GREEDY, PROMPT, ProjectionScorer, finish, open_search, run, spec, start_local, tokens_of
 from gambit.engines.local.blocks import KvBlocks
-from gambit.engines.local.model import load_model, pick_device, pick_dtype
+from gambit.engines.local.fused import can_fuse
+from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
 from gambit.errors import UserError
 from gambit.types import TraceKey
 from tiny import copied, livened, tiny_model, tiny_tokenizer
@@ -40,6 +43,9 @@ ARCHITECTURES = {
     "gemma2-softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8, sliding_window=12)),
     "gpt-oss-sinks": lambda: GptOssForCausalLM(
         GptOssConfig(**SMALL, head_dim=8, sliding_window=10, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "granite": lambda: GraniteForCausalLM(
+        GraniteConfig(**SMALL, residual_multiplier=0.5, logits_scaling=2.0, embedding_multiplier=3.0)
     ),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SMALL)),
     "gpt2": lambda: GPT2LMHeadModel(
@@ -82,6 +88,38 @@ def test_any_architecture_says_what_transformers_says(name):
         clear = (top[:, 0] - top[:, 1]) > 1e-4  # rounding may settle a tie either way
         assert clear.sum() > 35
         assert (logits.argmax(-1) == torch.tensor(tokens))[clear].all()
+
+
+def pool_model(model):
+    return PoolModel(copied(model), "tiny")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_steps_are_fused_where_structure_and_numbers_agree(name):
+    assert pool_model(build(name)).is_fused == (name in ("llama", "qwen2", "mistral-sliding"))
+    assert pool_model(tiny_model()).is_fused
+
+
+def test_a_model_of_the_same_structure_that_computes_otherwise_keeps_its_modules():
+    """Granite is built of the parts of Llama, but scales what they give."""
+    assert can_fuse(build("granite")) and can_fuse(build("llama"))
+    assert not pool_model(build("granite")).is_fused
+    llama = copied(build("llama"))
+    real = llama.model.layers[1].mlp.forward
+    llama.model.layers[1].mlp.forward = lambda x: real(x) * 1.01
+    assert not PoolModel(llama, "tampered").is_fused
+
+
+def test_fused_weights_are_in_memory_once_and_are_those_of_the_modules():
+    model = copied(build("qwen2"))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    pool = PoolModel(model, "qwen2")
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in after.values()}
+    joined = [w for layer in pool._fused._layers for w in (layer.qkv.weight, layer.gate_up.weight, layer.down.weight)]
+    assert {w.untyped_storage().data_ptr() for w in joined} <= storages.keys()
+    assert sum(storages.values()) == sum(p.nbytes for p in before.values())
 
 
 def test_one_forward_pass_serves_every_trace_of_every_search():
@@ -146,8 +184,6 @@ def test_a_model_that_cannot_be_loaded_is_the_users_mistake(name, problem):
 
 def test_an_architecture_without_keys_and_values_is_refused():
     from transformers import MambaConfig, MambaForCausalLM
-
-    from gambit.engines.local.model import PoolModel
 
     config = MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(UserError, match=r"exchangeable attention|keep no keys"):

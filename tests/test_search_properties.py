@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gambit import events as ev
-from gambit.config import BranchPoint
+from gambit.config import BranchPoint, Consensus
 from gambit.record import fold
+from gambit.search.choice import load_policy
 from gambit.tree import TraceState
 from gambit.types import StopReason
 from scripted import ScriptedEngine
-from searching import make_settings, run_one
+from searching import POLICY_OPTIONS, make_settings, run_one
 
 schedules = st.fixed_dictionaries({
     "seed": st.integers(0, 10**6),
@@ -22,7 +23,7 @@ schedules = st.fixed_dictionaries({
 })  # fmt: skip
 
 options = st.fixed_dictionaries({
-    "policy": st.sampled_from(["gambit", "gambit", "sc"]),
+    "policy": st.just("gambit"),
     "capacity": st.integers(1, 12),
     "check_interval": st.integers(1, 9),
     "warmup_tokens": st.integers(0, 12),
@@ -35,13 +36,30 @@ options = st.fixed_dictionaries({
     "budget_traces": st.sampled_from([None, 1, 3]),
 })  # fmt: skip
 
+CONSENSUS = [None, Consensus(None, 1), Consensus(0.7, 2)]
+FIXED = [name for name in POLICY_OPTIONS if name != "gambit"]
+with_policy = st.sampled_from(
+    [(name, load_policy(name).Options(**given)) for name, ways in POLICY_OPTIONS.items() for given in ways]
+)
+
+
+@st.composite
+def choices(draw):
+    """Settings of any policy."""
+    policy, policy_options = draw(with_policy)
+    consensus = draw(st.sampled_from(CONSENSUS))
+    return {**draw(options), "policy": policy, "policy_options": policy_options, "consensus": consensus}
+
+
+all_options = choices()
+
 
 def make(choice, swap):
     return make_settings(**{**choice, "swap_size": min(swap, choice["capacity"])})
 
 
 @settings(max_examples=300, deadline=None)
-@given(schedules, options, st.integers(1, 6))
+@given(schedules, all_options, st.integers(1, 6))
 def test_invariants_hold_after_every_event_and_at_the_end(schedule, choice, swap):
     engine = ScriptedEngine(**schedule)
     wanted = make(choice, swap)
@@ -53,13 +71,19 @@ def test_invariants_hold_after_every_event_and_at_the_end(schedule, choice, swap
     counts = result.counts
     active_at_stop = counts.cancelled + counts.ghosts
     assert counts.roots + counts.branched == counts.pruned + counts.completed + active_at_stop
-    if wanted.policy == "gambit":
+    if wanted.policy in ("gambit", "step"):
         assert engine.num_preempted == 0
+    if wanted.policy in FIXED:
+        assert counts.roots <= wanted.num_traces and not counts.branched and not counts.evicted
+    if wanted.policy == "slim-sc":
+        assert counts.pruned < counts.roots  # one is always left
+    assert counts.discarded <= counts.completed and (wanted.policy == "deepconf" or not counts.discarded)
+    assert not len(engine.tracks)
     assert not engine.running and not engine.waiting
 
 
 @settings(max_examples=200, deadline=None)
-@given(schedules, options, st.integers(1, 6))
+@given(schedules, all_options, st.integers(1, 6))
 def test_tokens_are_what_the_engine_emitted_and_the_ledger_adds_up(schedule, choice, swap):
     engine = ScriptedEngine(**schedule)
     watched = run_one(engine, make(choice, swap))
@@ -80,7 +104,7 @@ def test_tokens_are_what_the_engine_emitted_and_the_ledger_adds_up(schedule, cho
 
 
 @settings(max_examples=200, deadline=None)
-@given(schedules, options, st.integers(1, 6))
+@given(schedules, all_options, st.integers(1, 6))
 def test_budgets_are_kept_and_named(schedule, choice, swap):
     wanted = make(choice, swap)
     result = run_one(ScriptedEngine(**schedule), wanted).search.result
@@ -128,7 +152,7 @@ def test_a_full_round_leaves_the_pool_at_capacity(schedule, choice, swap):
 
 
 @settings(max_examples=150, deadline=None)
-@given(schedules, options, st.integers(1, 6))
+@given(schedules, all_options, st.integers(1, 6))
 def test_replaying_the_log_gives_the_same_tree_and_answer(schedule, choice, swap):
     watched = run_one(ScriptedEngine(**schedule), make(choice, swap))
     lines = [ev.to_json(event) for event in watched.events]

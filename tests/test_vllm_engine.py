@@ -33,10 +33,9 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.loop import run_searches
-from gambit.search.tournament import Tournament
-from gambit.types import Aggregation, OnPressure, PressureAction, StatePosition, StopReason, TraceKey
+from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
 from remembering import check_search, sequence_scorer
-from searching import POLICIES, check_victims, make_search, make_settings, run_one
+from searching import check_victims, make_search, make_settings, run_one
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
@@ -72,13 +71,6 @@ def _random_mlp(seed):
     shapes = ((16, 32), (16,), (1, 16), (1,))
     weights = tuple(torch.randn(shape, generator=generator) / 3 for shape in shapes)
     return MlpScorer(RoundedScorer.info, weights)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PruneUnderPressure(Tournament):
-    """STEP's rule on the tournament: what loses its memory is gone."""
-
-    on_pressure = OnPressure(PressureAction.PRUNE)
 
 
 def search_on(engine, policy="gambit", **changes):
@@ -161,13 +153,12 @@ def test_filtered_sampling_is_the_same_too():
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("policy", ["gambit", "step"])
-def test_in_a_third_of_the_room_nothing_is_preempted_and_every_victim_is_right(policy, is_async, monkeypatch):
-    monkeypatch.setitem(POLICIES, "step", PruneUnderPressure)
+def test_in_a_third_of_the_room_nothing_is_preempted_and_every_victim_is_right(policy, is_async):
     options = {"async_scheduling": True} if is_async else {}
     engine = start_vllm(RoundedScorer(), kv_budget_tokens=32 * 12, **options)  # 12 traces need 3 blocks each
     watched = search_on(engine, policy, max_new_tokens=70, num_traces=40, budget_tokens=2500)
     watched.search.record.tree.check_ended()
-    victims = check_victims(watched.events)
+    victims = check_victims(watched.events, unscored_first=policy == "step")
     assert len(victims) >= 5
     assert not [e for e in watched.events if isinstance(e, ev.Queued)]
     kinds = {ev.Evicted} if policy == "gambit" else {ev.Pruned}

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from gambit import cli_scorer
+from gambit import cli_bench, cli_scorer
+from gambit.cli_policies import policies
+from gambit.cli_view import view
 from gambit.errors import UserError
+from gambit.session import loaded, only_our_warnings
 from gambit.terminal import FAILURE, OK, USER_MISTAKE, exit_with, put, say, stderr
 
 if TYPE_CHECKING:
@@ -35,20 +36,13 @@ if TYPE_CHECKING:
     from gambit.signals import StopSignal
     from gambit.solver import Solver
 
-QUIET = {
-    "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-
 
 class _Group(TyperGroup):
-    """Gives `solve` its forty options only when it is called: `gambit --help` must not wait for pydantic."""
+    """Gives a command its forty options only when it is called: `gambit --help` must not wait for pydantic."""
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def] # typer's context class moves between releases
         name, command, rest = super().resolve_command(ctx, args)
-        return name, _solve_command() if name == "solve" else command, rest
+        return name, LAZY[name]() if name is not None and name in LAZY else command, rest
 
 
 app = typer.Typer(
@@ -139,16 +133,20 @@ def _solve_command() -> object:
     return typer.main.get_command(full)
 
 
+LAZY: Mapping[str, Callable[[], object]] = {"solve": _solve_command, "bench": cli_bench.bench_command}
+
+
 def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
     """Flags over the YAML file; what neither names is left to the model's preset."""
-    from gambit import registry
+    from gambit.cli_options import overlaid
     from gambit.config import EngineConfig, SearchConfig, build, read_config_file
+    from gambit.search.choice import check_search
 
     given = {name: value for name, value in flags.items() if value is not None}
-    values = {**(read_config_file(file) if file else {}), **given}
+    values = overlaid(read_config_file(file) if file else {}, given)
     search = build(SearchConfig, {key: value for key, value in values.items() if key in SearchConfig.model_fields})
     engine = build(EngineConfig, {key: value for key, value in values.items() if key in EngineConfig.model_fields})
-    registry.load("gambit.policies", search.policy)  # an unknown one is refused before the model is loaded
+    check_search(search)  # an unknown policy or option is refused before the model is loaded
     return search, engine
 
 
@@ -181,24 +179,12 @@ def _session(engine: EngineConfig, folder: Path, num_problems: int = 1) -> Itera
     is_live = console.is_terminal and sys.stdout.isatty()
     with (
         Display(console, is_live=is_live, num_problems=num_problems) as display,
-        _only_our_warnings(display),
-        _loaded(engine, display) as solver,
+        only_our_warnings(display),
+        loaded(engine, display) as solver,
         StopSignal(display.stopping) as stop,
         _log_hint(folder),
     ):
         yield _Session(solver, display, stop)
-
-
-def _loaded(engine: EngineConfig, display: Display) -> Solver:
-    from gambit.solver import Solver
-
-    display.loading(engine.model)
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    return Solver(**engine.model_dump(exclude_unset=True))
 
 
 def _results(job: _Job, session: _Session) -> Iterator[SearchResult]:
@@ -213,26 +199,6 @@ def _results(job: _Job, session: _Session) -> Iterator[SearchResult]:
     [problem] = job.problems.problems
     listener = session.listener(problem.id)
     return iter([solver.solve(problem, job.search, out_dir=job.folder, should_stop=stop, on_event=listener)])
-
-
-@contextmanager
-def _only_our_warnings(display: Display) -> Iterator[None]:
-    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
-    from gambit.errors import GambitWarning
-
-    def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int,
-        file: TextIO | None = None, line: str | None = None,
-    ) -> None:  # fmt: skip
-        if issubclass(category, GambitWarning):
-            with display.paused():
-                say(f"warning: {message}", style="yellow")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", GambitWarning)
-        warnings.showwarning = show
-        yield
 
 
 @contextmanager
@@ -358,6 +324,10 @@ def replay(
     exit_with(body)
 
 
+app.command()(policies)
+app.command()(view)
+
+
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Say what engines, devices and versions are here and what is missing."""
@@ -376,3 +346,6 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         return OK if is_fit else FAILURE
 
     exit_with(body)
+
+
+cli_bench.register(app)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated
 
 import typer
@@ -16,11 +16,12 @@ from gambit.events import Json
 
 PANELS: Mapping[str, type[BaseModel]] = {"Search": SearchConfig, "Model and engine": EngineConfig}
 OFF_SWITCHES = {"enable_thinking": "--no-thinking"}  # for what is on by default
-PAIRS = {"engine_options": "--engine-option"}  # given as key=value, as often as wanted
+# Given as key=value, as often as wanted.
+PAIRS = {"engine_options": "--engine-option", "policy_options": "--policy-option"}
 
 
-def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option per config field in place of its `**flags`.
+def with_config_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """The command with one option per config field, but those it is `without`, in place of its `**flags`.
 
     Every option is text and None where it was not given: pydantic checks the values, and a preset fills the gaps.
     """
@@ -29,18 +30,31 @@ def with_config_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def wrapped(**values: object) -> None:
         turned_off = {name: False for name in OFF_SWITCHES if values.get(name)}
-        pairs = {name: key_values(texts) for name in PAIRS if isinstance(texts := values.get(name), list)}
+        given = {name: texts for name in PAIRS if isinstance(texts := values.get(name), list)}
+        pairs = {name: key_values(texts, PAIRS[name]) for name, texts in given.items()}
         command(**{**values, **turned_off, **pairs})
 
     wrapped.__doc__ = command.__doc__
-    wrapped.__signature__ = inspect.Signature([*named, *_parameters()])  # type: ignore[attr-defined]
+    wrapped.__signature__ = inspect.Signature([*named, *_parameters(without)])  # type: ignore[attr-defined]
     return wrapped
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
+def overlaid(file: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:
+    """Flags over a recipe; options of an engine or a policy one by one."""
+    values = {**file, **flags}
+    for name in PAIRS:
+        below, above = file.get(name), flags.get(name)
+        if isinstance(below, dict) and isinstance(above, dict):
+            values[name] = {**below, **above}
+    return values
+
+
+def _parameters(without: Collection[str]) -> Iterator[inspect.Parameter]:
     for panel, model in PANELS.items():
         schema = model.model_json_schema()["properties"]
         for name, field in model.model_fields.items():
+            if name in without:
+                continue
             option = _option(name, field, _metavar(name, field, schema[name]), panel)
             kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
             annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written
@@ -68,12 +82,12 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
     return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds else "TEXT"
 
 
-def key_values(texts: list[str]) -> dict[str, object]:
+def key_values(texts: list[str], flag: str) -> dict[str, object]:
     """`key=value` pairs; values are read as in a YAML recipe, so that 2 is a number and true a truth."""
     import yaml
 
     pairs = [text.partition("=") for text in texts]
     for key, equals, _ in pairs:
         if not key or not equals:
-            raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint="--engine-option")
+            raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint=flag)
     return {key: yaml.safe_load(value) for key, _, value in pairs}

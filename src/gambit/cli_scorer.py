@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from enum import StrEnum
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gambit.errors import UserError
+from gambit.session import quiet_libraries
 from gambit.terminal import OK, exit_with, put, say
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def collect(
         settings = {"seed": seed, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
                     "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
         options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
-                   "engine_options": key_values(engine_option or [])}  # fmt: skip
+                   "engine_options": key_values(engine_option or [], "--engine-option")}  # fmt: skip
         plan = Plan(
             out=out,
             source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
@@ -109,7 +109,7 @@ def _collect(tasks: Sequence[Task], plan: Plan) -> int:
     from gambit.training.collect import collect as run
 
     began = time.monotonic()
-    _quiet()
+    quiet_libraries()
     with our_warnings(), progress("collecting") as advance, StopSignal(lambda: None) as stop:
         summary = run(tasks, plan, on_progress=advance, should_stop=stop)
     put(summary_line(summary, plan.out, time.monotonic() - began))
@@ -145,16 +145,6 @@ def _layers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise UserError(f"layers {text!r}: give numbers such as -1,-9") from error
-
-
-def _quiet() -> None:
-    from gambit.cli import QUIET
-
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 # -- train -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gambit.answers import AnswerKind
 from gambit.errors import UserError
@@ -20,6 +20,8 @@ from gambit.types import Sampling
 from gambit.vote import VoteKind
 
 Positive = Annotated[int, Field(ge=1)]
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 DEFAULT_CAPACITY = 64
 DEFAULT_MAX_NEW_TOKENS = 32_768
 PRESET_FILE = "gambit.json"  # in a model's folder
@@ -40,12 +42,21 @@ class PresetSource(StrEnum):
     PAPER = "paper"  # C = 256, K = 16, Δ = 200, w = 12,000
 
 
+@dataclass(frozen=True, slots=True)
+class Consensus:
+    """When a search stops although traces are still to come."""
+
+    fraction: float | None  # the winner's share of all weight; None: once nothing can change the winner any more
+    min_traces: int  # completed before a fraction counts
+
+
 class SearchConfig(BaseModel):
     """How to search. What is left out (None) comes from the model's preset, or is worked out (`preset="auto"`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policy: str = Field("gambit", description="search method: gambit or sc")
+    policy: str = Field("gambit", description="search method; `gambit policies` lists them with their options")
+    policy_options: dict[str, Any] = Field(default_factory=dict, description="options of that method alone")
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: Positive | None = Field(None, description="C: most traces in the pool at once")
     num_traces: Positive | None = Field(None, description="stop after this many completed traces; default: capacity")
@@ -74,12 +85,40 @@ class SearchConfig(BaseModel):
     budget_seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="stop after this long")
     budget_traces: Positive | None = Field(None, description="stop after this many completed traces")
 
-    vote: VoteKind | None = Field(None, description="majority, score or position; default: the policy's own")
+    consensus_stop: str | float = Field(
+        "off", description="end once the vote is settled: off, certain (nobody can catch up) or a share such as 0.95"
+    )
+    consensus_min_traces: Positive = Field(
+        16, description="completed traces before a share of the votes counts for consensus_stop"
+    )
+    vote: VoteKind | None = Field(None, description=f"{', '.join(VoteKind)}; default: the policy's own")
+    confidence_window: Positive = Field(
+        2048, description="tokens in a window of the confidence votes; DeepConf has an option of its own"
+    )
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
     system_prompt: str | None = Field(
         None, description="default: the model's own, or one that asks for a box; '' for none"
     )
     enable_thinking: bool = Field(True, description="let the model think, where its chat template offers the choice")
+
+    @field_validator("consensus_stop")
+    @classmethod
+    def _is_stop(cls, value: str | float) -> str | float:
+        try:
+            share = None if value in ("off", "certain") else float(value)
+        except ValueError:
+            share = -1.0
+        if share is not None and not 0 < share <= 1:
+            raise ValueError("should be off, certain, or a share above 0 and at most 1")
+        return value if share is None else share
+
+    @property
+    def consensus(self) -> Consensus | None:
+        if self.consensus_stop == "off":
+            return None
+        return Consensus(
+            self.consensus_stop if isinstance(self.consensus_stop, float) else None, self.consensus_min_traces
+        )
 
     @model_validator(mode="after")
     def _swaps_fit(self) -> Self:
@@ -172,6 +211,19 @@ class SearchSettings:
     budget_tokens: int | None
     budget_seconds: float | None
     budget_traces: int | None
+    consensus: Consensus | None = None
+    policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
+
+    def options_of(self, kind: type[Model]) -> Model:
+        """The policy's own options."""
+        options = kind() if self.policy_options is None else self.policy_options
+        assert isinstance(options, kind), f"options of another policy: {options!r}"
+        return options
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the log's header."""
+        options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
+        return dataclasses.asdict(dataclasses.replace(self, policy_options=None)) | {"policy_options": options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +237,12 @@ class ModelDefaults:
 
 
 def resolve(
-    config: SearchConfig, defaults: ModelDefaults, room_tokens: int, *, has_floor: bool
+    config: SearchConfig,
+    defaults: ModelDefaults,
+    room_tokens: int,
+    *,
+    has_floor: bool,
+    policy_options: BaseModel | None = None,
 ) -> tuple[SearchSettings, list[str]]:
     """The settings of one run, and warnings; `room_tokens` is what the context leaves after the prompt."""
     preset = {
@@ -216,11 +273,10 @@ def resolve(
         budget_tokens=config.budget_tokens,
         budget_seconds=config.budget_seconds,
         budget_traces=config.budget_traces,
+        consensus=config.consensus,
+        policy_options=policy_options,
     )
     return settings, _check(settings, config, room_tokens)
-
-
-T = TypeVar("T")
 
 
 def _first(*values: T | None) -> T:
@@ -263,9 +319,6 @@ def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> 
     return warnings
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
 def build(kind: type[Model], values: Mapping[str, object]) -> Model:
     """A config from plain values; pydantic's findings become one sentence."""
     try:
@@ -280,7 +333,7 @@ def _sentence(kind: type[BaseModel], found: dict[str, object]) -> str:
     name = ".".join(map(str, location[:1])) or "config"
     if found["type"] == "extra_forbidden":
         return unknown_key(name, kind.model_fields)
-    return f"{name} = {found['input']!r}: {str(found['msg']).lower()}"
+    return f"{name} = {found['input']!r}: {str(found['msg']).lower().removeprefix('value error, ')}"
 
 
 def unknown_key(name: str, known: Mapping[str, object]) -> str:

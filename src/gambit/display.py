@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -15,27 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from gambit import events as ev
-from gambit.answers import canonical
 from gambit.doctor import Condition, Finding
-from gambit.record import Counts, SearchRecord, SearchResult
+from gambit.record import STOP_WORDS, Counts, SearchRecord, SearchResult
 from gambit.tree import TraceState
-from gambit.types import StopReason
-from gambit.vote import Ballot
 
 MAX_VOTES_SHOWN = 10
 MAX_SEARCHES_SHOWN = 8
 STOPPING = "stopping: the best vote so far follows; Ctrl-C again aborts at once"
-
-STOP_WORDS: Mapping[StopReason, str] = {
-    StopReason.COMPLETED: "the planned number of traces is complete",
-    StopReason.EXHAUSTED: "no trace was left to run",
-    StopReason.POLICY: "the search method had seen enough",
-    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
-    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
-    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
-    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
-    StopReason.FAILED: "it failed before its end",
-}
 
 
 class SearchView:
@@ -46,23 +32,19 @@ class SearchView:
         self.step = 0
         self.generated = 0
         self.leader = "no answer yet"
-        self._pools: dict[str, tuple[float, int, str]] = {}  # canonical form -> weight, traces, first way to write it
 
     def apply(self, event: ev.Event) -> None:
         self._count_tokens(event)
         self.record.apply(event)
-        if isinstance(event, ev.Finished) and event.answer is not None:
-            self._count_vote(self.record.ballot(self.record.tree.traces[event.trace]), event.answer)
+        if isinstance(event, ev.Finished | ev.Discarded):
+            self._count_votes()
 
-    def _count_vote(self, ballot: Ballot, answer: str) -> None:
+    def _count_votes(self) -> None:
         """Only equal forms pool here: the grader's word is not worth its time before the end."""
-        form = canonical(answer)
-        weight, traces, surface = self._pools.get(form, (0.0, 0, " ".join(answer.split())))
-        self._pools[form] = (weight + ballot.weight, traces + 1, surface)
-        weight, traces, surface = max(self._pools.values(), key=lambda pool: pool[:2])
-        totals = [sum(column) for column in zip(*(pool[:2] for pool in self._pools.values()), strict=True)]
-        share = weight / totals[0] if totals[0] else traces / totals[1]
-        self.leader = f"{surface} ({share:.0%})"
+        entries = self.record.vote(lambda first, second: False).entries
+        if entries:
+            share = entries[0].weight / sum(entry.weight for entry in entries)
+            self.leader = f"{' '.join(entries[0].answer.split())} ({share:.0%})"
 
     def _count_tokens(self, event: ev.Event) -> None:
         """Every running trace says one token per step; each sample has the exact number."""
@@ -252,6 +234,11 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
         "search": f"{result.policy}, seed {result.seed}",
         "stopped": STOP_WORDS[result.stop_reason],
     }
+    if (waiting := result.waiting).traces:
+        facts["waiting"] = (
+            f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "
+            f"{waiting.seconds / waiting.traces:.1f} s each, at most {waiting.most_seconds:.1f} s"
+        )
     return facts | ({"run": result.out_dir} if result.out_dir else {})
 
 
@@ -264,8 +251,9 @@ def _trace_counts(counts: Counts) -> str:
         "cut off": counts.cancelled,
     }
     ended = ", ".join(f"{number:,} {name}" for name, number in ends.items() if number or name == "completed")
-    evicted = f"; {counts.evicted:,} were evicted" if counts.evicted else ""
-    return f"{counts.roots:,} roots + {counts.branched:,} branched: {ended}{evicted}"
+    notes = {"were evicted": counts.evicted, "of the completed have no vote": counts.discarded}
+    noted = "".join(f"; {number:,} {words}" for words, number in notes.items() if number)
+    return f"{counts.roots:,} roots + {counts.branched:,} branched: {ended}{noted}"
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, get_args
+from typing import TextIO, TypeAlias, get_args
 
 from gambit.errors import UserError
-from gambit.types import EndReason, StopReason
+from gambit.types import EndReason, StopReason, TraceConfidence
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
@@ -87,13 +89,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A trace left the pool for good; `reason` is the policy's word, or "pressure"."""
+    """A trace left the pool for good; `reason` is the policy's word, "pressure" or "confidence" (its stop rule)."""
 
     step: int
     trace: int
     reason: str
     score: float | None
     tokens: tuple[int, ...]
+    answer: str | None = None  # read only where pruned traces vote, and then it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,16 @@ class Finished:
     reason: EndReason
     answer: str | None
     tokens: tuple[int, ...]
+    confidence: TraceConfidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A finished trace that shall not vote."""
+
+    step: int
+    trace: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The pool at one moment: taken at every wake of the policy and at the end."""
+    """The pool at one moment: taken at every wake of the policy, every check interval and at the end."""
 
     step: int
     running: int
@@ -144,6 +157,19 @@ class Sample:
     seconds_scoring: float
     seconds_scheduling: float
     seconds_search: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How long traces waited for room in all, as parallel arrays; once, at the end, and only where any did.
+
+    Seconds differ between two runs with the same seed: they have a line of their own, as those of a Sample.
+    """
+
+    step: int
+    traces: tuple[int, ...]
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +199,28 @@ Event: TypeAlias = (
     | Pruned
     | Evicted
     | Finished
+    | Discarded
     | Cancelled
     | Sample
+    | Waited
     | Stopped
     | Voted
 )
 
 _KINDS: Mapping[str, Callable[..., Event]] = {kind.__name__: kind for kind in get_args(Event)}
 _ENUMS = {"Finished": EndReason, "Stopped": StopReason}
+# Thoughts end in nearly every step of a large pool, so that writing one is on the critical path.
+_FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in get_args(Event)}
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def to_json(event: Event) -> str:
     """One line without its newline; floats keep every digit, so that a replay computes the same sums."""
-    record = {"event": type(event).__name__}
-    record |= {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+    kind = type(event)
+    record = {"event": kind.__name__}
+    for name in _FIELDS[kind]:
+        record[name] = getattr(event, name)
+    return _encode(record)
 
 
 def from_json(line: str) -> Event:
@@ -197,6 +230,8 @@ def from_json(line: str) -> Event:
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
     if name in _ENUMS:
         values["reason"] = _ENUMS[name](record["reason"])
+    if values.get("confidence"):
+        values["confidence"] = TraceConfidence(*record["confidence"])
     return _KINDS[name](**values)
 
 
@@ -222,11 +257,12 @@ class LogWriter:
 
 
 def read_log(path: Path) -> Iterator[Event]:
-    """The events of a log file; a last line cut short by a kill is left out, any other broken line is an error."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return
+    """The events of a log file, plain or gzip-compressed (.gz).
+
+    A last line cut short by a kill is left out, any other broken line is an error.
+    """
+    with _opened(path) as file:
+        for number, line in enumerate(_whole_lines(file), start=1):
             try:
                 event = from_json(line)
             except (ValueError, KeyError, TypeError) as error:
@@ -234,3 +270,14 @@ def read_log(path: Path) -> Iterator[Event]:
             if isinstance(event, RunStarted) and event.format != LOG_FORMAT:
                 raise UserError(f"{path}: log format {event.format}, this version reads {LOG_FORMAT}")
             yield event
+
+
+def _opened(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _whole_lines(file: TextIO) -> Iterator[str]:
+    with suppress(EOFError):  # a .gz that was never finished
+        for line in file:
+            if line.endswith("\n"):
+                yield line

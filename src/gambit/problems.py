@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,8 +62,8 @@ def _single(text: str) -> Problems:
 def _from_jsonl(file: Path, content: str) -> Problems:
     problems: dict[str, Problem] = {}
     expected: dict[str, str] = {}
-    for where, record in _records(file, content):
-        problem = _problem(where, record)
+    for where, record in records(file, content.split("\n")):
+        problem = problem_of(where, record)
         if problem.id in problems:
             raise UserError(f"{where}: the id {problem.id!r} is there twice")
         problems[problem.id] = problem
@@ -74,8 +74,9 @@ def _from_jsonl(file: Path, content: str) -> Problems:
     return Problems(tuple(problems.values()), True, expected)
 
 
-def _records(file: Path, content: str) -> Iterator[tuple[str, dict[str, object]]]:
-    for number, line in enumerate(content.split("\n"), start=1):
+def records(file: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Where each object of a .jsonl stands, and the object; its line is its id unless it has one."""
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"{file}, line {number}"
@@ -88,7 +89,8 @@ def _records(file: Path, content: str) -> Iterator[tuple[str, dict[str, object]]
         yield where, {"id": number, **record}
 
 
-def _problem(where: str, record: Mapping[str, object]) -> Problem:
+def problem_of(where: str, record: Mapping[str, object]) -> Problem:
+    """The problem of one object."""
     question, name = record.get("question"), str(record["id"])
     if not isinstance(question, str):
         raise UserError(f'{where}: needs a "question" of text; it has {", ".join(sorted(record.keys() - {"id"}))}')

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit import events as ev
+from gambit.ballots import ballots_of, count_votes
 from gambit.errors import UserError
-from gambit.tree import Trace, TraceState, TraceTree
+from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, StopReason
-from gambit.vote import Ballot, VoteEntry, VoteKind, VoteResult, tally
+from gambit.vote import Ballot, VoteEntry, VoteKind, VoteResult
 
 Equivalent = Callable[[str, str], bool]
+
+STOP_WORDS: Mapping[StopReason, str] = {
+    StopReason.COMPLETED: "the planned number of traces is complete",
+    StopReason.EXHAUSTED: "no trace was left to run",
+    StopReason.POLICY: "the search method had seen enough",
+    StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
+    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
+    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
+    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
+    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
+    StopReason.FAILED: "it failed before its end",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,18 @@ class Counts:
     completed: int = 0
     cancelled: int = 0
     ghosts: int = 0
+    discarded: int = 0  # completed, but without a vote
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long traces waited for KV room, first admission and every later one together."""
+
+    traces: int = 0  # that waited at all
+    steps: int = 0  # of all traces together
+    seconds: float = 0.0
+    most_steps: int = 0  # of one trace
+    most_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +87,18 @@ class SearchResult:
     tokens: Tokens
     seconds: Seconds
     stop_reason: StopReason
+    waiting: Waiting = Waiting()
     out_dir: str | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
     log_error: str | None = None  # why its log is incomplete, where it is
+
+    @classmethod
+    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
+        """Of a search that has nothing to show but why."""
+        return cls(
+            problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error
+        )
 
     def to_json(self) -> dict[str, ev.Json]:
         """Plain values, ready for `json.dumps`."""
@@ -97,19 +130,14 @@ class SearchRecord:
 
     def vote(self, equivalent: Equivalent) -> VoteResult:
         """The vote among the traces that have finished so far."""
-        finished = sorted(self.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
-        return tally([self.ballot(trace) for trace in finished], equivalent)
+        return count_votes(self.ballots(), self.vote_kind, equivalent)
 
-    def ballot(self, trace: Trace) -> Ballot:
-        """What a finished trace brings to the vote."""
-        weights = {
-            VoteKind.MAJORITY: 1.0,
-            VoteKind.SCORE: self.tree.score_of(trace),
-            VoteKind.POSITION: trace.score.position_weighted,
-        }
-        # A trace that finished without a single thought is worth nothing to a weighted vote (STEP counts it so too).
-        weight = max(weights[VoteKind(self.started.vote)] or 0.0, 0.0)
-        return Ballot(trace.id, trace.answer, weight, trace.root)
+    def ballots(self) -> list[Ballot]:
+        return ballots_of(self.tree, self.vote_kind)
+
+    @property
+    def vote_kind(self) -> VoteKind:
+        return VoteKind(self.started.vote)
 
     @property
     def counts(self) -> Counts:
@@ -122,13 +150,25 @@ class SearchRecord:
             completed=tree.count(TraceState.FINISHED),
             cancelled=tree.count(TraceState.CANCELLED),
             ghosts=tree.count(TraceState.GHOST),
+            discarded=sum(trace.is_discarded for trace in tree.traces),
+        )
+
+    @property
+    def waiting(self) -> Waiting:
+        waited = [trace for trace in self.tree.traces if trace.waited_steps]
+        return Waiting(
+            traces=len(waited),
+            steps=sum(trace.waited_steps for trace in waited),
+            seconds=sum(trace.waited_seconds for trace in waited),
+            most_steps=max((trace.waited_steps for trace in waited), default=0),
+            most_seconds=max((trace.waited_seconds for trace in waited), default=0.0),
         )
 
     @property
     def tokens(self) -> Tokens:
         traces = self.tree.traces
         return Tokens(
-            generated=sum(len(trace.own_tokens) for trace in traces),
+            generated=sum(trace.num_own_tokens for trace in traces),
             reused=sum(trace.reused for trace in traces),
             recomputed=sum(trace.recomputed for trace in traces),
         )
@@ -155,6 +195,7 @@ class SearchRecord:
             tokens=self.tokens,
             seconds=self.seconds,
             stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
+            waiting=self.waiting,
         )
 
 

@@ -1,4 +1,4 @@
-"""Finds policies, scorers, engines by name: the built-in ones and those that other packages register."""
+"""Finds policies, scorers, engines, benchmarks by name: the built-in ones and those that other packages register."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from gambit.errors import UserError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
+        "best-of-n": "gambit.search.best_of_n:BestOfN",
+        "deepconf": "gambit.search.deepconf:DeepConf",
         "gambit": "gambit.search.tournament:Tournament",
         "sc": "gambit.search.self_consistency:SelfConsistency",
+        "slim-sc": "gambit.search.slim_sc:SlimSc",
+        "single": "gambit.search.single:Single",
+        "step": "gambit.search.step:Step",
     },
     "gambit.scorers": {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",
@@ -21,6 +26,16 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.engines": {
         "local": "gambit.engines.local.start:start_local",
         "vllm": "gambit.engines.vllm.start:start_vllm",
+    },
+    "gambit.benchmarks": {
+        "aime_2025": "gambit.bench.datasets:AIME_2025",
+        "aime_2026": "gambit.bench.datasets:AIME_2026",
+        "gpqa_diamond": "gambit.bench.datasets:GPQA_DIAMOND",
+        "gsm8k": "gambit.bench.datasets:GSM8K",
+        "hmmt_feb_2024": "gambit.bench.datasets:HMMT_FEB_2024",
+        "hmmt_feb_2025": "gambit.bench.datasets:HMMT_FEB_2025",
+        "math_500": "gambit.bench.datasets:MATH_500",
+        "pawn": "gambit.bench.datasets:PAWN",
     },
 }
 

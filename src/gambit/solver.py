@@ -33,14 +33,15 @@ from gambit.engines.vllm import versions
 from gambit.errors import GambitWarning, UserError
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
-from gambit.record import Counts, SearchRecord, SearchResult, Seconds, Tokens
+from gambit.record import SearchRecord, SearchResult
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.checkpoint import load_checkpoint
-from gambit.search.loop import Hooks, Search, run_searches
-from gambit.search.policy import Policy
+from gambit.search.choice import embedder_of, make_policy, policy_options, vote_of, with_fixed_pool, with_needs
+from gambit.search.facts import Hooks
+from gambit.search.loop import Search, run_searches
+from gambit.search.policy import Policy, needs_of
 from gambit.sink import EventCallback, EventSink
 from gambit.tree import TraceState
-from gambit.types import StopReason
 
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
@@ -131,7 +132,8 @@ class Solver:
                 try:
                     run = self._prepare(problem, config or SearchConfig(), folder, extractor, on_event)
                 except UserError as error:
-                    refused.append(_refused(problem, config or SearchConfig(), str(error)))
+                    asked = config or SearchConfig()
+                    refused.append(SearchResult.failed(problem.id, asked.policy, asked.seed, str(error)))
                     continue
                 runs[run.search.number] = run
                 yield run.search
@@ -176,17 +178,24 @@ class Solver:
         )
         check_prompt(self.engine.info, len(prompt.token_ids))
         settings, found = self._resolve(config, prompt)
-        policy_class = cast("type[Policy[object]]", registry.load("gambit.policies", config.policy))
-        policy = policy_class.from_settings(settings)
+        policy = make_policy(config, settings, is_probability=self._scorer.info.is_probability)
+        needs = needs_of(policy)
+        embed = embedder_of(needs)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
         sink = EventSink(problem.id, out_dir, on_event)
         self._num_searches += 1
         spec = SearchSpec(self._num_searches, prompt.token_ids, rule_for(self._rule, prompt), self._stop_ids)
         started = self._header(problem, config, settings, policy, prompt)
         hooks = Hooks(
-            self._answer_reader(extractor or extractor_for(config.answer)), self._grader.equivalent, sink.write
+            self._answer_reader(extractor or extractor_for(config.answer)),
+            self._grader.equivalent,
+            sink.write,
+            self.engine.tokenizer.decode,
+            embed,
         )
-        return _Run(Search(self.engine, policy, settings, spec, started, hooks), sink, tuple(notes))
+        return _Run(
+            Search(self.engine, policy, settings, with_needs(spec, needs, config), started, hooks), sink, tuple(notes)
+        )
 
     def _resolve(self, config: SearchConfig, prompt: EncodedPrompt) -> tuple[SearchSettings, list[str]]:
         info = self.engine.info
@@ -194,7 +203,13 @@ class Solver:
         if config.preset is PresetSource.AUTO:
             defaults = self._history.added_to(defaults)
         room = info.context_tokens - len(prompt.token_ids)
-        return resolve(config, defaults, room, has_floor=self._scorer.info.is_probability)
+        return resolve(
+            with_fixed_pool(config),
+            defaults,
+            room,
+            has_floor=self._scorer.info.is_probability,
+            policy_options=policy_options(config),
+        )
 
     def _header(
         self,
@@ -210,13 +225,13 @@ class Solver:
             problem_id=problem.id,
             question=question,
             policy=policy.name,
-            vote=str(config.vote or policy.default_vote),
+            vote=str(vote_of(config)),
             aggregation=str(self._scorer.info.aggregation),
             seed=settings.sampling.seed,
             capacity=settings.capacity,
             num_traces=settings.num_traces,
             prompt_tokens=prompt.token_ids,
-            settings=cast("dict[str, ev.Json]", dataclasses.asdict(settings)),
+            settings=settings.to_json(),
             environment=self._environment(),
         )
 
@@ -321,13 +336,6 @@ def _auto_engine(device: str) -> str:
     import torch
 
     return "vllm" if torch.cuda.is_available() else "local"
-
-
-def _refused(problem: Problem, config: SearchConfig, error: str) -> SearchResult:
-    return SearchResult(
-        problem.id, None, (), 0.0, 0, config.policy, config.seed, Counts(), Tokens(), Seconds(),
-        StopReason.FAILED, error=error,
-    )  # fmt: skip
 
 
 def _last_words(problem: Problem) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from gambit import events as ev
-from gambit.types import Aggregation, EndReason, RunningScore
+from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
 
 
 class TraceState(StrEnum):
@@ -54,14 +56,17 @@ class Trace:
     state: TraceState = TraceState.WAITING
     score: RunningScore = field(default_factory=RunningScore)
     boundary_tokens: int = 0  # length at the last scored boundary
-    own_tokens: tuple[int, ...] = ()  # known once it has ended
+    packed_tokens: array[int] = field(default_factory=lambda: array("i"))  # its own, known once it has ended
     ended_step: int | None = None  # when it said its last token
     was_evicted: bool = False
     end_reason: EndReason | None = None
     answer: str | None = None
+    is_discarded: bool = False  # finished, yet shall not vote
+    confidence: TraceConfidence | None = None
     reused: int = 0
     recomputed: int = 0
     waited_steps: int = 0
+    waited_seconds: float = 0.0  # known at the end of the search
     num_admissions: int = 0
 
     @property
@@ -73,9 +78,18 @@ class Trace:
         return self.state in LIVE
 
     @property
+    def own_tokens(self) -> tuple[int, ...]:
+        """Made anew at every call: a tuple takes nine times the memory, and a search has millions of tokens."""
+        return tuple(self.packed_tokens)
+
+    @property
+    def num_own_tokens(self) -> int:
+        return len(self.packed_tokens)
+
+    @property
     def num_tokens(self) -> int:
         """Its length after its end, inherited part included."""
-        return self.inherited + len(self.own_tokens)
+        return self.inherited + len(self.packed_tokens)
 
 
 class TraceTree:
@@ -95,7 +109,9 @@ class TraceTree:
             ev.Pruned: self._pruned,
             ev.Evicted: self._evicted,
             ev.Finished: self._finished,
+            ev.Discarded: self._discarded,
             ev.Cancelled: self._cancelled,
+            ev.Waited: self._waited,
         }
 
     def apply(self, event: ev.Event) -> None:
@@ -120,6 +136,12 @@ class TraceTree:
         """Logically active traces, ghosts and waiting ones included."""
         return sorted((t for state in ACTIVE for t in self.in_state(state)), key=_by_id)
 
+    def voters(self) -> list[Trace]:
+        """Finished traces that nobody discarded, and pruned ones whose answer was asked for."""
+        finished = [trace for trace in self.in_state(TraceState.FINISHED) if not trace.is_discarded]
+        pruned = [trace for trace in self.in_state(TraceState.PRUNED) if trace.answer is not None]
+        return sorted([*finished, *pruned], key=_by_id)
+
     @property
     def num_active(self) -> int:
         return sum(self.count(state) for state in ACTIVE)
@@ -141,10 +163,15 @@ class TraceTree:
 
     def tokens_of(self, trace_id: int) -> tuple[int, ...]:
         """All generated tokens of an ended trace, assembled along its lineage."""
-        tokens: tuple[int, ...] = ()
-        for trace in map(self.traces.__getitem__, self.lineage(trace_id)):
-            tokens = tokens[: trace.inherited] + trace.own_tokens
-        return tokens
+        parts: list[array[int]] = []
+        trace = self.traces[trace_id]
+        length = trace.num_tokens  # how many of its tokens are wanted
+        while True:
+            parts.append(trace.packed_tokens[: max(length - trace.inherited, 0)])
+            if trace.parent is None:
+                break
+            trace, length = self.traces[trace.parent], min(length, trace.inherited)
+        return tuple(chain.from_iterable(reversed(parts)))
 
     # -- the transitions ---------------------------------------------------------------------------------------
 
@@ -199,21 +226,31 @@ class TraceTree:
         if was_ghost:
             assert not tokens, f"ghost {trace_id} spoke"
             return trace
-        trace.own_tokens, trace.ended_step = tokens, step
+        trace.packed_tokens, trace.ended_step = array("i", tokens), step
         return trace
 
     def _pruned(self, event: ev.Pruned) -> None:
-        self._end(event.trace, TraceState.PRUNED, event.step, event.tokens)
+        self._end(event.trace, TraceState.PRUNED, event.step, event.tokens).answer = event.answer
 
     def _evicted(self, event: ev.Evicted) -> None:
         self._end(event.trace, TraceState.GHOST, event.step, event.tokens).was_evicted = True
 
     def _finished(self, event: ev.Finished) -> None:
         trace = self._end(event.trace, TraceState.FINISHED, event.step, event.tokens)
-        trace.end_reason, trace.answer = event.reason, event.answer
+        trace.end_reason, trace.answer, trace.confidence = event.reason, event.answer, event.confidence
+
+    def _discarded(self, event: ev.Discarded) -> None:
+        trace = self.traces[event.trace]
+        assert trace.state is TraceState.FINISHED and not trace.is_discarded, f"trace {trace.id} has no vote to lose"
+        trace.is_discarded = True
 
     def _cancelled(self, event: ev.Cancelled) -> None:
         self._end(event.trace, TraceState.CANCELLED, event.step, event.tokens)
+
+    def _waited(self, event: ev.Waited) -> None:
+        for trace_id, steps, seconds in zip(event.traces, event.steps, event.seconds, strict=True):
+            trace = self.traces[trace_id]
+            trace.waited_steps, trace.waited_seconds = steps, seconds
 
     # -- the invariants ----------------------------------------------------------------------------------------
 

@@ -84,6 +84,28 @@ class OnPressure:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRule:
+    """Ends a trace as soon as its last `window_tokens` tokens have a mean confidence below `threshold` (DeepConf).
+
+    The confidence of a token is minus the mean log-probability of the 20 likeliest, before temperature. Nothing ends
+    before its window is full. An engine obeys at the very step; it may already compute a token that nobody reads.
+    """
+
+    window_tokens: int
+    threshold: float
+
+
+class TraceConfidence(NamedTuple):
+    """Token confidence of an ended trace, folded to what votes need; a trace shorter than a window is one window."""
+
+    num_tokens: int  # that were measured: all, but those inherited from a parent that was gone
+    mean: float
+    tail: float  # of the last window
+    bottom: float  # mean of the lowest tenth of all windows
+    lowest: float  # window
+
+
+@dataclass(frozen=True, slots=True)
 class TraceSpec:
     """Everything an engine needs to run one trace.
 
@@ -101,6 +123,7 @@ class TraceSpec:
     prefix: tuple[int, ...] = ()
     score: RunningScore = field(default_factory=RunningScore)
     history_of: TraceKey | None = None  # an ended trace of a search that keeps histories
+    stop_rule: StopRule | None = None
 
 
 class EndReason(StrEnum):
@@ -109,6 +132,7 @@ class EndReason(StrEnum):
     STOP = "stop"  # it said a stop token
     LENGTH = "length"  # it reached max_new_tokens
     MEMORY = "memory"  # it alone needs more KV room than there is
+    CONFIDENCE = "confidence"  # its stop rule
 
 
 class StopReason(StrEnum):
@@ -117,6 +141,7 @@ class StopReason(StrEnum):
     COMPLETED = "completed"  # the planned number of traces is complete
     EXHAUSTED = "exhausted"  # nothing runs any more
     POLICY = "policy"
+    CONSENSUS = "consensus"  # its vote is settled
     BUDGET_TOKENS = "budget_tokens"
     BUDGET_SECONDS = "budget_seconds"
     BUDGET_TRACES = "budget_traces"
@@ -141,6 +166,7 @@ class ThoughtScore:
     trace: int
     score: float
     num_tokens: int
+    embedding: tuple[float, ...] | None = None  # of length 1, where the search asked for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +187,7 @@ class Finished:
     trace: int
     reason: EndReason
     tokens: tuple[int, ...]
+    confidence: TraceConfidence | None = None  # where the search asked for it
 
 
 @dataclass(frozen=True, slots=True)

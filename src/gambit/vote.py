@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,11 +10,25 @@ from gambit.answers import canonical
 
 
 class VoteKind(StrEnum):
-    """Where a trace's weight comes from: one each, its running mean score, or that mean with later thoughts heavier."""
+    """Where a trace's weight comes from; the weights of equal answers add up, but for `best`."""
 
-    MAJORITY = "majority"
-    SCORE = "score"
-    POSITION = "position"
+    MAJORITY = "majority"  # one each
+    CONCISE = "concise"  # one each; a tie goes to the answer with the shortest trace (Slim-SC)
+    SCORE = "score"  # its score
+    POSITION = "position"  # its mean score with later thoughts heavier
+    BEST = "best"  # its score, and an answer is worth as much as its best trace (best of N)
+    # DeepConf: its token confidence, over the whole trace, its last window, its lowest 10 % of windows, its lowest one
+    MEAN_CONFIDENCE = "mean-confidence"
+    TAIL_CONFIDENCE = "tail-confidence"
+    BOTTOM_CONFIDENCE = "bottom-confidence"
+    LOWEST_CONFIDENCE = "lowest-confidence"
+    # the same, only the tenth of the traces with the highest confidence voting
+    TOP_TAIL_CONFIDENCE = "top-tail-confidence"
+    TOP_BOTTOM_CONFIDENCE = "top-bottom-confidence"
+
+    @property
+    def needs_confidence(self) -> bool:
+        return self.value.endswith("confidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,7 @@ class Ballot:
     answer: str | None
     weight: float
     root: int
+    tie_break: float = 0.0  # between answers of equal weight and number the smallest wins
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +56,33 @@ class VoteResult:
     num_abstained: int
 
 
-def tally(ballots: Sequence[Ballot], equivalent: Callable[[str, str], bool]) -> VoteResult:
+Combine = Callable[[Iterable[float]], float]
+
+
+def tally(
+    ballots: Sequence[Ballot], equivalent: Callable[[str, str], bool], combine: Combine = math.fsum
+) -> VoteResult:
+    """`combine` makes the weight of an answer from those of its traces."""
     assert all(math.isfinite(b.weight) and b.weight >= 0 for b in ballots), "vote weights are finite and not negative"
-    answered = [(b, b.answer) for b in ballots if b.answer is not None and canonical(b.answer)]
+    answered = [(b, b.answer) for b in ballots if b.answer is not None and has_answer(b)]
     # A scorer that gives every trace 0 knows nothing; then the traces are counted instead of electing the first.
     is_weightless = not any(ballot.weight for ballot, _ in answered)
-    entries = [_entry(pool, is_weightless) for pool in _pools(answered, equivalent)]
+    pools = sorted(_pools(answered, equivalent), key=_tie_break)
+    entries = [_entry(pool, None if is_weightless else combine) for pool in pools]
     entries.sort(key=lambda entry: (-entry.weight, -entry.traces))  # stable, so what is left of a tie goes to the first
     winner = entries[0].answer if entries else None
     return VoteResult(winner, tuple(entries), _margin(entries), len(ballots) - len(answered))
 
 
+def has_answer(ballot: Ballot) -> bool:
+    return ballot.answer is not None and bool(canonical(ballot.answer))
+
+
 _Pool = list[tuple[Ballot, str]]
+
+
+def _tie_break(pool: _Pool) -> float:
+    return min(ballot.tie_break for ballot, _ in pool)
 
 
 def _pools(answered: _Pool, equivalent: Callable[[str, str], bool]) -> list[_Pool]:
@@ -70,9 +100,9 @@ def _pools(answered: _Pool, equivalent: Callable[[str, str], bool]) -> list[_Poo
     return pools
 
 
-def _entry(pool: _Pool, is_weightless: bool) -> VoteEntry:
+def _entry(pool: _Pool, combine: Combine | None) -> VoteEntry:
     surface = Counter(answer for _, answer in pool).most_common(1)[0][0]  # ties: the first seen
-    weight = float(len(pool)) if is_weightless else math.fsum(ballot.weight for ballot, _ in pool)
+    weight = float(len(pool)) if combine is None else combine(ballot.weight for ballot, _ in pool)
     return VoteEntry(surface, weight, len(pool), len({ballot.root for ballot, _ in pool}))
 
 

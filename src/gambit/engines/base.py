@@ -36,6 +36,8 @@ class SearchSpec:
     stop_ids: frozenset[int]
     kv_quota_tokens: int | None = None  # None: an equal share among the open searches
     keeps_histories: bool = False  # what scorers remember of ended traces stays until the search is closed
+    confidence_window: int = 0  # tokens; token confidence is measured and reported at each trace's end unless 0
+    embedding_size: int = 0  # of the vector reported with each scored thought; none with 0
 
 
 def check_prompt(info: EngineInfo, num_tokens: int) -> None:
@@ -59,7 +61,8 @@ class Engine(Protocol):
     - thoughts are scored once each, with the state at the scorer's position, also across a branch; a scorer that
       remembers thoughts gets each trace's own, the inherited ones included, whatever became of its parent;
     - KV room runs out at an allocation and nowhere else, and then the rule of the victim is obeyed; a waiting trace
-      never costs a running one its room.
+      never costs a running one its room;
+    - a trace with a stop rule ends with the first token at which the rule holds.
     """
 
     @property
@@ -79,6 +82,9 @@ class Engine(Protocol):
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         """How far the live traces of a search are."""
+
+    def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
+        """What a live trace has generated or inherited so far, from a position on."""
 
     def step(self) -> StepBatch:
         """Advance every admitted trace by one token."""

@@ -10,28 +10,37 @@ from dataclasses import dataclass
 from gambit import events as ev
 from gambit.config import SearchSettings
 from gambit.engines.base import Engine, SearchSpec
-from gambit.record import Equivalent, SearchRecord, SearchResult
-from gambit.search.policy import Branch, Decision, Evict, Policy, PoolView, Prune, Start, State, Stop, TraceView
-from gambit.tree import LIVE, Trace, TraceState
+from gambit.record import SearchRecord, SearchResult
+from gambit.search.consensus import is_over
+from gambit.search.facts import Facts, Hooks
+from gambit.search.policy import (
+    Branch,
+    Decision,
+    Discard,
+    Evict,
+    Policy,
+    PoolView,
+    Prune,
+    Start,
+    State,
+    Stop,
+    ThoughtView,
+    TraceView,
+    needs_of,
+)
+from gambit.search.thoughts import ThoughtReader
+from gambit.search.view import trace_view
+from gambit.tree import LIVE, TraceState
 from gambit.types import (
     OnPressure,
     PressureAction,
-    Progress,
     SearchStep,
     StepBatch,
     StopReason,
+    StopRule,
     TraceKey,
     TraceSpec,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What a search calls outside the loop."""
-
-    answer_of: Callable[[Sequence[int]], str | None]  # all tokens of a finished trace -> its answer
-    equivalent: Equivalent
-    on_event: Callable[[ev.Event], None]
 
 
 @dataclass(slots=True)
@@ -57,17 +66,25 @@ class Search:
         hooks: Hooks,
     ) -> None:
         self.record = SearchRecord(started)
+        self._needs = needs_of(policy)
+        self._facts = Facts(
+            self.record,
+            hooks,
+            keeps_ghosts=settings.ghost_parents,
+            reads_pruned=self._needs.pruned_answers,
+        )
         self.result: SearchResult | None = None
         self.num_generated = 0
         self._engine = engine
         self._policy = policy
         self._policy_state = policy.initial_state()
+        self._is_settled = False
+        need = self._needs.thoughts
+        self._reader = None if need is None else ThoughtReader(need, self._tokens_of, hooks.decode, hooks.embed)
         self._settings = settings
         self._spec = dataclasses.replace(spec, keeps_histories=settings.ghost_parents)
         self._hooks = hooks
         self._num_steps = 0
-        self._pressure: dict[int, OnPressure] = {}
-        self._ghost_tokens: dict[int, tuple[int, ...]] = {}  # kept only where ghosts may be parents
         self._kv = (0, 0)
         self._spent = _Spent()
         self._began = time.monotonic()
@@ -97,9 +114,16 @@ class Search:
         self._spent.scoring += batch.seconds.scoring
         self._spent.scheduling += batch.seconds.scheduling
         self._num_steps += step.num_generated > 0
-        self._apply(step)
-        if not self._reached_target() and self._is_wanted(step):
+        self.num_generated += step.num_generated
+        self._facts.apply(step, self._num_steps)
+        if self._reader is not None:
+            self._reader.note(step.scored)
+        if self._is_wanted(step):
             self._ask_policy()
+        elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
+            self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
+        if step.finished and (consensus := self._settings.consensus) is not None:
+            self._is_settled = is_over(consensus, self.record, self._needs, self._hooks.equivalent)
         self._end_if_due()
         self._spent.search += time.perf_counter() - began
 
@@ -107,12 +131,14 @@ class Search:
         """Cancel what still runs, vote, and close the search on the engine."""
         live = sorted(trace.id for state in LIVE for trace in self.record.tree.in_state(state))
         for trace_id, tokens in self._leave_engine(live, reason).items():
-            self._emit(ev.Cancelled(self._num_steps, trace_id, tokens))
+            self._facts.leave(ev.Cancelled(self._num_steps, trace_id, tokens))
         self._sample()
-        self._emit(ev.Stopped(self._num_steps, reason))
+        if (waited := self._facts.waits.event(self._num_steps)) is not None:
+            self._facts.emit(waited)
+        self._facts.emit(ev.Stopped(self._num_steps, reason))
         vote = self.record.vote(self._hooks.equivalent)
         votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
-        self._emit(ev.Voted(vote.answer, vote.margin, votes))
+        self._facts.emit(ev.Voted(vote.answer, vote.margin, votes))
         self.result = dataclasses.replace(self.record.result(vote), error=error)
 
     def _leave_engine(self, live: Sequence[int], reason: StopReason) -> dict[int, tuple[int, ...]]:
@@ -140,6 +166,8 @@ class Search:
             return StopReason.COMPLETED
         if tree.num_live == 0:
             return StopReason.EXHAUSTED
+        if self._is_settled:
+            return StopReason.CONSENSUS
         # The cap is never passed: a step that might generate more than what is left is not taken.
         if settings.budget_tokens is not None and self.num_generated + tree.num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS
@@ -150,68 +178,44 @@ class Search:
     def _reached_target(self) -> bool:
         return self.record.tree.count(TraceState.FINISHED) >= self._settings.num_traces
 
-    # -- engine facts -> events --------------------------------------------------------------------------------
-
-    def _emit(self, event: ev.Event) -> None:
-        self.record.apply(event)
-        self._hooks.on_event(event)
-
-    def _apply(self, step: SearchStep) -> None:
-        """In the order of an engine step: room is lost, room is found, tokens come, thoughts end, traces end."""
-        at = self._num_steps
-        for lost in step.evicted:
-            if lost.action is PressureAction.QUEUE:
-                self._emit(ev.Queued(at, lost.trace, lost.num_tokens))
-            else:
-                kind = ev.Evicted if lost.action is PressureAction.GHOST else ev.Pruned
-                self._emit(kind(at, lost.trace, "pressure", lost.score, self._own(lost.trace, lost.tokens)))
-        for won in step.admitted:
-            self._emit(ev.Admitted(at, won.trace, won.reused, won.recomputed, won.waited_steps))
-        self.num_generated += step.num_generated
-        if step.scored:
-            traces, scores, lengths = zip(*((s.trace, s.score, s.num_tokens) for s in step.scored), strict=True)
-            self._emit(ev.Scored(at, traces, scores, lengths))
-        for done in step.finished:
-            answer = self._hooks.answer_of(done.tokens)
-            self._emit(ev.Finished(at, done.trace, done.reason, answer, self._own(done.trace, done.tokens)))
-
-    def _own(self, trace_id: int, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """The part of an ended trace's tokens that it generated itself."""
-        if self._settings.ghost_parents:
-            self._ghost_tokens[trace_id] = tokens
-        return tokens[self.record.tree.traces[trace_id].inherited :]
-
     # -- decide, execute, apply --------------------------------------------------------------------------------
 
     def _is_wanted(self, step: SearchStep) -> bool:
         wake = self._policy.wake
+        has_left = bool(step.finished) or any(lost.action is PressureAction.PRUNE for lost in step.evicted)
+        if self._reached_target():
+            return wake.on_completion and has_left
         is_round = wake.every_steps is not None and step.num_generated > 0 and self._num_steps % wake.every_steps == 0
-        return is_round or (wake.on_completion and bool(step.finished)) or (wake.on_boundary and bool(step.scored))
+        return is_round or (wake.on_completion and has_left) or (wake.on_boundary and bool(step.scored))
 
     def _ask_policy(self) -> None:
         self._policy_state, decisions = self._policy.decide(self._policy_state, self._view())
+        is_over = self._reached_target()  # then only who votes is left to decide
         for decision in decisions:
-            self._execute(decision)
+            if not is_over or isinstance(decision, Discard):
+                self._execute(decision)
         if not self.is_done:
             self._sample()
 
     def _view(self) -> PoolView:
         tree, progress = self.record.tree, self._engine.progress(self.number)
-        traces = tuple(self._trace_view(trace, progress.get(trace.id)) for trace in tree.tree_view())
-        return PoolView(self._num_steps, traces, len(tree.traces), tree.count(TraceState.FINISHED))
-
-    def _trace_view(self, trace: Trace, progress: Progress | None) -> TraceView:
-        num_tokens = progress.num_tokens if progress else trace.num_tokens
-        return TraceView(
-            id=trace.id,
-            state=trace.state,
-            score=self.record.tree.score_of(trace),
-            num_scored=trace.score.count,
-            num_generated=num_tokens - trace.inherited,
-            num_tokens=num_tokens,
-            boundary_tokens=trace.boundary_tokens,
-            is_thinking=progress.is_thinking if progress else True,
+        traces = tuple(trace_view(tree, trace, progress.get(trace.id)) for trace in tree.tree_view())
+        return PoolView(
+            self._num_steps,
+            traces,
+            len(tree.traces),
+            tree.count(TraceState.FINISHED),
+            tuple(self._facts.finished),
+            self._thoughts(traces),
         )
+
+    def _thoughts(self, traces: Sequence[TraceView]) -> tuple[ThoughtView, ...]:
+        if self._reader is None:
+            return ()
+        return self._reader.collect([trace.id for trace in traces if trace.is_thinking and trace.state in LIVE])
+
+    def _tokens_of(self, trace_id: int, start: int) -> Sequence[int]:
+        return self._engine.tokens(TraceKey(self.number, trace_id), start)
 
     def _execute(self, decision: Decision) -> None:
         if isinstance(decision, Start):
@@ -220,24 +224,26 @@ class Search:
             self._branch(decision)
         elif isinstance(decision, Stop):
             self.end(StopReason.POLICY)
+        elif isinstance(decision, Discard):
+            self._facts.emit(ev.Discarded(self._num_steps, decision.trace, decision.reason))
         elif isinstance(decision, Prune | Evict):
             kind = ev.Pruned if isinstance(decision, Prune) else ev.Evicted
             trace = self.record.tree.traces[decision.trace]
             score = self.record.tree.score_of(trace)
             own = self._stop_on_engine([trace.id] if trace.is_live else []).get(trace.id, ())
-            self._emit(kind(self._num_steps, trace.id, decision.reason, score, own))
+            self._facts.leave(kind(self._num_steps, trace.id, decision.reason, score, own))
 
     def _stop_on_engine(self, trace_ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Own tokens of traces that were still going."""
         tokens = self._engine.stop([TraceKey(self.number, trace_id) for trace_id in trace_ids])
-        return {key.trace: self._own(key.trace, all_tokens) for key, all_tokens in tokens.items()}
+        return {key.trace: self._facts.own(key.trace, all_tokens) for key, all_tokens in tokens.items()}
 
     def _start(self, decision: Start) -> None:
         first = len(self.record.tree.traces)
-        specs = [self._spec_of(first + i, decision.on_pressure) for i in range(decision.count)]
+        specs = [self._spec_of(first + i, decision.on_pressure, decision.stop_rule) for i in range(decision.count)]
         self._engine.submit(specs)
         for spec in specs:
-            self._emit(ev.Created(self._num_steps, spec.key.trace))
+            self._facts.join(ev.Created(self._num_steps, spec.key.trace))
 
     def _branch(self, decision: Branch) -> None:
         parent = self.record.tree.traces[decision.parent]
@@ -249,20 +255,20 @@ class Search:
             sampling=dataclasses.replace(child.sampling, temperature=temperature),
             inherited=decision.inherited,
             parent=None if is_ghost else TraceKey(self.number, parent.id),
-            prefix=self._ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
+            prefix=self._facts.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
             score=parent.score,
             history_of=TraceKey(self.number, parent.id) if is_ghost else None,
         )
         self._engine.submit([child])
-        self._emit(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
+        self._facts.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
 
-    def _spec_of(self, trace_id: int, on_pressure: OnPressure) -> TraceSpec:
-        settings = self._settings
-        return TraceSpec(TraceKey(self.number, trace_id), settings.sampling, settings.max_new_tokens, on_pressure)
+    def _spec_of(self, trace_id: int, on_pressure: OnPressure, stop_rule: StopRule | None = None) -> TraceSpec:
+        key, settings = TraceKey(self.number, trace_id), self._settings
+        return TraceSpec(key, settings.sampling, settings.max_new_tokens, on_pressure, stop_rule=stop_rule)
 
     def _sample(self) -> None:
         tree, spent = self.record.tree, self._spent
-        self._emit(
+        self._facts.emit(
             ev.Sample(
                 step=self._num_steps,
                 running=tree.count(TraceState.RUNNING),

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gambit.config import SearchSettings
-from gambit.search.policy import Decision, PoolView, Start, Wake
+from gambit.search.policy import Decision, Needs, NoOptions, PoolView, Wake, top_up
 from gambit.types import OnPressure, PressureAction
 from gambit.vote import VoteKind
 
 
 @dataclass(frozen=True, slots=True)
 class SelfConsistency:
-    """Wang et al. 2023. At most `capacity` traces run at once; under memory pressure the engine queues them."""
+    """Self-Consistency (Wang et al. 2023). At most `capacity` traces run at once; under memory pressure the engine
+    queues and later recomputes them, as plain serving does."""
 
     name: ClassVar[str] = "sc"
     default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
+    Options: ClassVar[type[NoOptions]] = NoOptions
     num_traces: int
     capacity: int
 
@@ -28,9 +30,12 @@ class SelfConsistency:
     def wake(self) -> Wake:
         return Wake(on_completion=True)
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(has_fixed_size=True)
+
     def initial_state(self) -> None:
         return None
 
     def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
-        count = min(self.capacity - len(view.traces), self.num_traces - view.num_created)
-        return None, [Start(count, OnPressure(PressureAction.QUEUE))] if count > 0 else []
+        return None, top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from gambit.config import BranchPoint, SearchSettings
-from gambit.search.policy import Branch, Decision, Evict, PoolView, Prune, Start, TraceView, Wake
+from gambit.search.policy import Branch, Decision, Evict, NoOptions, PoolView, Prune, Start, TraceView, Wake
 from gambit.tree import TraceState
 from gambit.types import OnPressure, PressureAction
 from gambit.vote import VoteKind
@@ -23,11 +23,16 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tournament:
-    """Every `check_interval` decode steps: under capacity the best traces fill it up by branching (Case 1), at
-    capacity the worst `swap_size` make room for branches of the best (Case 2). Ghosts count and may be pruned."""
+    """Gambit: thought-level beam search. Every `check_interval` decode steps, under capacity the best traces fill it up
+    by branching (Case 1), at capacity the worst `swap_size` make room for branches of the best (Case 2).
+
+    Ghosts count and may be pruned. Its settings are those of every search; docs/how-it-works.md has the points that
+    the paper leaves open.
+    """
 
     name: ClassVar[str] = "gambit"
     default_vote: ClassVar[VoteKind] = VoteKind.SCORE
+    Options: ClassVar[type[NoOptions]] = NoOptions  # capacity, swap_size, … belong to every search
     capacity: int
     swap_size: int
     check_interval: int

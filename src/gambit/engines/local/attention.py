@@ -7,6 +7,7 @@ trace, not paged blocks: gathering keys through block tables costs a CPU more th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,24 @@ ATTENTION_NAME = "gambit_pool"  # as registered with transformers
 
 @dataclass(slots=True)
 class LayerStore:
-    """One layer's keys and values: own rows [row, head, own position, dim], prompts [slot, head, position, dim]."""
+    """One layer, of every row and prompt slot: values [row, head, position, dim], keys [row, head, dim, position].
+
+    Keys with positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
+    """
 
     row_keys: torch.Tensor
     row_values: torch.Tensor
     prompt_keys: torch.Tensor
     prompt_values: torch.Tensor
+
+    def write_row(self, row: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """The first positions of a row; k and v are [head, position, dim]."""
+        self.row_keys[row, :, :, : k.shape[1]] = k.transpose(1, 2)
+        self.row_values[row, :, : v.shape[1]] = v
+
+    def write_prompt(self, slot: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.prompt_keys[slot, :, :, : k.shape[1]] = k.transpose(1, 2)
+        self.prompt_values[slot, :, : v.shape[1]] = v
 
 
 @dataclass(slots=True)
@@ -43,9 +56,14 @@ class PoolStore:
         self._copied_length = 0
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> LayerStore:
+        """`keys` and `values` are [entry, head, dim] or [entry, head, position, dim] and say what a layer holds."""
         if index not in self.layers:
             self.layers[index] = LayerStore(
-                *(_zeros(like, *self._shape[kind]) for kind in ("row", "prompt") for like in (keys, values))
+                *(
+                    like.new_zeros(_shape(name, like.shape[1], like.shape[-1], *self._shape[kind]))
+                    for kind in ("row", "prompt")
+                    for name, like in (("keys", keys), ("values", values))
+                )
             )
         return self.layers[index]
 
@@ -58,11 +76,11 @@ class PoolStore:
         shape = (_grown(have_entries, entries), _grown(have_positions, positions))
         self._shape[kind] = shape
         for layer in self.layers.values():
-            for name in (f"{kind}_keys", f"{kind}_values"):
-                old: torch.Tensor = getattr(layer, name)
-                new = _zeros(old, *shape)
-                new[: old.shape[0], :, : old.shape[2]] = old
-                setattr(layer, name, new)
+            for name, axis in _POSITION_AXIS.items():
+                old: torch.Tensor = getattr(layer, f"{kind}_{name}")
+                new = old.new_zeros(_shape(name, old.shape[1], old.shape[5 - axis], *shape))
+                new[: len(old)].narrow(axis, 0, old.shape[axis]).copy_(old)
+                setattr(layer, f"{kind}_{name}", new)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Row `target` begins like row `source`. Only noted: `settle` carries out all copies of a step at once."""
@@ -80,9 +98,9 @@ class PoolStore:
         device = next(iter(self.layers.values())).row_keys.device
         targets, sources = torch.tensor([list(moves), list(moves.values())], device=device)
         for layer in self.layers.values():
-            for rows in (layer.row_keys, layer.row_values):
+            for rows in (layer.row_keys[..., :length], layer.row_values[:, :, :length]):
                 # All sources are read before a target is written: a target may be another one's source.
-                rows[targets, :, :length] = rows[:, :, :length].index_select(0, sources)
+                rows[targets] = rows.index_select(0, sources)
 
     @torch.inference_mode()
     def copy_prompt(self, source: int, target: int) -> None:
@@ -94,7 +112,7 @@ class PoolStore:
     def snapshot_row(self, row: int, length: int) -> RowSnapshot:
         row = self._origin.get(row, row)
         return RowSnapshot([
-            (layer.row_keys[row, :, :length].clone(), layer.row_values[row, :, :length].clone())
+            (layer.row_keys[row, :, :, :length].clone(), layer.row_values[row, :, :length].clone())
             for _, layer in sorted(self.layers.items())
         ])  # fmt: skip
 
@@ -102,16 +120,19 @@ class PoolStore:
     def restore_row(self, row: int, snapshot: RowSnapshot, length: int) -> None:
         self.settle()  # what this row held may be wanted elsewhere
         for (_, layer), (keys, values) in zip(sorted(self.layers.items()), snapshot.layers, strict=True):
-            layer.row_keys[row, :, :length] = keys[:, :length]
+            layer.row_keys[row, :, :, :length] = keys[..., :length]
             layer.row_values[row, :, :length] = values[:, :length]
 
 
-def _zeros(like: torch.Tensor, entries: int, positions: int) -> torch.Tensor:
-    return like.new_zeros((entries, like.shape[1], positions, like.shape[3]))
+_POSITION_AXIS = {"keys": 3, "values": 2}
+
+
+def _shape(name: str, heads: int, dim: int, entries: int, positions: int) -> tuple[int, ...]:
+    return (entries, heads, dim, positions) if name == "keys" else (entries, heads, positions, dim)
 
 
 def _grown(have: int, want: int) -> int:
-    return have if want <= have else max(want, have + have // 2, 16)
+    return have if want <= have else -(-max(want, have + have // 2) // 16) * 16
 
 
 @dataclass(slots=True)
@@ -146,24 +167,30 @@ class DecodePlan:
         self.rows = torch.arange(len(self.own), device=self.own.device)
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        layer = self.store.layer(index, k, v)
-        self._write(layer.row_keys, k)
-        self._write(layer.row_values, v)
         n = len(self.own)
         grouped = q.view(n, k.shape[1], -1, q.shape[3])  # query heads of one KV head side by side
-        return self._attend(layer, grouped, call).view(n, 1, -1, v.shape[3])
+        return self.attend_rows(index, grouped, k[:, :, 0], v[:, :, 0], call).view(n, 1, -1, v.shape[3])
 
-    def _write(self, rows: torch.Tensor, new: torch.Tensor) -> None:
+    def attend_rows(
+        self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall
+    ) -> torch.Tensor:
+        """q [n, KV heads, queries of one KV head, dim], k and v [n, KV heads, dim]; gives the shape of q."""
+        layer = self.store.layer(index, k, v)
         if self.level is not None:
-            rows[: len(new), :, self.level] = new[:, :, 0]
+            layer.row_keys[: len(k), :, :, self.level] = k
+            layer.row_values[: len(v), :, self.level] = v
         else:
-            rows[self.rows, :, self.own] = new[:, :, 0]
+            layer.row_keys[self.rows, :, :, self.own] = k
+            layer.row_values[self.rows, :, self.own] = v
+        return self._attend(layer, q, call)
 
     def _attend(self, layer: LayerStore, q: torch.Tensor, call: LayerCall) -> torch.Tensor:
         """Scores over prompt and own part side by side, one softmax over both."""
-        keys, values = (rows[: len(q), :, : self.own_length] for rows in (layer.row_keys, layer.row_values))
-        own_scores = torch.matmul(q, keys.transpose(-1, -2))
-        prompt_scores = self._over_prompts(q, layer.prompt_keys[:, :, : self.prompt_length].transpose(-1, -2))
+        keys = layer.row_keys[: len(q), ..., : self.own_length]
+        values = layer.row_values[: len(q), :, : self.own_length]
+        q = q * call.scaling  # here and not on the scores, which are many
+        own_scores = torch.matmul(q, keys)
+        prompt_scores = self._over_prompts(q, layer.prompt_keys[..., : self.prompt_length])
         scores = torch.cat((prompt_scores, own_scores), dim=-1)
         weights = _softmax(scores, self._mask(call.sliding_window), call, keys.shape[1]).to(values.dtype)
         out = torch.matmul(weights[..., self.prompt_length :], values)
@@ -207,8 +234,7 @@ class PromptPlan:
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
         layer = self.store.layer(index, k, v)
-        layer.prompt_keys[self.slot, :, : k.shape[2]] = k[0]
-        layer.prompt_values[self.slot, :, : v.shape[2]] = v[0]
+        layer.write_prompt(self.slot, k[0], v[0])
         return _causal(q, k, v, call)
 
 
@@ -223,14 +249,18 @@ class RowPlan:
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
         layer = self.store.layer(index, k, v)
-        layer.row_keys[self.row, :, : k.shape[2]] = k[0]
-        layer.row_values[self.row, :, : v.shape[2]] = v[0]
-        prompt = slice(self.slot, self.slot + 1), slice(None), slice(self.prompt_length)
-        return _causal(q, torch.cat((layer.prompt_keys[prompt], k), 2), torch.cat((layer.prompt_values[prompt], v), 2),
-                       call)  # fmt: skip
+        layer.write_row(self.row, k[0], v[0])
+        keys = layer.prompt_keys[self.slot, ..., : self.prompt_length].transpose(1, 2)[None]
+        values = layer.prompt_values[self.slot, :, : self.prompt_length][None]
+        return _causal(q, torch.cat((keys, k), 2), torch.cat((values, v), 2), call)
 
 
-Plan = DecodePlan | PromptPlan | RowPlan
+class Plan(Protocol):
+    """Where the keys and values of a forward pass go and what its queries see."""
+
+    def attend(
+        self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall
+    ) -> torch.Tensor: ...
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
@@ -244,7 +274,8 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) 
         out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scaling, enable_gqa=True)
         return out.transpose(1, 2)
     heads, length, dim = q.shape[1:]
-    grouped = q.view(1, k.shape[1], -1, length, dim).flatten(2, 3)  # [1, kv heads, group × queries, dim]
+    scaled = q * call.scaling
+    grouped = scaled.view(1, k.shape[1], -1, length, dim).flatten(2, 3)  # [1, kv heads, group × queries, dim]
     mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, float("-inf"))
     scores = torch.matmul(grouped, k.transpose(-1, -2))
     weights = _softmax(scores, mask.repeat(heads // k.shape[1], 1), call, k.shape[1], length).to(v.dtype)
@@ -256,7 +287,7 @@ def _softmax(
     scores: torch.Tensor, mask: torch.Tensor | None, call: LayerCall, kv_heads: int, queries: int = 1
 ) -> torch.Tensor:
     """Weights in float32 over scores [n, kv heads, group × queries, keys]; a sink takes weight and gives nothing."""
-    scores = scores.float().mul_(call.scaling)
+    scores = scores.float()
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
     if mask is not None:

@@ -15,6 +15,7 @@ from gambit.engines.local.layout import Layout
 from gambit.engines.local.model import ForwardOutput, PoolModel
 from gambit.engines.local.pool import Pool
 from gambit.engines.local.stopwatch import Stopwatch
+from gambit.engines.projection import Projection
 from gambit.engines.sampling import sample, token_confidence, uniforms
 from gambit.prompts import THINKING, BoundaryRule, ThoughtTables, Tokenizer
 from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
@@ -51,6 +52,7 @@ class LocalEngine:
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
         self._pool = Pool(model, KvBlocks(room, block_tokens), scorer.info.aggregation, self._clock)
         self._pool.histories = None if self._memory is None else Histories()
+        self._projection = Projection(model.device)
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
         self._cached_layout: Layout | None = None
 
@@ -94,6 +96,9 @@ class LocalEngine:
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._pool.searches[search].traces
         return {trace_id: self._pool.rows.progress_of(trace, THINKING) for trace_id, trace in traces.items()}
+
+    def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
+        return self._pool.rows.tokens_of(self._pool.searches[key.search].traces[key.trace], start)
 
     def close_search(self, search: int) -> None:
         self._pool.close(search)
@@ -147,7 +152,8 @@ class LocalEngine:
         table, layout = self._pool.rows.table, self._layout()
         uniform = torch.from_numpy(uniforms(table["noise_key"], table["num_tokens"])).float()
         tokens = sample(output.logits, layout.filters, uniform.to(self._model.device))
-        confidence = token_confidence(output.logits) if self._scorer.info.needs_confidence else None
+        is_wanted = self._scorer.info.needs_confidence or len(self._pool.tracks) > 0
+        confidence = token_confidence(output.logits) if is_wanted else None
         return tokens.cpu().numpy(), None if confidence is None else confidence.cpu().numpy()
 
     def _read(
@@ -160,15 +166,17 @@ class LocalEngine:
         self._pool.rows.append_tokens(tokens)
         table = self._pool.rows.table  # the table may have grown
         table["is_pending"] = is_boundary
+        doubtful: list[TraceKey] = []
         if confidence is not None:
             _fold_confidence(table, confidence, is_boundary)
+            doubtful = self._pool.follow(confidence)
         for search, count in layout.rows_per_search.items():
             self._pool.drafts[search].num_generated += count
         if self._scorer.info.state_position is StatePosition.BOUNDARY:
             self._score(output.states, np.flatnonzero(was_pending), fed_length)
         else:
             self._score(output.states, np.flatnonzero(is_boundary), table["num_tokens"])
-        self._finish(layout.is_stop(tokens))
+        self._finish(layout.is_stop(tokens), doubtful)
 
     def _score(self, states: torch.Tensor, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
         if len(rows) == 0:
@@ -178,26 +186,44 @@ class LocalEngine:
             index = torch.from_numpy(rows).to(states.device)
             thoughts = ThoughtBatch(states[index], confidences.to(states.device))
             scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
+            embeddings = self._embed(states, rows)
         # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
         for trace, row, score in sorted(scored, key=lambda entry: entry[0].key):
             if self._scorer.info.ranks_within_run:
                 score = self._pool.searches[trace.key.search].quantiles.squash(score)
             trace.score = trace.score.add(score)
-            self._pool.drafts[trace.key.search].scored.append(ThoughtScore(trace.key.trace, score, int(lengths[row])))
+            thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row))
+            self._pool.drafts[trace.key.search].scored.append(thought)
 
     def _scores(self, thoughts: ThoughtBatch, keys: Sequence[TraceKey]) -> torch.Tensor:
         if self._memory is None or self._pool.histories is None:
             return self._scorer.score(thoughts)
         return self._memory.score(thoughts, self._pool.histories.extend(keys, self._memory.max_past))
 
-    def _finish(self, said_stop: npt.NDArray[np.bool_]) -> None:
+    def _embed(self, states: torch.Tensor, rows: npt.NDArray[np.int64]) -> dict[int, tuple[float, ...]]:
+        """Vectors of the thoughts whose searches want them, by row."""
+        by_size: dict[int, list[int]] = {}
+        for row in rows.tolist():
+            size = self._pool.searches[self._pool.rows.traces[row].key.search].spec.embedding_size
+            if size:
+                by_size.setdefault(size, []).append(row)
+        found: dict[int, tuple[float, ...]] = {}
+        for size, wanting in by_size.items():
+            vectors = self._projection.embed(states[torch.tensor(wanting, device=states.device)], size)
+            found |= zip(wanting, map(tuple, vectors.tolist()), strict=True)
+        return found
+
+    def _finish(self, said_stop: npt.NDArray[np.bool_], doubtful: Sequence[TraceKey]) -> None:
         table = self._pool.rows.table
         context_left = self.info.context_tokens - 1 - table["prompt_length"]
         is_full = table["num_tokens"] >= np.minimum(table["max_new_tokens"], context_left)
         ended = [(self._pool.rows.traces[row], bool(said_stop[row])) for row in np.flatnonzero(said_stop | is_full)]
-        for trace, stopped in sorted(ended, key=lambda pair: pair[0].key):
-            self._pool.finish(trace, EndReason.STOP if stopped else EndReason.LENGTH)
+        reasons = {trace: EndReason.STOP if stopped else EndReason.LENGTH for trace, stopped in ended}
+        for key in doubtful:
+            reasons.setdefault(self._pool.searches[key.search].traces[key.trace], EndReason.CONFIDENCE)
+        for trace in sorted(reasons, key=lambda trace: trace.key):
+            self._pool.finish(trace, reasons[trace])
 
     def _layout(self) -> Layout:
         layout, rows = self._cached_layout, self._pool.rows

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gambit.engines.local.attention import ATTENTION_NAME, Plan, pool_attention
+from gambit.engines.local.attention import ATTENTION_NAME, DecodePlan, Plan, pool_attention
+from gambit.engines.local.fused import fused_if_alike
 from gambit.errors import UserError
 from gambit.prompts import Tokenizer, load_tokenizer
 
@@ -37,20 +38,33 @@ class PoolModel:
         self._head_input: list[torch.Tensor] = []
         head = self._model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._keep_states)
+        self._fused = fused_if_alike(self._model, self._run_modules, self.context_tokens - 1)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether decode steps run in our own operations instead of transformers' modules."""
+        return self._fused is not None
 
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self._head_input[:] = [args[0]]
 
-    @torch.inference_mode()
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan) -> ForwardOutput:
         """`tokens` and `positions` are [n, length]."""
+        if self._fused is not None and isinstance(plan, DecodePlan):
+            return ForwardOutput(*self._fused.forward(tokens, positions, plan))
+        return ForwardOutput(*self._run_modules(tokens, positions, plan))
+
+    @torch.inference_mode()
+    def _run_modules(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         try:
             out = self._model(
                 input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, pool=plan
             )  # fmt: skip
         except TypeError as error:
             raise UserError(f"{self.name}: the local engine cannot run this architecture ({error})") from error
-        return ForwardOutput(self._head_input.pop()[:, -1], out.logits[:, -1])
+        return self._head_input.pop()[:, -1], out.logits[:, -1]
 
     @property
     def hidden_size(self) -> int:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gambit.engines.base import SearchSpec
+from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.draft import StepDraft
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.blocks import KvBlocks
@@ -60,6 +61,7 @@ class Pool:
         self.rows = Rows()
         self.searches: dict[int, OpenSearch] = {}
         self.slots: list[OpenSearch] = []  # by prompt slot, dense
+        self.tracks: ConfidenceTracks[TraceKey] = ConfidenceTracks()
         self._model = model
         self._aggregation = aggregation
         self._clock = clock
@@ -79,9 +81,15 @@ class Pool:
                 self._admit()
 
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
-        tokens = self.rows.tokens_of(trace)
+        tokens, confidence = self.rows.tokens_of(trace), self.tracks.end(trace.key)
         self.drop(trace)
-        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens))
+        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens, confidence))
+
+    def follow(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
+        """Fold in the confidence of each row's new token; gives the traces that their stop rules end."""
+        keys = [trace.key for trace in self.rows.traces]
+        followed = self.tracks.pick(keys)
+        return self.tracks.fold([keys[at] for at in followed], confidence[followed]) if len(followed) else []
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 
@@ -106,6 +114,8 @@ class Pool:
             self.histories.begin(spec.key, spec.parent or spec.history_of, spec.score.count)
         trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
         trace.waiting_since = self._step
+        if window := search.spec.confidence_window:
+            self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
         search.traces[spec.key.trace] = trace
         self._waiting.append(trace)
 
@@ -299,6 +309,7 @@ class Pool:
         self._forget(trace)
 
     def _forget(self, trace: LiveTrace) -> None:
+        self.tracks.forget(trace.key)
         search = self.searches[trace.key.search]
         del search.traces[trace.key.trace]
         if self.histories is not None and not search.spec.keeps_histories:

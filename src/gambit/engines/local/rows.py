@@ -76,9 +76,9 @@ class Rows:
     def tokens(self, row: int) -> npt.NDArray[np.int32]:
         return self._tokens[row, : self._table["num_tokens"][row]]
 
-    def tokens_of(self, trace: LiveTrace) -> tuple[int, ...]:
+    def tokens_of(self, trace: LiveTrace, start: int = 0) -> tuple[int, ...]:
         source = trace.tokens if trace.row is None else self.tokens(trace.row)
-        return tuple(source.tolist())
+        return tuple(source[start:].tolist())
 
     def record_of(self, trace: LiveTrace) -> npt.NDArray[np.void]:
         return trace.record if trace.row is None else self._table[trace.row : trace.row + 1]

@@ -209,6 +209,12 @@ def end_request(scheduler: Any, request: Any) -> None:
     scheduler._free_request(request)
 
 
+def stop_requests(scheduler: Any, request_ids: list[str]) -> None:
+    """End requests between two steps, as an abort would."""
+    if request_ids:
+        scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+
 def request_outputs(outputs: Mapping[int, EngineCoreOutputs]) -> list[EngineCoreOutput]:
     return outputs[0].outputs if 0 in outputs else []
 
@@ -290,7 +296,7 @@ def tap_sampler(runner: Any, see: Callable[[torch.Tensor], None]) -> None:
 
 
 def attach_rows(output: ModelRunnerOutput, values: RowValues) -> ModelRunnerOutput:
-    for array in (values.scores, values.confidences, values.greedy):
+    for array in (values.scores, values.confidences, values.greedy, values.embeddings):
         if array is not None and len(array) != len(output.req_ids):
             raise RuntimeError(f"{len(array)} states for {len(output.req_ids)} requests: is speculative decoding on?")
     setattr(output, _ROWS, values)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.pressure import expendability, search_to_tax
 from gambit.engines.vllm.messages import Announcement, Order, Report, RowValues
 from gambit.prompts import THINKING, BoundaryRule, ThoughtTables
@@ -62,6 +63,7 @@ class TraceBook:
     def __init__(self, scorer: Scorer, capacity_tokens: int) -> None:
         self.entries: dict[str, Entry] = {}
         self.searches: dict[int, OpenSearch] = {}
+        self._tracks: ConfidenceTracks[str] = ConfidenceTracks()
         self._scorer = scorer
         self._capacity_tokens = capacity_tokens
         self._table = np.zeros(64, SLOT)
@@ -82,6 +84,8 @@ class TraceBook:
         row["confidence_total"] = row["confidence_count"] = row["thought_confidence"] = 0
         if order.parent in self.entries:
             self._inherit_confidence(row, self._table[self.entries[order.parent].slot])
+        if order.confidence_window:
+            self._tracks.add(request, order.confidence_window, order.stop_rule, order.inherited, order.parent)
 
     def _inherit_confidence(self, child: np.void, parent: np.void) -> None:
         """A parent that said more since the branch has lost the sums of that moment; its last thought's are kept."""
@@ -91,6 +95,7 @@ class TraceBook:
                 child[name] = parent[name]
 
     def remove(self, request: str) -> None:
+        self._tracks.forget(request)
         entry = self.entries.pop(request, None)
         if entry is not None:
             self._free_slots.append(entry.slot)
@@ -139,6 +144,20 @@ class TraceBook:
         else:
             self._score(report, values, row_of, entries, np.flatnonzero(is_boundary), before["num_tokens"] + 1)
 
+    def follow(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> list[str]:
+        """Fold in the confidence of each new token; gives the requests that their stop rules end."""
+        if values is None or values.confidences is None or not len(self._tracks):
+            return []
+        followed = [report.rows[at] for at in self._tracks.pick(report.rows)]
+        rows = np.fromiter((row_of[request] for request in followed), np.int64, len(followed))
+        return self._tracks.fold(followed, values.confidences[rows]) if followed else []
+
+    def close_tracks(self, report: Report) -> None:
+        """Add to a report the confidence of each trace that it ends."""
+        for request, _ in report.finished:
+            if (confidence := self._tracks.end(request)) is not None:
+                report.confidences.append((request, list(confidence)))
+
     def _advance(
         self, rows: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
@@ -179,6 +198,9 @@ class TraceBook:
             entry = self.entries[request]
             entry.score = entry.score.add(score)
             report.scored.append((request, score, length))
+            if (size := entry.order.embedding_size) and values.embeddings is not None:
+                vector = values.embeddings[row_of[request], :size]  # another search may have wanted longer ones
+                report.embedded.append((request, (vector / np.linalg.norm(vector)).tolist()))
 
     def _scores_of(self, values: RowValues, requests: Sequence[str], row_of: Mapping[str, int]) -> list[float]:
         if values.scores is not None:

@@ -27,6 +27,7 @@ from gambit.types import (
     StepBatch,
     StepSeconds,
     ThoughtScore,
+    TraceConfidence,
     TraceKey,
     TraceSpec,
 )
@@ -89,6 +90,7 @@ class VllmEngine:
         self._num_requests = 0
         self._num_stuck = 0
         self._held: Report | None = None  # fetched, not yet read
+        self._late: list[tuple[str, str, float | None]] = []  # queued traces whose last token came with the news
         self._failure: EngineError | None = None
 
     @property
@@ -126,6 +128,9 @@ class VllmEngine:
         traces = self._searches[search].traces
         return {i: Progress(len(t.tokens), t.is_thinking_at(len(t.tokens))) for i, t in traces.items()}
 
+    def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
+        return self._searches[key.search].traces[key.trace].tokens[start:]
+
     def close_search(self, search: int) -> None:
         self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
         if self._searches[search].kept:
@@ -160,6 +165,9 @@ class VllmEngine:
             top_p=spec.sampling.top_p,
             top_k=spec.sampling.top_k,
             min_p=spec.sampling.min_p,
+            confidence_window=spec.stop_rule.window_tokens if spec.stop_rule else search.spec.confidence_window,
+            stop_threshold=spec.stop_rule.threshold if spec.stop_rule else None,
+            embedding_size=search.spec.embedding_size,
             announcement=self._announcement(search),
             is_check=is_check,
         )
@@ -280,6 +288,7 @@ class VllmEngine:
     def _read(self, report: Report) -> dict[int, StepDraft]:
         """A report may speak of traces that were stopped in the meantime; nobody wants to know of them."""
         drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)
+        self._put_off_queueing(report)
         self._read_room(report, drafts)
         for request, token in zip(report.rows, report.tokens, strict=True):
             if (trace := self._live.get(request)) is not None:
@@ -288,15 +297,23 @@ class VllmEngine:
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
+        embedded = {request: tuple(vector) for request, vector in report.embedded}
         for request, score, length in report.scored:
             if (trace := self._live.get(request)) is not None:
                 trace.scored_length = length
-                drafts[trace.spec.key.search].scored.append(ThoughtScore(trace.spec.key.trace, score, length))
+                thought = ThoughtScore(trace.spec.key.trace, score, length, embedded.get(request))
+                drafts[trace.spec.key.search].scored.append(thought)
         self._read_ends(report, drafts)
         if self._remembers:
             self._let_go()
         self._dropped.clear()
         return drafts
+
+    def _put_off_queueing(self, report: Report) -> None:
+        """Asynchronous scheduling queues a trace while a token of it is under way; it said that token before."""
+        queue, speaking = PressureAction.QUEUE.value, set(report.rows)
+        late = [lost for lost in report.evicted if lost[1] == queue and lost[0] in speaking]
+        report.evicted, self._late = [*self._late, *(lost for lost in report.evicted if lost not in late)], late
 
     def _read_room(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         for request, name, score in report.evicted:
@@ -318,11 +335,13 @@ class VllmEngine:
 
     def _read_ends(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
         ended = sorted((self._live[r].spec.key, r, reason) for r, reason in report.finished if r in self._live)
+        measured = {request: TraceConfidence(int(count), *rest) for request, (count, *rest) in report.confidences}
         for key, request, reason in ended:
             if reason not in END_REASONS:
                 self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
             trace = self._live[request]
-            drafts[key.search].finished.append(Finished(key.trace, EndReason(reason), tuple(trace.tokens)))
+            done = Finished(key.trace, EndReason(reason), tuple(trace.tokens), measured.get(request))
+            drafts[key.search].finished.append(done)
             self._drop(trace)
 
     # -- failures ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gambit.engines.base import SearchSpec
 from gambit.prompts import BoundaryRule
 from gambit.scorers.base import Scorer
-from gambit.types import OnPressure, PressureAction, RunningScore, Sampling, TraceKey
+from gambit.types import OnPressure, PressureAction, RunningScore, Sampling, StopRule, TraceKey
 
 ORDER = "gambit"  # where an order lies in SamplingParams.extra_args, and a report in EngineCoreOutput
 
@@ -95,6 +95,9 @@ class Order:
     top_k: int
     min_p: float
     history_of: str | None = None  # the request whose first thoughts, as many as `score` counts, are its own too
+    confidence_window: int = 0  # 0: nobody wants to know
+    stop_threshold: float | None = None  # of its stop rule, whose window that is
+    embedding_size: int = 0
     announcement: dict[str, Any] | None = None
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
 
@@ -105,6 +108,10 @@ class Order:
     @property
     def on_pressure(self) -> OnPressure:
         return OnPressure(PressureAction(self.action), self.unscored_first)
+
+    @property
+    def stop_rule(self) -> StopRule | None:
+        return None if self.stop_threshold is None else StopRule(self.confidence_window, self.stop_threshold)
 
     @property
     def running_score(self) -> RunningScore:
@@ -135,7 +142,8 @@ class RowValues:
     scores: npt.NDArray[np.float32] | None
     confidences: npt.NDArray[np.float32] | None
     greedy: npt.NDArray[np.float32] | None  # self-check only: the token each state would make greedy
-    seconds: float  # that launching the scorer took
+    seconds: float  # the device's, for scores and their way to the host
+    embeddings: npt.NDArray[np.float32] | None = None  # [rows, size]
 
 
 @dataclass(slots=True)
@@ -148,6 +156,8 @@ class Report:
     admitted: list[tuple[str, int, int]] = field(default_factory=list)  # request, cached tokens, waited steps
     scored: list[tuple[str, float, int]] = field(default_factory=list)  # request, score, length at the boundary
     finished: list[tuple[str, str]] = field(default_factory=list)  # request, reason
+    confidences: list[tuple[str, list[float]]] = field(default_factory=list)  # of finished ones that asked for it
+    embedded: list[tuple[str, list[float]]] = field(default_factory=list)  # of scored ones that asked for it
     stopped_thinking: list[str] = field(default_factory=list)
     mismatches: int = 0  # self-check: rows whose state does not make the token that was sampled
     checked: int = 0

@@ -126,6 +126,15 @@ class _GambitScheduling:
                 self._compare(report, values, model_runner_output.req_id_to_index)
         if report.rows:
             self._book.read(report, values, model_runner_output.req_id_to_index)
+            self._stop_doubtful(report, self._book.follow(report, values, model_runner_output.req_id_to_index))
+        self._book.close_tracks(report)
+
+    def _stop_doubtful(self, report: Report, requests: list[str]) -> None:
+        """Stop rules that hold now. A step that is already under way computes one more token, which nobody reads."""
+        ended = {request for request, _ in report.finished}
+        stopped = [request for request in requests if request not in ended]
+        adapter.stop_requests(self, stopped)
+        report.finished += [(request, EndReason.CONFIDENCE.value) for request in stopped]
 
     def _compare(self, report: Report, values: RowValues, row_of: dict[str, int]) -> None:
         """Self-check: the state of a row makes the token that was sampled for that row."""

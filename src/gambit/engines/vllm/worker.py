@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.engines.projection import Projection
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
 from gambit.engines.vllm.histories import ThoughtOrders
@@ -38,27 +39,63 @@ class _AsyncRows(adapter.AsyncModelRunnerOutput):
         return adapter.attach_rows(self._inner.get_output(), self._rows.values())
 
 
+class _Clock:
+    """Seconds of what the device does between pairs of marks; the host never waits for it to be told."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        if not self._is_cuda:
+            self._marks.append(time.perf_counter())
+            return
+        self._marks.append(torch.cuda.Event(enable_timing=True))
+        self._marks[-1].record()
+
+    def seconds(self) -> float:
+        """Once the device has passed the last mark."""
+        pairs = list(zip(self._marks[::2], self._marks[1::2], strict=True))
+        if self._is_cuda:
+            return sum(begin.elapsed_time(end) for begin, end in pairs) / 1000
+        return sum(end - begin for begin, end in pairs)
+
+
 class _DeviceRows:
     """Row values on the device and the copy that brings them to the host; reading them waits for that copy only."""
 
-    def __init__(self, columns: dict[str, torch.Tensor], seconds: float) -> None:
+    def __init__(self, columns: dict[str, torch.Tensor], clock: _Clock) -> None:
         self._names = tuple(columns)
-        self._seconds = seconds
-        device = torch.stack([column.float() for column in columns.values()])
+        self._clock = clock
+        clock.mark()
+        # One number per row, or several (an embedding): all in one copy.
+        parts = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
+        self._widths = [part.shape[1] for part in parts]
+        device = torch.cat(parts, dim=1)
         self._event: torch.cuda.Event | None = None
         if device.is_cuda:
             self._host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
             self._host.copy_(device, non_blocking=True)
+            clock.mark()
             self._event = torch.cuda.Event(blocking=True)  # sleeps instead of asking the driver again and again
             self._event.record()
         else:
             self._host = device
+            clock.mark()
 
     def values(self) -> RowValues:
         if self._event is not None:
             self._event.synchronize()
-        found = dict(zip(self._names, self._host.numpy(), strict=True))
-        return RowValues(found.get("scores"), found.get("confidences"), found.get("greedy"), self._seconds)
+        parts = np.split(self._host.numpy(), np.cumsum(self._widths)[:-1], axis=1)
+        found = dict(zip(self._names, parts, strict=True))
+        flat = {name: part[:, 0] for name, part in found.items() if name != "embeddings"}
+        return RowValues(
+            flat.get("scores"),
+            flat.get("confidences"),
+            flat.get("greedy"),
+            self._clock.seconds(),
+            found.get("embeddings"),
+        )
 
 
 class GambitWorker(adapter.Worker):
@@ -76,8 +113,9 @@ class GambitWorker(adapter.Worker):
         self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
-        if self._exact_noise or self._scorer.info.needs_confidence:
-            adapter.tap_sampler(self.model_runner, self._see_logits)
+        self._projection = Projection(self.device)
+        # Always: a later search may ask for confidence, and what nobody asks for costs one call per step.
+        adapter.tap_sampler(self.model_runner, self._see_logits)
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,9 +128,10 @@ class GambitWorker(adapter.Worker):
         states = adapter.sampled_states(self.model_runner)
         if states is None:
             return super().sample_tokens(grammar_output)
-        began = time.perf_counter()
+        clock = _Clock(states.device)
+        clock.mark()
         columns = self._score(states)
-        seconds = time.perf_counter() - began
+        clock.mark()
         self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
         self._rows = None
@@ -100,7 +139,7 @@ class GambitWorker(adapter.Worker):
             columns["confidences"], self._confidences = self._confidences, None
         if output is None or not columns or not self.is_driver_worker:
             return output
-        rows = _DeviceRows(columns, seconds)
+        rows = _DeviceRows(columns, clock)
         if isinstance(output, adapter.AsyncModelRunnerOutput):
             return _AsyncRows(output, rows)
         return adapter.attach_rows(output, rows.values()) if output.req_ids else output
@@ -109,6 +148,8 @@ class GambitWorker(adapter.Worker):
         columns = {}
         if not self._scorer.info.needs_confidence:
             columns["scores"] = self._scores(states)
+        if size := self._noise.embedding_size:
+            columns["embeddings"] = self._projection.embed(states, size)
         if self._noise.num_checks:
             logits = adapter.compute_logits(self.model_runner, states)
             if logits is not None:
@@ -135,7 +176,7 @@ class GambitWorker(adapter.Worker):
         """Between the forward pass and vLLM's sampler."""
         if self._rows is None or logits is None:  # this rank has no logits
             return
-        if self._scorer.info.needs_confidence:
+        if self._scorer.info.needs_confidence or self._noise.wants_confidence:
             self._confidences = token_confidence(logits)
         if self._exact_noise:
             tokens = self._noise.draw(logits, self._rows)
@@ -154,6 +195,16 @@ class _Noise:
         self._table = np.zeros(0, NOISE)
         self._filters: Filters | None = None
         self._checks: set[str] = set()
+        self._doubtful: set[str] = set()  # requests whose confidence somebody wants
+        self._embedded: dict[str, int] = {}  # requests whose thoughts shall be embedded, and in how many numbers
+
+    @property
+    def wants_confidence(self) -> bool:
+        return bool(self._doubtful)
+
+    @property
+    def embedding_size(self) -> int:
+        return max(self._embedded.values(), default=0)
 
     @property
     def num_checks(self) -> int:
@@ -163,12 +214,18 @@ class _Noise:
         for request in scheduled.finished_req_ids:
             self._of.pop(request, None)
             self._checks.discard(request)
+            self._doubtful.discard(request)
+            self._embedded.pop(request, None)
         for new in scheduled.scheduled_new_reqs:
             order = Order.unpack(new.sampling_params.extra_args)
             if order is not None:
                 self._of[new.req_id] = _record(order)
                 if order.is_check:
                     self._checks.add(new.req_id)
+                if order.confidence_window:
+                    self._doubtful.add(new.req_id)
+                if order.embedding_size:
+                    self._embedded[new.req_id] = order.embedding_size
         if not wants_positions:
             return
         count = scheduled.num_scheduled_tokens

@@ -1,0 +1,211 @@
+"""Benchmarks by name or file: problems with their right answers, asked in one style; never runs a search."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TypeAlias, cast
+
+from gambit import registry
+from gambit.answers import AnswerKind
+from gambit.errors import UserError
+from gambit.pawn.puzzles import Split, generate
+from gambit.problems import SAFE_ID, problem_of, records
+
+GROUP = "gambit.benchmarks"
+NUM_PUZZLES = 300
+CHOICES = "ABCD"
+Record = Mapping[str, object]
+Convert: TypeAlias = "Callable[[str, Record], Item]"  # where it stands, the record
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem and its right answer."""
+
+    id: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A named list of problems and how their answers are read; other packages register theirs as an entry point."""
+
+    name: str
+    items: Callable[[], Iterable[Item]]  # the same items in the same order at every call
+    answer: AnswerKind | None = None  # None: as the user's options say
+    num_items: int | None = None  # where it is known before reading
+
+    def first(self, limit: int | None) -> Iterator[Item]:
+        return itertools.islice(iter(self.items()), limit)
+
+
+def benchmark_for(name: str) -> Benchmark:
+    """A registered benchmark, or the problems of a .jsonl file."""
+    if name.endswith(".jsonl") or Path(name).is_file():
+        path = Path(name)
+        if not SAFE_ID.fullmatch(path.stem):
+            raise UserError(f"{name}: the file's name names a folder, so use letters, digits, '.', '_' and '-'")
+        return Benchmark(path.stem, partial(_file_items, path, _plain))
+    try:
+        return cast("Benchmark", registry.load(GROUP, name))
+    except UserError as error:
+        raise UserError(f"{error}; or give the path of a .jsonl with question and answer") from error
+
+
+def digest(items: Iterable[Item]) -> tuple[int, str]:
+    """How many problems there are, and a hash of all that is asked and expected."""
+    state, count = hashlib.sha256(), 0
+    for item in items:
+        state.update(repr((item.id, item.question, item.answer)).encode())
+        count += 1
+    return count, state.hexdigest()[:16]
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def local_file(name: str) -> Path:
+    """Where a file takes the place of a public dataset."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = os.environ.get("GAMBIT_BENCHMARKS") or Path(cache) / "gambit" / "benchmarks"
+    return Path(folder) / f"{name}.jsonl"
+
+
+def _file_items(path: Path, convert: Convert) -> Iterator[Item]:
+    """One line at a time: a file of any size is read in constant memory, but for the ids."""
+    seen: set[str] = set()
+    try:
+        with path.open(encoding="utf-8") as file:
+            for where, record in records(path, file):
+                item = _at(where, convert, record)
+                if item.id in seen:
+                    raise UserError(f"{where}: the id {item.id!r} is there twice")
+                seen.add(item.id)
+                yield item
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not seen:
+        raise UserError(f"{path} holds no problem")
+
+
+def _at(where: str, convert: Convert, record: Record) -> Item:
+    try:
+        return convert(where, record)
+    except KeyError as error:
+        raise UserError(f"{where}: a field {error} is missing; it has {', '.join(sorted(record))}") from error
+
+
+def _plain(where: str, record: Record) -> Item:
+    """`question` and `answer`, as `gambit solve --file` takes them; an answer is needed, or nothing can be graded."""
+    problem = problem_of(where, record)
+    if record.get("answer") is None:
+        raise UserError(f'{where}: needs an "answer" to be graded against')
+    assert isinstance(problem.question, str)
+    return Item(problem.id, problem.question, str(record["answer"]))
+
+
+# -- public datasets -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A dataset on the Hugging Face hub."""
+
+    repository: str
+    split: str
+    config: str | None = None
+
+
+def _hub_items(name: str, source: HubSource, convert: Convert) -> Iterator[Item]:
+    """From the local file where there is one, else from the hub (which keeps its own cache)."""
+    path = local_file(name)
+    if path.is_file():
+        yield from _file_items(path, convert)
+        return
+    for number, record in enumerate(_download(name, source), start=1):
+        yield _at(f"{source.repository}, row {number}", convert, {"id": f"{name}-{number}", **record})
+
+
+def _download(name: str, source: HubSource) -> Iterable[Record]:
+    try:
+        from datasets import load_dataset
+
+        return cast("Iterable[Record]", load_dataset(source.repository, source.config, split=source.split))
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        is_missing = isinstance(error, ImportError)
+        reason = "pip install 'gambit-search[bench]' would fetch it" if is_missing else str(error).partition("\n")[0]
+        raise UserError(
+            f"benchmark {name!r} is the public dataset {source.repository}, which is not here ({reason}). Without a "
+            f'network, put its problems into {local_file(name)}, one {{"question": "…", "answer": "…"}} per line, '
+            "or name any such file with --benchmark FILE.jsonl"
+        ) from error
+
+
+def _contest(where: str, record: Record) -> Item:
+    """MathArena's and MATH-500's columns, or plain question and answer."""
+    if "problem" not in record:
+        return _plain(where, record)
+    return _plain(where, {"id": record["id"], "question": record["problem"], "answer": record["answer"]})
+
+
+def _gsm8k(where: str, record: Record) -> Item:
+    """The solutions end with `#### number`."""
+    item = _plain(where, record)
+    return Item(item.id, item.question, item.answer.rpartition("####")[2].strip())
+
+
+def _gpqa(where: str, record: Record) -> Item:
+    """The right choice comes first in the dataset: all four are shuffled, always in the same way."""
+    if "Question" not in record:
+        return _plain(where, record)
+    texts = [str(record[key]).strip() for key in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
+    order = list(range(len(texts)))
+    Random(f"gpqa {record['Question']}").shuffle(order)
+    lines = [f"{letter}) {texts[place]}" for letter, place in zip(CHOICES, order, strict=True)]
+    question = f"{str(record['Question']).strip()}\n\n" + "\n".join(lines) + "\n\nAnswer with the letter of the choice."
+    return _plain(where, {"id": record["id"], "question": question, "answer": CHOICES[order.index(0)]})
+
+
+def _hub(name: str, source: HubSource, convert: Convert, answer: AnswerKind, num_items: int) -> Benchmark:
+    return Benchmark(name, partial(_hub_items, name, source, convert), answer, num_items)
+
+
+def _matharena(name: str) -> Benchmark:
+    return _hub(name, HubSource(f"MathArena/{name}", "train"), _contest, AnswerKind.BOXED, 30)
+
+
+AIME_2025 = _matharena("aime_2025")
+AIME_2026 = _matharena("aime_2026")
+HMMT_FEB_2024 = _matharena("hmmt_feb_2024")
+HMMT_FEB_2025 = _matharena("hmmt_feb_2025")
+MATH_500 = _hub("math_500", HubSource("HuggingFaceH4/MATH-500", "test"), _contest, AnswerKind.BOXED, 500)
+GSM8K = _hub("gsm8k", HubSource("openai/gsm8k", "test", "main"), _gsm8k, AnswerKind.NUMBER, 1319)
+GPQA_DIAMOND = _hub(
+    "gpqa_diamond", HubSource("Idavidrein/gpqa", "train", "gpqa_diamond"), _gpqa, AnswerKind.CHOICE, 198
+)
+
+
+# -- pawn ------------------------------------------------------------------------------------------------------
+
+
+def _puzzles() -> Iterator[Item]:
+    """Of the test split, which pawn has never seen."""
+    for number, puzzle in enumerate(itertools.islice(generate(Split.TEST, seed=0), NUM_PUZZLES)):
+        yield Item(f"test-{number:04d}", puzzle.text, str(puzzle.answer))
+
+
+PAWN = Benchmark("pawn", _puzzles, num_items=NUM_PUZZLES)
+
+
+def slug(text: str) -> str:
+    """A folder name."""
+    return re.sub(r"[^\w.=+-]+", "_", text)

@@ -1,0 +1,232 @@
+"""Draws a report's figures with matplotlib, which is imported here only; computes no statistic of its own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gambit.bench.datasets import slug
+from gambit.bench.rows import Row
+from gambit.bench.statistics import Floats, Interval
+from gambit.bench.summary import PARTS, Cell, Summary, SweepPoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, RULE = "#222222", "#d4d4d4"  # exchanged for the page's colours where a figure stands in the page
+COLOURS = ("#4477aa", "#e8604c", "#2a9d55", "#b8860b", "#9b5fc0", "#2aa7b8", "#d0578f", "#888888", "#7a6a4f", "#5b6ee1")
+PART_COLOURS = ("#4477aa", "#e8604c", "#2a9d55", "#b8860b", "#999999")
+NUM_MOMENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawn figure: what it shows, as a file for anywhere and as an element for the page."""
+
+    name: str
+    caption: str
+    png: bytes
+    svg: str
+
+
+def is_available() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def draw_all(summary: Summary, rows: Sequence[Row]) -> Iterator[Picture]:
+    """Every figure that the rows allow, benchmark by benchmark."""
+    colours = {variant: COLOURS[i % len(COLOURS)] for i, variant in enumerate(summary.variants)}
+    for benchmark in summary.benchmarks:
+        on = "" if len(summary.benchmarks) == 1 else f" ({benchmark})"
+        cells = [cell for cell in summary.cells if cell.benchmark == benchmark]
+        mine = [row for row in rows if row.benchmark == benchmark and row.error is None]
+        points = [point for point in summary.sweep if point.benchmark == benchmark]
+        drawn: list[tuple[str, str, Callable[[], Figure]]] = [
+            ("tradeoff", f"Accuracy against tokens and seconds a problem, with 95 % intervals{on}.",
+             partial(_tradeoff, cells, colours)),
+            ("pool", "Running traces and KV tokens in use over the time of a search (dashed: the room there is): means "
+             f"over searches, one that has ended counting as 0{on}.", partial(_pool, mine, colours)),
+            ("lengths", f"Tokens of completed traces: their own, and with the inherited part{on}.",
+             partial(_lengths, mine, colours)),
+            ("throughput", f"Completed traces and tokens a second; the pale part is in no completed trace{on}.",
+             partial(_throughput, cells, colours)),
+            ("seconds", f"Where the seconds of a search go{on}.", partial(_decomposition, cells)),
+        ]  # fmt: skip
+        if points:
+            others = [cell for cell in cells if cell.variant not in summary.swept]
+            caption = f"Accuracy and tokens over the swept options; dotted: the other methods{on}."
+            drawn.append(("sweep", caption, partial(_sweep, points, others, colours)))
+        for name, caption, draw in drawn:
+            yield _picture(f"{name}-{slug(benchmark)}", caption, draw)
+
+
+def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
+    import matplotlib
+
+    style = {
+        "svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "font.family": "sans-serif",
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "axes.grid": True, "grid.color": RULE, "grid.linewidth": 0.6, "axes.axisbelow": True,
+        "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8,
+    }  # fmt: skip
+    with matplotlib.rc_context(style):  # type: ignore[arg-type] # its keys are a list of literals
+        figure = draw()
+        png, svg = io.BytesIO(), io.StringIO()
+        figure.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption))
+
+
+def _for_page(svg: str, caption: str) -> str:
+    """The element alone, in the colours of the page around it."""
+    import html
+
+    element = svg[svg.index("<svg") :]
+    element = element.replace(INK, "currentColor").replace(RULE, "var(--rule)")
+    return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(caption, quote=True)}"', 1)
+
+
+def _axes(columns: int, rows: int = 1, height: float = 2.9) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, height * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+# -- the figures -----------------------------------------------------------------------------------------------
+
+
+def _tradeoff(cells: Sequence[Cell], colours: dict[str, str]) -> Figure:
+    figure, (left, right) = _axes(2)
+    for axes, label in ((left, "tokens a problem"), (right, "seconds a problem")):
+        for cell in cells:
+            cost = cell.tokens if axes is left else cell.seconds
+            if cost is not None:
+                _cross(axes, cost, cell.accuracy, colours[cell.variant], cell.variant)
+        axes.set(xlabel=label, ylabel="accuracy %", xlim=(0, None))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _cross(axes: Axes, x: Interval, y: Interval, colour: str, label: str) -> None:
+    axes.errorbar(
+        x.value, 100 * y.value, xerr=[[x.value - x.low], [x.high - x.value]],
+        yerr=[[100 * (y.value - y.low)], [100 * (y.high - y.value)]],
+        fmt="o", color=colour, label=label, capsize=2, elinewidth=1,
+    )  # fmt: skip
+
+
+def _pool(rows: Sequence[Row], colours: dict[str, str]) -> Figure:
+    figure, (left, right) = _axes(2)
+    ends = [row.seconds.total for row in rows if row.series.seconds]
+    grid = np.linspace(0, float(np.quantile(ends, 0.98)) if ends else 1.0, NUM_MOMENTS)
+    for variant, colour in colours.items():
+        mine = [row for row in rows if row.variant == variant and row.series.seconds]
+        if mine:
+            left.plot(grid, mean_curve(mine, grid, lambda row: row.series.running), color=colour, label=variant)
+            right.plot(grid, mean_curve(mine, grid, lambda row: row.series.kv_used), color=colour, label=variant)
+    left.set(xlabel="seconds", ylabel="running traces", ylim=(0, None), xlim=(0, grid[-1]))
+    right.set(xlabel="seconds", ylabel="KV tokens in use", ylim=(0, None), xlim=(0, grid[-1]))
+    room = max((row.kv_capacity for row in rows), default=0)
+    if room < 2 * right.get_ylim()[1]:  # far above, it would flatten the curves
+        right.axhline(room, linestyle="--", color=INK, linewidth=1)
+        right.set_ylim(0, 1.05 * room)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def mean_curve(rows: Sequence[Row], grid: Floats, values: Callable[[Row], Sequence[float]]) -> Floats:
+    """Over searches; one that has ended counts as 0."""
+    curves = [np.interp(grid, row.series.seconds, values(row), right=0.0) for row in rows]
+    mean: Floats = np.mean(curves, axis=0)
+    return mean
+
+
+def _lengths(rows: Sequence[Row], colours: dict[str, str]) -> Figure:
+    figure, (left, right) = _axes(2)
+    for variant, colour in colours.items():
+        mine = [row for row in rows if row.variant == variant]
+        _distribution(left, [n for row in mine for n in row.unique_lengths], colour, variant)
+        _distribution(right, [n for row in mine for n in row.total_lengths], colour, variant)
+    left.set(xlabel="tokens of its own (unique)", ylabel="share of completed traces, %", xlim=(0, None), ylim=(0, 101))
+    right.set(xlabel="tokens in all (with the inherited part)", xlim=(0, None), ylim=(0, 101))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _distribution(axes: Axes, lengths: Sequence[int], colour: str, label: str) -> None:
+    """The cumulative share, and a dot at the median."""
+    if not lengths:
+        return
+    shares = np.linspace(0, 1, 201)
+    axes.plot(np.quantile(lengths, shares), 100 * shares, color=colour, label=label)
+    axes.plot([float(np.median(lengths))], [50], "o", color=colour, markersize=4)
+
+
+def _throughput(cells: Sequence[Cell], colours: dict[str, str]) -> Figure:
+    figure, (left, right) = _axes(2, height=1.4 + 0.28 * len(cells))
+    places = np.arange(len(cells))[::-1]
+    shades = [colours[cell.variant] for cell in cells]
+    left.barh(places, [cell.completed_per_second or 0 for cell in cells], color=shades, height=0.65)
+    speeds = np.array([cell.tokens_per_second or 0 for cell in cells])
+    shares = np.array([cell.productive_share or 0 for cell in cells])
+    right.barh(places, speeds, color=shades, height=0.65, alpha=0.35)
+    right.barh(places, speeds * shares, color=shades, height=0.65)
+    for axes, label in ((left, "completed traces a second"), (right, "tokens a second (full: productive)")):
+        axes.set(xlabel=label)
+        axes.set_yticks(places, [cell.variant for cell in cells] if axes is left else [""] * len(cells))
+        axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _decomposition(cells: Sequence[Cell]) -> Figure:
+    figure, (axes,) = _axes(1, height=1.4 + 0.28 * len(cells))
+    places, reached = np.arange(len(cells))[::-1], np.zeros(len(cells))
+    for part, colour in zip(PARTS, PART_COLOURS, strict=True):
+        seconds = np.array([cell.parts[part] for cell in cells])
+        axes.barh(places, seconds, left=reached, color=colour, height=0.65, label=part)
+        reached += seconds
+    axes.set(xlabel="mean seconds a search")
+    axes.set_yticks(places, [cell.variant for cell in cells])
+    axes.grid(visible=False, axis="y")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(PARTS))
+    return figure
+
+
+def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], colours: dict[str, str]) -> Figure:
+    """One column per swept option: accuracy above, tokens below."""
+    places = list(dict.fromkeys((point.policy, point.option) for point in points))
+    figure, axes = _axes(len(places), 2, height=2.3)
+    for column, (policy, option) in enumerate(places):
+        mine = [point for point in points if (point.policy, point.option) == (policy, option)]
+        top, bottom = axes[column], axes[column + len(places)]
+        _values(top, mine, [100 * p.accuracy.value for p in mine],
+                [(100 * p.accuracy.low, 100 * p.accuracy.high) for p in mine])  # fmt: skip
+        known = [p for p in mine if p.tokens is not None]
+        costs = [p.tokens for p in mine if p.tokens is not None]
+        _values(bottom, known, [c.value for c in costs], [(c.low, c.high) for c in costs])
+        for cell in others:
+            top.axhline(100 * cell.accuracy.value, linestyle=":", color=colours[cell.variant], label=cell.variant)
+            if cell.tokens is not None:
+                bottom.axhline(cell.tokens.value, linestyle=":", color=colours[cell.variant])
+        top.set(ylabel="accuracy %" if column == 0 else "")
+        bottom.set(ylabel="tokens a problem" if column == 0 else "", xlabel=f"{policy} {option}", ylim=(0, None))
+    if others:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _values(axes: Axes, points: Sequence[SweepPoint], y: Sequence[float], spans: Sequence[tuple[float, float]]) -> None:
+    places = np.arange(len(points))
+    errors = [[v - low for v, (low, _) in zip(y, spans, strict=True)],
+              [high - v for v, (_, high) in zip(y, spans, strict=True)]]  # fmt: skip
+    axes.errorbar(places, y, yerr=errors, fmt="o-", color=COLOURS[1], capsize=2, elinewidth=1)
+    axes.set_xticks(places, [str(point.value) for point in points])

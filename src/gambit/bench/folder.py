@@ -1,0 +1,156 @@
+"""A run's folder: what was to be compared, with what, and which searches are done; never runs one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gambit.bench.datasets import Benchmark, benchmark_for, digest
+from gambit.bench.recipe import Recipe, Variant, recipe_from
+from gambit.bench.rows import ROWS_FILE
+from gambit.errors import UserError
+from gambit.events import Json
+
+FORMAT = 1
+RUN_FILE = "run.json"
+ENVIRONMENT_FILE = "environment.jsonl"
+LOGS_FOLDER = "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkInfo:
+    """A benchmark as this run knows it."""
+
+    name: str
+    num_problems: int  # after --limit, in all shards together
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a run compares, fixed before it begins; two runs with equal plans may share a folder."""
+
+    recipe: Recipe
+    variants: tuple[Variant, ...]
+    benchmarks: tuple[BenchmarkInfo, ...]
+    identity: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_tasks(self) -> int:
+        """Of this shard."""
+        number, count = self.recipe.bench.part
+        problems = sum(len(range(number, info.num_problems, count)) for info in self.benchmarks)
+        return problems * len(self.variants) * len(self.recipe.bench.seeds)
+
+    @property
+    def num_turns(self) -> int:
+        """How often each variant has the machine to itself: the fewest turns on any benchmark."""
+        number, count = self.recipe.bench.part
+        problems = [len(range(number, info.num_problems, count)) for info in self.benchmarks]
+        return min(-(-n // self.recipe.bench.block_size) for n in problems) * len(self.recipe.bench.seeds)
+
+    def to_json(self) -> dict[str, Json]:
+        recipe = self.recipe
+        flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine}
+        plan = {
+            "format": FORMAT,
+            "recipe": flat,
+            "variants": [asdict(variant) for variant in self.variants],
+            "benchmarks": [asdict(info) for info in self.benchmarks],
+            "identity": dict(self.identity),
+        }
+        plain: dict[str, Json] = json.loads(json.dumps(plan))
+        return plain
+
+
+def make_plan(recipe: Recipe, identity: Mapping[str, str]) -> tuple[Plan, list[Benchmark]]:
+    """Reads every benchmark once, to know how long it is and to recognise it."""
+    benchmarks = [benchmark_for(name) for name in recipe.bench.benchmarks]
+    names = [benchmark.name for benchmark in benchmarks]
+    if len(set(names)) < len(names):
+        raise UserError(f"two benchmarks share a name ({', '.join(names)}): rename a file")
+    infos = [BenchmarkInfo(b.name, *digest(b.first(recipe.bench.limit))) for b in benchmarks]
+    return Plan(recipe, tuple(recipe.variants()), tuple(infos), identity), benchmarks
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan that a folder was made with."""
+    path = folder / RUN_FILE
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT:
+            raise UserError(f"{path}: format {raw['format']}, this version reads {FORMAT}")
+        recipe = recipe_from(raw["recipe"])
+        variants = tuple(Variant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
+        return Plan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} holds no {RUN_FILE}: give the folder of a `gambit bench`") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not the plan of a bench run: {error}") from error
+
+
+def create(folder: Path, plan: Plan) -> None:
+    """Begin a folder; one that holds a run already is refused."""
+    if (folder / RUN_FILE).exists() or (folder / ROWS_FILE).exists():
+        raise UserError(f"{folder} holds a bench run already: go on with --resume, or choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n"
+    partial = folder / f"{RUN_FILE}.part"
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(folder / RUN_FILE)  # whole or not at all
+
+
+def check_same(folder: Path, plan: Plan) -> None:
+    """Refuse to add rows that could not be compared with those that are there."""
+    found = list(differences(read_plan(folder).to_json(), plan.to_json()))
+    if found:
+        raise UserError(f"{folder} was made with another configuration ({'; '.join(found)}): resume with the "
+                        "same, or choose another --out")  # fmt: skip
+
+
+def differences(before: Json, now: Json, where: str = "") -> Iterator[str]:
+    """What two plans disagree about, in words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            name = f"{where}.{key}" if where and where != "recipe" else key
+            yield from differences(before.get(key), now.get(key), name)
+    elif before != now and not where.startswith("variants"):  # those follow from the recipe
+        yield f"{where}: {json.dumps(before)} there, {json.dumps(now)} now"
+
+
+def add_environment(folder: Path, environment: Mapping[str, Json]) -> None:
+    """One line per start of the run."""
+    with (folder / ENVIRONMENT_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(environment, ensure_ascii=False) + "\n")
+
+
+def read_environments(folder: Path) -> list[dict[str, Json]]:
+    path = folder / ENVIRONMENT_FILE
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Two runs into one folder would double its rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"another bench run is writing to {folder}: wait for it, or choose another --out"
+            ) from error
+        yield
+
+
+def with_changes(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
+    """A stored recipe with options given again, so that a contradiction can be named."""
+    flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine, **changes}
+    return recipe_from(flat)

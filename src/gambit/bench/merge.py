@@ -1,0 +1,67 @@
+"""Puts the shards of one run into one folder; takes rows as they are and runs nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from gambit.bench.folder import LOGS_FOLDER, Plan, add_environment, create, differences, read_environments, read_plan
+from gambit.bench.recipe import Recipe
+from gambit.bench.rows import RowWriter, TaskKey, read_rows
+from gambit.errors import UserError
+
+
+def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
+    """Rows, stamps and logs of all shards in `out`; gives what a user should know (shards that are missing)."""
+    if out in folders:
+        raise UserError(f"--out {out} is one of the shards: choose a new folder")
+    plans = {folder: read_plan(folder) for folder in folders}
+    whole = _whole_plan(plans)
+    _check_disjoint(folders)
+    create(out, whole)
+    with RowWriter(out) as writer:
+        for folder in folders:
+            for row in read_rows(folder):
+                writer.write(row)
+    for folder in folders:
+        for environment in read_environments(folder):
+            add_environment(out, environment)
+        if (folder / LOGS_FOLDER).is_dir():
+            shutil.copytree(folder / LOGS_FOLDER, out / LOGS_FOLDER, dirs_exist_ok=True)
+    return _missing(list(plans.values()))
+
+
+def _without_shard(plan: Plan, shard: str = "1/1") -> Plan:
+    bench = plan.recipe.bench.model_copy(update={"shard": shard})
+    return dataclasses.replace(plan, recipe=Recipe(bench, plan.recipe.search, plan.recipe.engine))
+
+
+def _whole_plan(plans: dict[Path, Plan]) -> Plan:
+    """The plan they share but for the shard."""
+    (first_folder, first), *others = plans.items()
+    whole = _without_shard(first)
+    for folder, plan in others:
+        found = list(differences(whole.to_json(), _without_shard(plan).to_json()))
+        if found:
+            raise UserError(f"{first_folder} and {folder} are not shards of one run ({'; '.join(found)})")
+    return whole
+
+
+def _check_disjoint(folders: Sequence[Path]) -> None:
+    seen: dict[TaskKey, Path] = {}
+    for folder in folders:
+        for row in read_rows(folder):
+            if row.key in seen:
+                raise UserError(f"{seen[row.key]} and {folder} both hold {' / '.join(map(str, row.key))}")
+            seen[row.key] = folder
+
+
+def _missing(plans: Sequence[Plan]) -> list[str]:
+    counts = {plan.recipe.bench.part[1] for plan in plans}
+    if len(counts) > 1:
+        return [f"the shards are cut differently ({', '.join(plan.recipe.bench.shard for plan in plans)})"]
+    here = {plan.recipe.bench.part[0] for plan in plans}
+    absent = [number + 1 for number in range(*counts) if number not in here]
+    return [f"shard {number} of {next(iter(counts))} is missing" for number in absent]

@@ -1,0 +1,124 @@
+"""Measures one finished search from its events, as a row of the results; never looks at the engine or at a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from gambit import events as ev
+from gambit.bench.rows import Row, Series, Spent, TaskKey
+from gambit.record import SearchRecord, SearchResult, fold
+from gambit.tree import TraceState, TraceTree
+from gambit.vote import VoteKind
+
+REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION)  # what every completed trace can be weighed by
+NUM_MOMENTS = 40  # of a series: enough for a curve, little enough for thousands of rows
+Judge = Callable[[str, str], bool]  # are two answers equal?
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class About:
+    """What a search's events do not tell."""
+
+    key: TaskKey
+    gold: str
+    began: float = 0.0
+    shard: str = "1/1"
+    log: str | None = None
+
+
+def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equal: Judge) -> Row:
+    """The row of a search; one that was refused before it began has no events."""
+    row = _verdict(about, result, equal)
+    if not events:
+        return row
+    record = fold(events)
+    samples = [event for event in events if isinstance(event, ev.Sample)]
+    done = sorted(record.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
+    return dataclasses.replace(
+        row,
+        productive=productive_tokens(record.tree),
+        queued=sum(isinstance(event, ev.Queued) for event in events),
+        waited_steps=sum(trace.waited_steps for trace in record.tree.traces),
+        steps=max((sample.step for sample in samples), default=0),
+        seconds=_spent(samples[-1]) if samples else Spent(),
+        kv_peak=max((sample.kv_used_tokens for sample in samples), default=0),
+        kv_capacity=max((sample.kv_capacity_tokens for sample in samples), default=0),
+        revotes={kind.value: _is_right(_revote(record, kind, equal), about.gold, equal) for kind in REVOTES},
+        unique_lengths=tuple(len(trace.own_tokens) for trace in done),
+        total_lengths=tuple(trace.num_tokens for trace in done),
+        series=series_of(samples),
+    )
+
+
+def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
+    counts, tokens = result.counts, result.tokens
+    return Row(
+        **about.key._asdict(),
+        answer=result.answer,
+        gold=about.gold,
+        correct=result.error is None and _is_right(result.answer, about.gold, equal),
+        stop_reason=str(result.stop_reason),
+        error=result.error,
+        generated=tokens.generated,
+        reused=tokens.reused,
+        recomputed=tokens.recomputed,
+        roots=counts.roots,
+        branched=counts.branched,
+        pruned=counts.pruned,
+        evicted=counts.evicted,
+        completed=counts.completed,
+        cancelled=counts.cancelled,
+        right_traces=sum(entry.traces for entry in result.votes if equal(entry.answer, about.gold)),
+        began=about.began,
+        shard=about.shard,
+        log=about.log,
+    )
+
+
+def _is_right(answer: str | None, gold: str, equal: Judge) -> bool:
+    return answer is not None and equal(answer, gold)
+
+
+def _revote(record: SearchRecord, kind: VoteKind, equal: Judge) -> str | None:
+    """What the same traces answer under another vote."""
+    other = SearchRecord(dataclasses.replace(record.started, vote=kind.value))
+    other.tree = record.tree
+    return other.vote(equal).answer
+
+
+def _spent(sample: ev.Sample) -> Spent:
+    return Spent(
+        total=sample.seconds_total,
+        engine=sample.seconds_engine,
+        scoring=sample.seconds_scoring,
+        tree=sample.seconds_search,
+        scheduling=sample.seconds_scheduling,
+    )
+
+
+def productive_tokens(tree: TraceTree) -> int:
+    """Generated tokens that some completed trace is made of, the inherited parts of completed children included."""
+    needed = [0] * len(tree.traces)  # of each trace, from its first token on
+    total = 0
+    for trace in reversed(tree.traces):  # children come after their parents
+        if trace.state is TraceState.FINISHED:
+            needed[trace.id] = trace.num_tokens
+        if trace.parent is not None:
+            shared = min(trace.inherited, needed[trace.id])
+            needed[trace.parent] = max(needed[trace.parent], shared)
+        total += max(0, needed[trace.id] - trace.inherited)
+    return total
+
+
+def series_of(samples: Sequence[ev.Sample]) -> Series:
+    """At most NUM_MOMENTS of them, evenly spread; the last one is always among them."""
+    stride = max(1, -(-len(samples) // (NUM_MOMENTS - 1)))
+    chosen = [*samples[:-1:stride], *samples[-1:]]
+    return Series(
+        seconds=tuple(round(sample.seconds_total, 3) for sample in chosen),
+        running=tuple(sample.running for sample in chosen),
+        waiting=tuple(sample.waiting for sample in chosen),
+        completed=tuple(sample.completed for sample in chosen),
+        kv_used=tuple(sample.kv_used_tokens for sample in chosen),
+    )

@@ -1,0 +1,222 @@
+"""What a bench run compares, from flags or one YAML recipe: benchmarks, variants, seeds; runs nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gambit import registry
+from gambit.config import EngineConfig, PresetSource, SearchConfig, build, unknown_key
+from gambit.errors import UserError
+
+Scalar: TypeAlias = bool | int | float | str
+Positive = Annotated[int, Field(ge=1)]
+ALL = "all"
+POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search config takes any
+# These have flags of their own in a bench: naming them twice would be a contradiction.
+NOT_VARIED = {"policy": "--policies", "seed": "--seeds"}
+
+
+class SweepMode(StrEnum):
+    """How several swept options combine."""
+
+    PRODUCT = "product"  # every combination
+    EACH = "each"  # one option at a time, the others as given
+
+
+class BenchConfig(BaseModel):
+    """What is compared. Search and engine options stand beside these in a recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    benchmarks: tuple[str, ...] = Field((), description="names or .jsonl files")
+    policies: tuple[str, ...] = Field(("sc", "gambit"), description="search methods")
+    seeds: tuple[int, ...] = Field((0,), description="each problem is searched once per seed")
+    limit: Positive | None = Field(None, description="first problems of each benchmark only")
+    sweep: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict, description="option -> values")
+    sweep_mode: SweepMode = Field(SweepMode.PRODUCT, description="product or each")
+    variants: dict[str, dict[str, Scalar]] = Field(default_factory=dict, description="name -> policy and options")
+    concurrency: Positive = Field(1, description="problems searched at a time")
+    block: Positive | None = Field(None, description="problems after which the next method has its turn")
+    shard: str = Field("1/1", pattern=r"^[1-9]\d*/[1-9]\d*$", description="i/n: every n-th problem from the i-th on")
+    logs: bool = Field(True, description="keep every search's event log")
+
+    @field_validator("benchmarks", "policies", "seeds")
+    @classmethod
+    def _all_different(cls, values: tuple[object, ...]) -> tuple[object, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("one is named twice")
+        return values
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The shard's number, from 0, and how many there are."""
+        number, _, count = self.shard.partition("/")
+        if int(number) > int(count):
+            raise UserError(f"shard {self.shard}: there are {count} shards, from 1 to {count}")
+        return int(number) - 1, int(count)
+
+    @property
+    def block_size(self) -> int:
+        """By default long enough that the idle end of a block is a small part of it."""
+        return self.block or max(8, 4 * self.concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One method under comparison: a policy and what it changes in the search options."""
+
+    label: str
+    policy: str
+    changes: Mapping[str, Scalar]  # "policy_options.x" reaches into the policy's own options
+    swept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One bench run, complete: the same recipe on the same machine makes the same run."""
+
+    bench: BenchConfig
+    search: Mapping[str, object]  # as given; a preset fills the gaps
+    engine: Mapping[str, object]
+
+    def variants(self) -> list[Variant]:
+        """In the order in which they are reported; each with a label of its own."""
+        found = list(_variants(self.bench))
+        labels = [variant.label for variant in found]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise UserError(f"two variants are called {label!r}: rename one")
+        return found
+
+    def search_config(self, variant: Variant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
+        """The options of one search; `fixed` is what the benchmark asks for, which the user may overrule."""
+        values = {**fixed, **self.search}
+        own = dict(_mapping(values.get(POLICY_OPTIONS)))
+        for key, value in variant.changes.items():
+            if key.startswith(f"{POLICY_OPTIONS}."):
+                own[key.partition(".")[2]] = value
+            else:
+                values[key] = value
+        if own:
+            values[POLICY_OPTIONS] = own
+        return build(SearchConfig, {**values, "policy": variant.policy, "seed": seed})
+
+    def check(self) -> None:
+        """Refuse what cannot run before a model is loaded."""
+        if not self.bench.benchmarks:
+            raise UserError("no benchmark is named: --benchmark pawn, --benchmark FILE.jsonl, …")
+        self.bench.part  # noqa: B018 # refuses a shard that does not exist
+        build(EngineConfig, self.engine)
+        for variant in self.variants():
+            registry.load("gambit.policies", variant.policy)
+            config = self.search_config(variant, 0, {})
+            if config.preset is PresetSource.AUTO:
+                raise UserError("preset auto learns from earlier problems, so that results would depend on their "
+                                "order: give swap_size, check_interval and warmup_tokens instead")  # fmt: skip
+
+
+def recipe_from(values: Mapping[str, object]) -> Recipe:
+    """A recipe from flat options; an unknown one is an error."""
+    kinds: dict[str, type[BaseModel]] = {"bench": BenchConfig, "search": SearchConfig, "engine": EngineConfig}
+    parts: dict[str, dict[str, object]] = {name: {} for name in kinds}
+    known = {**BenchConfig.model_fields, **SearchConfig.model_fields, **EngineConfig.model_fields}
+    for key, value in values.items():
+        if key in NOT_VARIED:
+            raise UserError(f"{key!r} is no option of a bench: use {NOT_VARIED[key]}")
+        home = next((name for name, kind in kinds.items() if key in kind.model_fields), None)
+        if home is None:
+            raise UserError(unknown_key(key, known))
+        parts[home][key] = value
+    checked = {name: build(kind, parts[name]).model_dump(mode="json") for name, kind in kinds.items()}
+    kept = {name: {key: checked[name][key] for key in parts[name]} for name in ("search", "engine")}
+    return Recipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
+
+
+def read_recipe(path: Path) -> dict[str, object]:
+    """The options of a YAML recipe, not yet checked."""
+    import yaml
+
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read recipe {path}: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"recipe {path} must be a mapping of options to values, not {type(raw).__name__}")
+    return {str(key): value for key, value in raw.items()}
+
+
+# -- variants --------------------------------------------------------------------------------------------------
+
+
+def _variants(bench: BenchConfig) -> Iterator[Variant]:
+    sweeps = [_Sweep.parse(key, values, bench.policies) for key, values in bench.sweep.items()]
+    for policy in bench.policies:
+        mine = [sweep for sweep in sweeps if policy in sweep.policies]
+        if not mine or bench.sweep_mode is SweepMode.EACH:
+            yield Variant(policy, policy, {})
+        for changes in _combinations(mine, bench.sweep_mode):
+            swept = ", ".join(f"{key}={value}" for key, value in changes.items())
+            yield Variant(f"{policy} {swept}", policy, changes, tuple(changes))
+    for label, options in bench.variants.items():
+        yield _named(label, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    option: str
+    values: tuple[Scalar, ...]
+    policies: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, key: str, values: tuple[Scalar, ...], policies: tuple[str, ...]) -> _Sweep:
+        """`option` sweeps gambit where it is compared, else all; `policy:option` one policy, `all:option` all."""
+        policy, colon, option = key.rpartition(":")
+        if not colon:
+            policy = "gambit" if "gambit" in policies else ALL
+        if policy not in (ALL, *policies):
+            raise UserError(f"--sweep {key}: the policy {policy!r} is not among those compared ({', '.join(policies)})")
+        if not values:
+            raise UserError(f"--sweep {key}: no value is given")
+        _check_option(option, f"--sweep {key}")
+        return cls(option, values, policies if policy == ALL else (policy,))
+
+
+def _combinations(sweeps: list[_Sweep], mode: SweepMode) -> Iterator[dict[str, Scalar]]:
+    if mode is SweepMode.EACH:
+        yield from ({sweep.option: value} for sweep in sweeps for value in sweep.values)
+    elif sweeps:
+        for values in itertools.product(*(sweep.values for sweep in sweeps)):
+            yield dict(zip((sweep.option for sweep in sweeps), values, strict=True))
+
+
+def _named(label: str, options: Mapping[str, Scalar]) -> Variant:
+    changes = dict(options)
+    policy = str(changes.pop("policy", "gambit"))
+    for key in changes:
+        _check_option(key, f"variant {label!r}")
+    return Variant(label, policy, changes)
+
+
+def _check_option(option: str, where: str) -> None:
+    name, dot, _ = option.partition(".")
+    if name in NOT_VARIED:
+        raise UserError(f"{where}: {name!r} is varied with {NOT_VARIED[name]}")
+    if name in EngineConfig.model_fields:
+        raise UserError(f"{where}: {name!r} belongs to the engine, and a run has one engine: make one run per value")
+    if name not in SearchConfig.model_fields or bool(dot) != (name == POLICY_OPTIONS):
+        raise UserError(f"{where}: {unknown_key(option, _varied(SearchConfig.model_fields))}")
+
+
+def _varied(fields: Iterable[str]) -> dict[str, None]:
+    return {name: None for name in fields if name not in NOT_VARIED}
+
+
+def _mapping(value: object) -> Mapping[str, Scalar]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,166 @@
+"""Result rows: one JSON line per finished search, append-only, whole or not there; never computes a statistic."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple
+
+from gambit.errors import UserError
+
+ROWS_FILE = "rows.jsonl"
+
+
+class TaskKey(NamedTuple):
+    """Which search a row is about."""
+
+    variant: str
+    benchmark: str
+    problem: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The pool over one search, thinned out: parallel arrays over the same moments."""
+
+    seconds: tuple[float, ...] = ()
+    running: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    completed: tuple[int, ...] = ()
+    kv_used: tuple[int, ...] = ()  # tokens in the engine's cache, those of searches beside it included
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where the seconds of a search went; with several in one batch the engine's are shared by all of them."""
+
+    total: float = 0.0
+    engine: float = 0.0
+    scoring: float = 0.0
+    tree: float = 0.0
+    scheduling: float = 0.0
+
+    @property
+    def other(self) -> float:
+        """What no part claims: searches beside it, the log, the loop."""
+        return max(0.0, self.total - self.engine - self.scoring - self.tree - self.scheduling)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One search: what it answered and what it cost. Everything a report says is made from these."""
+
+    variant: str
+    benchmark: str
+    problem: str
+    seed: int
+    answer: str | None
+    gold: str
+    correct: bool
+    stop_reason: str
+    error: str | None = None  # a failed search counts as wrong, and its cost as unknown
+    generated: int = 0
+    reused: int = 0
+    recomputed: int = 0
+    productive: int = 0  # generated tokens that are part of at least one completed trace
+    roots: int = 0
+    branched: int = 0
+    pruned: int = 0
+    evicted: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    right_traces: int = 0  # completed ones with the right answer
+    queued: int = 0  # times a running trace lost its memory and had to wait
+    waited_steps: int = 0  # decode steps that traces spent waiting for memory
+    steps: int = 0
+    began: float = 0.0  # Unix time
+    seconds: Spent = field(default_factory=Spent)
+    kv_peak: int = 0  # tokens, at the sampled moments
+    kv_capacity: int = 0
+    revotes: dict[str, bool] = field(default_factory=dict)  # vote -> is it right, over the same traces
+    unique_lengths: tuple[int, ...] = ()  # of completed traces: tokens of their own
+    total_lengths: tuple[int, ...] = ()  # and with the inherited part
+    series: Series = field(default_factory=Series)
+    shard: str = "1/1"
+    log: str | None = None  # the event log, relative to the run's folder
+
+    @property
+    def key(self) -> TaskKey:
+        return TaskKey(self.variant, self.benchmark, self.problem, self.seed)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Row:
+        raw = json.loads(line)
+        lists = {key: tuple(raw[key]) for key in ("unique_lengths", "total_lengths")}
+        series = Series(**{key: tuple(values) for key, values in raw["series"].items()})
+        return cls(**{**raw, **lists, "seconds": Spent(**raw["seconds"]), "series": series})
+
+
+class RowWriter:
+    """Appends rows, each on the disk before the next search is begun in its place."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / ROWS_FILE
+        _drop_torn_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: Row) -> None:
+        self._file.write(row.to_json() + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A kill in the middle of a write leaves a line without its end: that search is not finished."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content_end = file.seek(0, os.SEEK_END)
+        keep = _end_of_last_line(file, content_end)
+        if keep < content_end:
+            file.truncate(keep)
+
+
+def _end_of_last_line(file: BinaryIO, end: int) -> int:
+    chunk = 1 << 16
+    while end > 0:
+        start = max(0, end - chunk)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def read_rows(folder: Path) -> Iterator[Row]:
+    """The rows of a run; a torn last line is left out, any other broken line is an error."""
+    path = folder / ROWS_FILE
+    if not path.is_file():
+        raise UserError(f"{folder} holds no {ROWS_FILE}: give the folder of a `gambit bench`")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield Row.from_json(line)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{path}, line {number}: not a row of this version ({error})") from error

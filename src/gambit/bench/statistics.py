@@ -1,0 +1,118 @@
+"""The statistics of a comparison: bootstrap intervals over problems, exact paired tests, Holm's correction; no rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+NUM_RESAMPLES = 10_000
+LEVEL = 0.95
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def resamples(num_problems: int, seed: int = 0) -> Indices:
+    """Which problems each resample draws; shared by all variants, so that differences are paired."""
+    return np.random.default_rng(seed).integers(0, num_problems, (NUM_RESAMPLES, num_problems))
+
+
+def mean_interval(values: Floats, draws: Indices) -> Interval:
+    """Of the mean over problems."""
+    return _interval(float(values.mean()), _means(values, draws))
+
+
+def share_interval(values: Floats, draws: Indices) -> Interval:
+    """Of a mean of shares. Where all are 0 or all 1 every resample is the same, so the exact binomial bound stands."""
+    found = mean_interval(values, draws)
+    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
+    if found.low == found.high == 1:
+        return Interval(1.0, 1 - unseen, 1.0)
+    return Interval(0.0, 0.0, unseen) if found.low == found.high == 0 else found
+
+
+def ratio_interval(above: Floats, below: Floats, draws: Indices) -> Interval | None:
+    """Of a ratio of two means over the same problems; None where the one below is nought."""
+    if below.sum() == 0:
+        return None
+    bottoms = _means(below, draws)
+    ratios = _means(above, draws)[bottoms > 0] / bottoms[bottoms > 0]
+    return _interval(float(above.sum() / below.sum()), ratios)
+
+
+def stratified_mean_interval(groups: Sequence[tuple[Floats, Indices]]) -> Interval:
+    """Of the mean over benchmarks of their means: each benchmark counts alike, and is resampled on its own."""
+    value = float(np.mean([values.mean() for values, _ in groups]))
+    return _interval(value, np.mean([_means(values, draws) for values, draws in groups], axis=0))
+
+
+def _means(values: Floats, draws: Indices) -> Floats:
+    means: Floats = np.empty(len(draws))
+    step = max(1, 4_000_000 // max(1, draws.shape[1]))  # a bounded piece at a time
+    for start in range(0, len(draws), step):
+        means[start : start + step] = values[draws[start : start + step]].mean(axis=1)
+    return means
+
+
+def _interval(value: float, spread: Floats) -> Interval:
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(spread, [tail, 1 - tail])
+    return Interval(value, float(low), float(high))
+
+
+def sign_flip_p(differences: Sequence[Fraction]) -> float:
+    """Exact two-sided p of a paired permutation test: could the sum be so far from 0 if every sign were a coin?
+
+    With one seed a difference is -1, 0 or 1 and this is the exact McNemar test.
+    """
+    scale = math.lcm(*(difference.denominator for difference in differences)) if differences else 1
+    steps = [abs(int(difference * scale)) for difference in differences if difference]
+    observed = abs(int(sum(differences, Fraction(0)) * scale))
+    ways = np.ones(1)  # probabilities of the sums -total … total, in steps of 1
+    for step in steps:
+        wider = np.zeros(len(ways) + 2 * step)
+        wider[: len(ways)] += 0.5 * ways
+        wider[2 * step :] += 0.5 * ways
+        ways = wider
+    total = sum(steps)
+    sums = np.abs(np.arange(-total, total + 1))
+    return float(min(1.0, ways[sums >= observed].sum()))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for how many there are (Holm's step-down), in their order."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        corrected[index] = largest
+    return corrected
+
+
+def union_seconds(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of spans of time: what a clock on the wall shows for searches that ran side by side."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,314 @@
+"""From rows to the figures of a report, every one with its interval; writes and draws nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+from gambit.bench import statistics as st
+from gambit.bench.paired import Measure, ProblemTable, mean_of
+from gambit.bench.recipe import Scalar, Variant
+from gambit.bench.rows import Row
+from gambit.bench.statistics import Interval
+
+MOST_FOR_ALL_PAIRS = 6
+PARTS = ("engine", "scoring", "tree", "scheduling", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One variant on one benchmark. Costs are means per search over searches that did not fail."""
+
+    variant: str
+    benchmark: str
+    num_problems: int
+    num_rows: int
+    num_failed: int
+    accuracy: Interval
+    trace_accuracy: Interval | None  # of a single completed trace
+    tokens: Interval | None
+    token_ratio: Interval | None  # to the baseline's, paired by problem
+    seconds: Interval | None
+    seconds_ratio: Interval | None
+    parts: Mapping[str, float]  # mean seconds per search
+    wall_seconds: float  # of all its searches, side by side where they ran so
+    completed: float
+    completed_per_second: float | None
+    tokens_per_second: float | None
+    productive_share: float | None  # of generated tokens, in completed traces
+    reused: float
+    recomputed: float
+    kv_peak: float
+    kv_capacity: int
+    queued: float
+    waited_steps: float
+    evicted: float
+    pruned: float
+    branched: float
+    revotes: Mapping[str, Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two variants on the problems that both have searched; `gain` is the first's accuracy minus the second's."""
+
+    benchmark: str
+    first: str
+    second: str
+    num_problems: int
+    gain: Interval
+    only_first: float  # problems that the first alone solved; with several seeds, a mean over them
+    only_second: float
+    p: float
+    p_corrected: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Both the interval and the corrected test must carry a claim."""
+        return self.gain.excludes_zero and self.p_corrected < st.SIGNIFICANT
+
+
+@dataclass(frozen=True, slots=True)
+class Overall:
+    """A variant over several benchmarks, each counting alike."""
+
+    variant: str
+    accuracy: Interval
+    tokens: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """All variants of a policy with one value of a swept option, whatever their other swept options are."""
+
+    benchmark: str
+    policy: str
+    option: str
+    value: Scalar
+    num_variants: int
+    accuracy: Interval
+    tokens: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All figures of a report."""
+
+    benchmarks: tuple[str, ...]
+    variants: tuple[str, ...]
+    baseline: str
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    comparisons: tuple[Comparison, ...]
+    overall: tuple[Overall, ...]
+    num_rows: int
+    num_expected: int
+    num_failed: int
+    left_out: Mapping[str, int]  # problems of a benchmark that not every variant has searched with every seed
+    sweep: tuple[SweepPoint, ...] = ()
+    swept: tuple[str, ...] = ()  # labels of variants that belong to a sweep
+    num_turns: int = 1  # how often each method had its turn on the machine
+
+    def cell(self, variant: str, benchmark: str) -> Cell | None:
+        return next((c for c in self.cells if (c.variant, c.benchmark) == (variant, benchmark)), None)
+
+
+def summarise(
+    rows: Iterable[Row],
+    methods: Sequence[Variant],
+    benchmarks: Sequence[str],
+    seeds: Sequence[int],
+    num_expected: int,
+    num_turns: int = 1,
+) -> Summary:
+    """Compares like with like: only problems that every variant has searched with every seed count."""
+    kept = list(rows)
+    variants = [method.label for method in methods]
+    baseline = "sc" if "sc" in variants else variants[0]
+    tables = {name: ProblemTable.of([r for r in kept if r.benchmark == name], variants, seeds) for name in benchmarks}
+    tables = {name: table for name, table in tables.items() if table.problems}
+    cells = [_cell(table, variant, name, baseline) for name, table in tables.items() for variant in variants]
+    return Summary(
+        benchmarks=tuple(tables),
+        variants=tuple(variants),
+        baseline=baseline,
+        seeds=tuple(seeds),
+        cells=tuple(cells),
+        comparisons=tuple(_corrected(_comparisons(tables, variants, baseline))),
+        overall=tuple(_overall(tables, variant) for variant in variants) if len(tables) > 1 else (),
+        num_rows=len(kept),
+        num_expected=num_expected,
+        num_failed=sum(row.error is not None for row in kept),
+        left_out={name: table.num_left_out for name, table in tables.items() if table.num_left_out},
+        sweep=tuple(point for name, table in tables.items() for point in _sweep(table, name, methods)),
+        swept=tuple(method.label for method in methods if method.swept),
+        num_turns=num_turns,
+    )
+
+
+# -- cells -----------------------------------------------------------------------------------------------------
+
+
+def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str) -> Cell:
+    rows = table.of_variant(variant)
+    good = [row for row in rows if row.error is None]
+    wall = sum(
+        st.union_seconds([(r.began, r.began + r.seconds.total) for r in group])
+        for _, group in itertools.groupby(sorted(good, key=lambda r: r.shard), key=lambda r: r.shard)
+    )
+    generated = sum(row.generated for row in good)
+    return Cell(
+        variant=variant,
+        benchmark=benchmark,
+        num_problems=len(table.problems),
+        num_rows=len(rows),
+        num_failed=len(rows) - len(good),
+        accuracy=st.share_interval(table.means(variant, lambda row: row.correct), table.draws),
+        trace_accuracy=_trace_accuracy(table, variant),
+        tokens=_cost(table, variant, _tokens),
+        token_ratio=_ratio(table, variant, baseline, _tokens),
+        seconds=_cost(table, variant, _seconds),
+        seconds_ratio=_ratio(table, variant, baseline, _seconds),
+        parts={part: mean_of(getattr(row.seconds, part) for row in good) if good else 0.0 for part in PARTS},
+        wall_seconds=wall,
+        completed=_average(good, lambda row: row.completed),
+        completed_per_second=sum(row.completed for row in good) / wall if wall else None,
+        tokens_per_second=generated / wall if wall else None,
+        productive_share=sum(row.productive for row in good) / generated if generated else None,
+        reused=_average(good, lambda row: row.reused),
+        recomputed=_average(good, lambda row: row.recomputed),
+        kv_peak=_average(good, lambda row: row.kv_peak),
+        kv_capacity=max((row.kv_capacity for row in good), default=0),
+        queued=_average(good, lambda row: row.queued),
+        waited_steps=_average(good, lambda row: row.waited_steps),
+        evicted=_average(good, lambda row: row.evicted),
+        pruned=_average(good, lambda row: row.pruned),
+        branched=_average(good, lambda row: row.branched),
+        revotes=_revotes(table, variant),
+    )
+
+
+def _tokens(row: Row) -> float:
+    return row.generated
+
+
+def _seconds(row: Row) -> float:
+    return row.seconds.total
+
+
+def _average(rows: Sequence[Row], measure: Measure) -> float:
+    return mean_of(map(measure, rows)) if rows else 0.0
+
+
+def _cost(table: ProblemTable, variant: str, measure: Measure) -> Interval | None:
+    values = table.costs(variant, measure)
+    values = values[~np.isnan(values)]
+    if len(values) == 0:
+        return None
+    draws = table.draws if len(values) == len(table.problems) else st.resamples(len(values))
+    return st.mean_interval(values, draws)
+
+
+def _ratio(table: ProblemTable, variant: str, baseline: str, measure: Measure) -> Interval | None:
+    if variant == baseline:
+        return None
+    mine, theirs = table.costs(variant, measure), table.costs(baseline, measure)
+    both = ~np.isnan(mine) & ~np.isnan(theirs)
+    if not both.any():
+        return None
+    draws = table.draws if both.all() else st.resamples(int(both.sum()))
+    return st.ratio_interval(mine[both], theirs[both], draws)
+
+
+def _trace_accuracy(table: ProblemTable, variant: str) -> Interval | None:
+    """Over problems with a completed trace."""
+    shares = np.array(
+        [
+            mean_of(row.right_traces / row.completed for row in table.rows[variant, name] if row.completed)
+            for name in table.problems
+        ]
+    )
+    shares = shares[~np.isnan(shares)]
+    if len(shares) == 0:
+        return None
+    return st.share_interval(shares, st.resamples(len(shares)))
+
+
+def _revotes(table: ProblemTable, variant: str) -> dict[str, Interval]:
+    kinds = sorted({kind for row in table.of_variant(variant) for kind in row.revotes})
+    return {kind: st.share_interval(table.means(variant, partial(_is_right_by, kind)), table.draws) for kind in kinds}
+
+
+def _is_right_by(kind: str, row: Row) -> float:
+    return row.revotes.get(kind, False)
+
+
+def _overall(tables: Mapping[str, ProblemTable], variant: str) -> Overall:
+    groups = [(table.means(variant, lambda row: row.correct), table.draws) for table in tables.values()]
+    tokens = [_cost(table, variant, _tokens) for table in tables.values()]
+    seconds = [_cost(table, variant, _seconds) for table in tables.values()]
+    return Overall(variant, st.stratified_mean_interval(groups), _mean_value(tokens), _mean_value(seconds))
+
+
+def _mean_value(intervals: Sequence[Interval | None]) -> float | None:
+    known = [interval.value for interval in intervals if interval is not None]
+    return float(np.mean(known)) if len(known) == len(intervals) else None
+
+
+# -- comparisons -----------------------------------------------------------------------------------------------
+
+
+def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], baseline: str) -> list[Comparison]:
+    """All pairs of a few variants; of many, each with the baseline."""
+    pairs = [(second, first) for first, second in itertools.combinations(variants, 2)]
+    if len(variants) > MOST_FOR_ALL_PAIRS:
+        pairs = [(variant, baseline) for variant in variants if variant != baseline]
+    return [_compare(table, name, first, second) for name, table in tables.items() for first, second in pairs]
+
+
+def _compare(table: ProblemTable, benchmark: str, first: str, second: str) -> Comparison:
+    pairs = [
+        list(zip(table.rows[first, name], table.rows[second, name], strict=True)) for name in table.problems
+    ]  # seeds in the same order
+    gains = [Fraction(sum(a.correct - b.correct for a, b in rows), len(rows)) for rows in pairs]
+    p = st.sign_flip_p(gains)
+    return Comparison(
+        benchmark=benchmark,
+        first=first,
+        second=second,
+        num_problems=len(gains),
+        gain=st.mean_interval(np.array([float(gain) for gain in gains]), table.draws),
+        only_first=sum(mean_of(a.correct > b.correct for a, b in rows) for rows in pairs),
+        only_second=sum(mean_of(a.correct < b.correct for a, b in rows) for rows in pairs),
+        p=p,
+        p_corrected=p,
+    )
+
+
+def _corrected(comparisons: list[Comparison]) -> list[Comparison]:
+    corrected = st.holm([comparison.p for comparison in comparisons])
+    pairs = zip(comparisons, corrected, strict=True)
+    return [dataclasses.replace(comparison, p_corrected=p) for comparison, p in pairs]
+
+
+# -- sweeps ----------------------------------------------------------------------------------------------------
+
+
+def _sweep(table: ProblemTable, benchmark: str, methods: Sequence[Variant]) -> Iterator[SweepPoint]:
+    places = {(m.policy, option, m.changes[option]): None for m in methods for option in m.swept}
+    for policy, option, value in places:
+        labels = [m.label for m in methods if m.policy == policy and option in m.swept and m.changes[option] == value]
+        right = np.mean([table.means(label, lambda row: row.correct) for label in labels], axis=0)
+        tokens = np.mean([table.costs(label, _tokens) for label in labels], axis=0)
+        known = tokens[~np.isnan(tokens)]
+        yield SweepPoint(
+            benchmark, policy, option, value, len(labels), st.share_interval(right, table.draws),
+            st.mean_interval(known, st.resamples(len(known))) if len(known) else None,
+        )  # fmt: skip

@@ -1,0 +1,306 @@
+"""The words and tables of a report, from its figures; claims nothing that the intervals do not carry."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gambit.bench.statistics import Interval
+from gambit.bench.summary import PARTS, Cell, Comparison, Summary
+
+FEW_PROBLEMS = 20
+FEWEST_TURNS = 3
+FEWEST_PROBLEMS = 6  # with fewer no paired test can reach 0.05, so nothing is claimed about costs either
+MINUS = "−"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table of text; columns but the first `num_names` hold numbers."""
+
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_names: int = 2
+
+    def to_markdown(self) -> str:
+        marks = [":--" if i < self.num_names else "--:" for i in range(len(self.columns))]
+        lines = [self.columns, tuple(marks), *(tuple(c.replace("|", "\\|") for c in row) for row in self.rows)]
+        text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"## {self.title}\n\n{text}\n\n{self.note}\n"
+
+    def to_html(self) -> str:
+        head = "".join(f"<th{self._kind(i)}>{html.escape(c)}</th>" for i, c in enumerate(self.columns))
+        body = "".join(
+            "<tr>" + "".join(f"<td{self._kind(i)}>{html.escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
+            for row in self.rows
+        )
+        table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        return f"<h2>{html.escape(self.title)}</h2>{table}<p class=note>{html.escape(self.note)}</p>"
+
+    def _kind(self, column: int) -> str:
+        return "" if column < self.num_names else " class=number"
+
+
+def all_tables(summary: Summary) -> list[Table]:
+    """In the order of the page."""
+    tables = [_main(summary), _comparisons(summary), _latency(summary), _decomposition(summary), _throughput(summary)]
+    tables += [_memory(summary), _traces(summary), _revotes(summary)]
+    if summary.overall:
+        tables.insert(1, _overall(summary))
+    return [table for table in tables if table.rows]
+
+
+# -- claims ----------------------------------------------------------------------------------------------------
+
+
+def findings(summary: Summary) -> list[str]:
+    """One sentence per comparison with the baseline, and one per cost; sweeps are counted, not listed."""
+    with_baseline = [c for c in summary.comparisons if summary.baseline in (c.first, c.second)]
+    plain = [c for c in with_baseline if not {c.first, c.second} & set(summary.swept)]
+    sentences = [_accuracy_sentence(comparison, summary) for comparison in plain]
+    for cell in summary.cells:
+        if cell.variant != summary.baseline and cell.variant not in summary.swept:
+            sentences.append(_cost_sentence(cell, cell.token_ratio, "tokens", summary))
+            if summary.num_turns >= FEWEST_TURNS:
+                sentences.append(_cost_sentence(cell, cell.seconds_ratio, "seconds", summary))
+    if len(plain) < len(with_baseline):
+        swept = [c for c in with_baseline if c not in plain]
+        sentences.append(f"Of {len(swept)} comparisons of swept variants with {summary.baseline}, a difference in "
+                         f"accuracy is shown in {sum(c.is_shown for c in swept)}.")  # fmt: skip
+    return [sentence for sentence in sentences if sentence]
+
+
+def _accuracy_sentence(c: Comparison, summary: Summary) -> str:
+    first, second, gain = c.first, c.second, c.gain
+    if second != summary.baseline:  # the baseline comes second in a sentence
+        first, second, gain = second, first, Interval(-gain.value, -gain.high, -gain.low)
+    figures = f"{_points(gain)}, p {_relation(c.p_corrected)} after correction, {c.num_problems} problems"
+    where = _where(c.benchmark, summary)
+    if not c.is_shown:
+        return f"No difference in accuracy is shown between {first} and {second}{where} ({figures})."
+    word = "more" if gain.value > 0 else "fewer"
+    return f"{first} answers {word} problems right than {second}{where} ({figures})."
+
+
+def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Summary) -> str:
+    if ratio is None:
+        return ""
+    where = _where(cell.benchmark, summary)
+    if ratio.low <= 1 <= ratio.high or cell.num_problems < FEWEST_PROBLEMS:
+        return (
+            f"No difference in {what} is shown between {cell.variant} and {summary.baseline}{where} ({_change(ratio)})."
+        )
+    word = "fewer" if ratio.value < 1 else "more"
+    return f"{cell.variant} takes {word} {what} than {summary.baseline}{where} ({_change(ratio)})."
+
+
+def cautions(summary: Summary) -> list[str]:
+    """What a reader must know before believing the tables."""
+    found = []
+    if summary.num_rows < summary.num_expected:
+        found.append(f"The run is incomplete: {summary.num_rows:,} of {summary.num_expected:,} searches are done.")
+    for name, count in summary.left_out.items():
+        found.append(f"{count} problems of {name} are left out: not every method has searched them with every seed.")
+    if summary.num_failed:
+        found.append(f"{summary.num_failed} searches failed; they count as wrong, and their cost is left out.")
+    few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEW_PROBLEMS})
+    if few:
+        found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow.")
+    if summary.num_turns < FEWEST_TURNS and len(summary.variants) > 1:
+        found.append("Each method had the machine for one or two turns only: its seconds hold whatever else the "
+                     "machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
+    return found
+
+
+# -- tables ----------------------------------------------------------------------------------------------------
+
+Column = tuple[str, Callable[[Cell], str]]
+
+
+def _cells(summary: Summary, title: str, note: str, columns: Sequence[Column]) -> Table:
+    has_many = len(summary.benchmarks) > 1
+    names = ("benchmark", "method") if has_many else ("method",)
+    rows = [
+        ((cell.benchmark, cell.variant) if has_many else (cell.variant,)) + tuple(make(cell) for _, make in columns)
+        for cell in summary.cells
+    ]
+    return Table(title, note, (*names, *(name for name, _ in columns)), tuple(rows), len(names))
+
+
+def _main(summary: Summary) -> Table:
+    base = summary.baseline
+    seeds = "one seed" if len(summary.seeds) == 1 else f"{len(summary.seeds)} seeds averaged inside each problem"
+    return _cells(
+        summary, "Accuracy and tokens",
+        f"In brackets 95 % bootstrap intervals over problems, {seeds} (exact binomial ones where all problems agree); "
+        f"changes against {base} are paired by problem, and not corrected for their number. Tokens are those "
+        "generated; what a branch inherits is not generated again.",
+        [
+            ("problems", lambda c: f"{c.num_problems}"),
+            ("accuracy %", lambda c: _percent(c.accuracy)),
+            ("tokens a problem", lambda c: _number(c.tokens)),
+            (f"tokens against {base}", lambda c: _change(c.token_ratio)),
+            ("failed", lambda c: f"{c.num_failed}"),
+        ],
+    )  # fmt: skip
+
+
+def _overall(summary: Summary) -> Table:
+    rows = [
+        (o.variant, _percent(o.accuracy), _plain(o.tokens), "–" if o.seconds is None else f"{o.seconds:,.1f}")
+        for o in summary.overall
+    ]
+    note = "Means over benchmarks, each counting alike; problems are resampled inside each."
+    return Table("Over all benchmarks", note, ("method", "accuracy %", "tokens", "seconds"), tuple(rows), 1)
+
+
+def _latency(summary: Summary) -> Table:
+    base = summary.baseline
+    return _cells(
+        summary, "Latency",
+        "Seconds from a search's start to its vote; searches that share a batch wait for each other. "
+        "Wall seconds are those of all searches of a method together. Intervals are over problems: what else the "
+        "machine did while a method had its turn is not in them.",
+        [
+            ("seconds a problem", lambda c: _number(c.seconds, 2)),
+            (f"seconds against {base}", lambda c: _change(c.seconds_ratio)),
+            ("wall seconds", lambda c: f"{c.wall_seconds:,.1f}"),
+        ],
+    )  # fmt: skip
+
+
+def _decomposition(summary: Summary) -> Table:
+    def part(name: str) -> Callable[[Cell], str]:
+        return lambda c: f"{c.parts[name]:,.3f} ({_share(c.parts[name], sum(c.parts.values()))})"
+
+    return _cells(
+        summary, "Where the seconds go",
+        "Mean seconds a search. Engine: forward passes and sampling. Tree: events, tournaments, answers, the vote. "
+        "Other: the rest of the wall clock, searches in the same batch among it.",
+        [(name, part(name)) for name in PARTS],
+    )  # fmt: skip
+
+
+def _throughput(summary: Summary) -> Table:
+    return _cells(
+        summary, "Throughput",
+        "Per wall second of a method. Productive tokens are part of at least one completed trace.",
+        [
+            ("completed traces", lambda c: f"{c.completed:,.1f}"),
+            ("completed traces/s", lambda c: _plain(c.completed_per_second, 3)),
+            ("tokens/s", lambda c: _plain(c.tokens_per_second)),
+            ("productive %", lambda c: _plain(None if c.productive_share is None else 100 * c.productive_share, 1)),
+        ],
+    )  # fmt: skip
+
+
+def _memory(summary: Summary) -> Table:
+    return _cells(
+        summary, "Memory and waiting",
+        "Means a search. Peak KV is the most tokens seen in the engine's cache at sampled moments. Queued: a running "
+        "trace lost its memory and waited to be recomputed; waiting is summed over traces.",
+        [
+            ("peak KV tokens", lambda c: f"{c.kv_peak:,.0f}"),
+            ("of capacity", lambda c: _share(c.kv_peak, c.kv_capacity)),
+            ("queued", lambda c: f"{c.queued:,.1f}"),
+            ("steps waited", lambda c: f"{c.waited_steps:,.0f}"),
+            ("evicted", lambda c: f"{c.evicted:,.1f}"),
+            ("tokens recomputed", lambda c: f"{c.recomputed:,.0f}"),
+        ],
+    )  # fmt: skip
+
+
+def _traces(summary: Summary) -> Table:
+    return _cells(
+        summary, "Traces",
+        "Means a search; one trace: how often a single completed trace is right.",
+        [
+            ("completed", lambda c: f"{c.completed:,.1f}"),
+            ("branched", lambda c: f"{c.branched:,.1f}"),
+            ("pruned", lambda c: f"{c.pruned:,.1f}"),
+            ("tokens reused", lambda c: f"{c.reused:,.0f}"),
+            ("one trace right %", lambda c: _percent(c.trace_accuracy)),
+        ],
+    )  # fmt: skip
+
+
+def _revotes(summary: Summary) -> Table:
+    kinds = sorted({kind for cell in summary.cells for kind in cell.revotes})
+
+    def column(kind: str) -> Column:
+        return f"{kind} %", lambda c: _percent(c.revotes.get(kind))
+
+    return _cells(
+        summary, "The same traces, voted otherwise",
+        "Accuracy if the completed traces of the same searches had been counted in another way.",
+        [column(kind) for kind in kinds],
+    )  # fmt: skip
+
+
+def _comparisons(summary: Summary) -> Table:
+    rows = [
+        (c.benchmark, f"{c.first} − {c.second}", f"{c.num_problems}", _points(c.gain), _brief(c.only_first),
+         _brief(c.only_second), _p(c.p), _p(c.p_corrected), "shown" if c.is_shown else "no difference shown")
+        for c in summary.comparisons
+    ]  # fmt: skip
+    columns = ("benchmark", "methods", "problems", "points", "first only", "second only", "p", "p corrected", "verdict")
+    note = (
+        "Accuracy of the first minus that of the second, paired by problem. p: exact two-sided sign-flip test (with "
+        f"one seed, McNemar's), corrected for {len(rows)} comparisons by Holm's method. A difference is shown where "
+        "the interval excludes 0 and the corrected p is below 0.05."
+    )
+    return Table("Paired comparisons", note, columns, tuple(rows))
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------
+
+
+def _where(benchmark: str, summary: Summary) -> str:
+    return f" on {benchmark}" if len(summary.benchmarks) > 1 else ""
+
+
+def _percent(x: Interval | None) -> str:
+    return "–" if x is None else f"{100 * x.value:.1f} ({100 * x.low:.1f} to {100 * x.high:.1f})"
+
+
+def _points(x: Interval) -> str:
+    return f"{_signed(100 * x.value)} points ({_signed(100 * x.low)} to {_signed(100 * x.high)})"
+
+
+def _change(ratio: Interval | None) -> str:
+    if ratio is None:
+        return "–"
+    value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
+    return f"{_signed(value)} % ({_signed(low)} to {_signed(high)})"
+
+
+def _signed(x: float) -> str:
+    text = f"{x:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
+
+
+def _number(x: Interval | None, digits: int = 0) -> str:
+    return "–" if x is None else f"{x.value:,.{digits}f} ({x.low:,.{digits}f} to {x.high:,.{digits}f})"
+
+
+def _plain(x: float | None, digits: int = 0) -> str:
+    return "–" if x is None else f"{x:,.{digits}f}"
+
+
+def _brief(x: float) -> str:
+    return f"{x:.1f}".removesuffix(".0")
+
+
+def _share(part: float, whole: float) -> str:
+    return "–" if not whole else f"{100 * part / whole:.1f} %"
+
+
+def _relation(p: float) -> str:
+    return _p(p) if p < 0.0001 else f"= {_p(p)}"
+
+
+def _p(p: float) -> str:
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"

@@ -1,0 +1,303 @@
+"""The decode step of Llama-like models in few large operations; a model that computes anything else is left alone.
+
+Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
+gated MLP. For these a decode step is written out here: joined projections, residuals added by the product itself, no
+module calls. Weights stay in memory once: transformers' modules, which compute the prompts, become slices of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import rms_norm
+
+from gambit.engines.local.attention import DecodePlan, LayerCall, Plan, PoolStore, PromptPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "down_proj"}
+_LAYER_NORMS = {"input_layernorm", "post_attention_layernorm"}
+
+
+class _RmsNorm(Protocol):
+    weight: torch.Tensor
+    variance_epsilon: float
+
+
+class _Attention(Protocol):
+    head_dim: int
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    q_norm: _RmsNorm  # where there are head norms
+    k_norm: _RmsNorm
+
+
+class _Mlp(Protocol):
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+
+
+class _DecoderLayer(Protocol):
+    input_layernorm: _RmsNorm
+    self_attn: _Attention
+    post_attention_layernorm: _RmsNorm
+    mlp: _Mlp
+
+
+class _Trunk(Protocol):
+    """What `can_fuse` has found a model to be."""
+
+    embed_tokens: nn.Embedding
+    rotary_emb: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    layers: Sequence[_DecoderLayer]
+    norm: _RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One or several linear layers of the same input as one product."""
+
+    weight: torch.Tensor  # [in, out]
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        residual.addmm_(x, self.weight)
+        return residual if self.bias is None else residual.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm over the last dimension; a weight of two dimensions is one per head."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight.dim() == 1:
+            return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight.shape[-1:], None, self.eps).mul_(self.weight)
+
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines, and sines with the sign of the first half in them
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer."""
+
+    before_attention: Norm
+    qkv: Projection
+    head_norms: Norm | None  # of queries and keys side by side
+    output: Projection
+    before_mlp: Norm
+    gate_up: Projection
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    down: Projection
+    heads: int
+    kv_heads: int
+
+    def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, call: LayerCall) -> None:
+        """Adds to x [n, hidden] in place, as everything in a residual stream does."""
+        n = len(x)
+        qkv = self.qkv(self.before_attention(x)).view(n, self.heads + 2 * self.kv_heads, -1)
+        qk, v = qkv[:, : -self.kv_heads], qkv[:, -self.kv_heads :]
+        if self.head_norms is not None:
+            qk = self.head_norms(qk)
+        qk = _rotate(qk, *rotation)
+        q = qk[:, : self.heads].view(n, self.kv_heads, -1, qk.shape[-1])
+        self.output.add_to(x, plan.attend_rows(index, q, qk[:, self.heads :], v, call).view(n, -1))
+        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
+        self.down.add_to(x, self.activation(gate).mul_(up))
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions of x [n, heads, dim]."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+
+Output = tuple[torch.Tensor, torch.Tensor]  # states after the final norm [n, hidden], logits [n, vocabulary]
+Forward = Callable[[torch.Tensor, torch.Tensor, Plan], Output]  # tokens, positions, both [n, length]
+
+
+class FusedDecoder:
+    """A whole model's decode step. `calls` is what its attention layers ask for, as seen in a pass of its modules."""
+
+    def __init__(self, model: PreTrainedModel, calls: Sequence[LayerCall]) -> None:
+        trunk = cast(_Trunk, model.base_model)
+        self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
+        self._layers = [_fuse(layer) for layer in trunk.layers]
+        self._calls = calls
+        self._norm = _norm(trunk.norm)
+        self._head = cast(nn.Linear, model.get_output_embeddings())
+
+    @torch.inference_mode()
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan) -> Output:
+        """One token a row: tokens and positions are [n, 1]."""
+        x = self._embed(tokens)
+        cos, sin = self._rotary(x, positions)  # [n, 1, dim], which serves all heads
+        first, second = sin.chunk(2, dim=-1)
+        rotation = cos, torch.cat((-first, second), dim=-1)
+        x = x[:, 0]
+        for index, (layer, call) in enumerate(zip(self._layers, self._calls, strict=True)):
+            layer.forward(index, x, rotation, plan, call)
+        states = self._norm(x)
+        return states, nn.functional.linear(states, self._head.weight, self._head.bias)
+
+
+# -- the proof at the start -------------------------------------------------------------------------------------------
+
+
+def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: int) -> FusedDecoder | None:
+    """A fused decoder, if the model has the structure and a short pass gives what its modules give.
+
+    One row stands at the end of the context: what depends on the position must show too.
+    """
+    if not can_fuse(model):
+        return None
+    store, calls = PoolStore(), list[LayerCall]()
+    store.reserve("prompt", 1, _PROOF_PROMPT)
+    store.reserve("row", 2, 1)
+    tokens = torch.arange(_PROOF_PROMPT + 2, device=model.device)[None] % model.config.get_text_config().vocab_size
+    at = torch.arange(_PROOF_PROMPT, device=model.device)[None]
+    run_modules(tokens[:, :_PROOF_PROMPT], at, _Listening(PromptPlan(store, 0), calls))
+    positions = torch.tensor([[_PROOF_PROMPT], [last_position]], device=model.device)
+    step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:1, 0].repeat(2))
+    expected = run_modules(*step)
+    fused = FusedDecoder(model, calls)
+    return fused if all(map(_alike, fused.forward(*step), expected)) else None
+
+
+_PROOF_PROMPT = 3
+_TOLERANCE = {torch.float32: 1e-3}  # of the largest value; a wrong formula is off by more than half precision is
+_HALF_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    """A plan that notes what the layers ask for."""
+
+    plan: Plan
+    calls: list[LayerCall]
+
+    def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        assert index == len(self.calls)
+        self.calls.append(call)
+        return self.plan.attend(index, q, k, v, call)
+
+
+def _proof_plan(store: PoolStore, positions: torch.Tensor) -> DecodePlan:
+    zeros = torch.zeros_like(positions)
+    return DecodePlan(
+        store=store, own=zeros, positions=positions, own_length=1,
+        prompt_lengths=torch.full_like(positions[:1], _PROOF_PROMPT), prompt_length=_PROOF_PROMPT,
+        row_slots=zeros, members=None, places=None, level=0, has_even_prompts=True,
+    )  # fmt: skip
+
+
+def _alike(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    most = _TOLERANCE.get(expected.dtype, _HALF_TOLERANCE) * float(expected.abs().max())
+    return got.shape == expected.shape and float((got - expected).abs().max()) <= most
+
+
+# -- which models have this structure ---------------------------------------------------------------------------------
+
+
+def can_fuse(model: PreTrainedModel) -> bool:
+    """By structure alone. Two models of one structure may still compute differently: `agrees` finds that out."""
+    parts = dict(model.base_model.named_children())
+    return (
+        set(parts) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and isinstance(parts["embed_tokens"], nn.Embedding)
+        and type(model.get_output_embeddings()) is nn.Linear
+        and _is_norm(parts["norm"])
+        and all(map(_is_layer, parts["layers"].children()))
+    )
+
+
+def _is_layer(layer: nn.Module) -> bool:
+    children = dict(layer.named_children())
+    if set(children) != {"self_attn", "mlp", *_LAYER_NORMS}:
+        return False
+    attention, mlp = dict(children["self_attn"].named_children()), dict(children["mlp"].named_children())
+    return (
+        set(attention) in (_ATTENTION, _ATTENTION | _HEAD_NORMS)
+        and set(mlp) == {*_MLP, "act_fn"}
+        and _can_join(attention["q_proj"], attention["k_proj"], attention["v_proj"])
+        and _can_join(mlp["gate_proj"], mlp["up_proj"])
+        and _can_join(attention["o_proj"])
+        and _can_join(mlp["down_proj"])
+        and all(_is_norm(children[name]) for name in _LAYER_NORMS)
+        and all(_is_norm(attention[name]) for name in _HEAD_NORMS & set(attention))
+        and hasattr(children["self_attn"], "head_dim")
+        and not [*layer.parameters(recurse=False), *children["self_attn"].parameters(recurse=False)]
+    )
+
+
+def _can_join(*modules: nn.Module) -> bool:
+    """Plain linear layers, none quantised or adapted."""
+    return all(type(m) is nn.Linear for m in modules) and len({m.bias is None for m in modules}) == 1
+
+
+def _is_norm(module: nn.Module) -> bool:
+    names = [name for name, _ in module.named_parameters()]
+    return names == ["weight"] and isinstance(getattr(module, "variance_epsilon", None), float)
+
+
+# -- taking a model's weights -----------------------------------------------------------------------------------------
+
+
+def _fuse(layer: _DecoderLayer) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    dim = attention.head_dim
+    heads, kv_heads = attention.q_proj.out_features // dim, attention.k_proj.out_features // dim
+    return Layer(
+        before_attention=_norm(layer.input_layernorm),
+        qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
+        head_norms=_head_norms(attention, heads, kv_heads) if hasattr(attention, "q_norm") else None,
+        output=_join(attention.o_proj),
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate_up=_join(mlp.gate_proj, mlp.up_proj),
+        activation=mlp.act_fn,
+        down=_join(mlp.down_proj),
+        heads=heads,
+        kv_heads=kv_heads,
+    )
+
+
+def _join(*linears: nn.Linear) -> Projection:
+    """The weights side by side, and the modules made slices of them: a model is never in memory twice."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    if weight.device.type == "cpu":
+        weight = weight.t().contiguous().t()  # a CPU multiplies a few rows a fifth faster this way round
+    first = 0
+    for linear in linears:
+        linear.weight = nn.Parameter(weight[first : first + linear.out_features], requires_grad=False)
+        first += linear.out_features
+    biases = [linear.bias for linear in linears]
+    bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+    return Projection(weight.t(), bias)
+
+
+def _norm(module: _RmsNorm) -> Norm:
+    return Norm(module.weight.detach(), module.variance_epsilon)
+
+
+def _head_norms(attention: _Attention, heads: int, kv_heads: int) -> Norm:
+    """Of all queries and keys at once; norms over anything but single heads do not get past the proof."""
+    q, k = attention.q_norm, attention.k_norm
+    weight = torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1)))
+    return Norm(weight, q.variance_epsilon)

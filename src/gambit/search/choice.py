@@ -1,0 +1,83 @@
+"""Finds a policy by name and checks its options and wishes; never runs one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+from pydantic import BaseModel
+
+from gambit import registry
+from gambit.config import SearchConfig, SearchSettings, build
+from gambit.engines.base import SearchSpec
+from gambit.errors import UserError
+from gambit.search.consensus import check_consensus
+from gambit.search.embedding import load_embedder
+from gambit.search.policy import Needs, NoOptions, Policy
+from gambit.search.thoughts import Embed
+from gambit.vote import VoteKind
+
+GROUP = "gambit.policies"
+
+
+def load_policy(name: str) -> type[Policy[object]]:
+    """The class behind a name."""
+    return cast("type[Policy[object]]", registry.load(GROUP, name))
+
+
+def options_model(policy: type[Policy[object]]) -> type[BaseModel]:
+    """The model of a policy's own options; a policy that declares none has none."""
+    return getattr(policy, "Options", NoOptions)
+
+
+def policy_options(config: SearchConfig) -> BaseModel:
+    """The checked options of the configured policy; what is wrong is said in the user's words."""
+    model = options_model(load_policy(config.policy))
+    if config.policy_options and not model.model_fields:
+        given = ", ".join(sorted(config.policy_options))
+        raise UserError(f"the policy {config.policy!r} has no options of its own, but was given {given}")
+    try:
+        return build(model, config.policy_options)
+    except UserError as error:
+        raise UserError(f"policy {config.policy!r}: {error}") from error
+
+
+def with_fixed_pool(config: SearchConfig) -> SearchConfig:
+    """A policy may fix how many traces there are; the pool's own settings then follow."""
+    fixed = getattr(load_policy(config.policy), "fixed_traces", None)
+    if fixed is None:
+        return config
+    return config.model_copy(update={"capacity": fixed, "num_traces": fixed, "swap_size": fixed})
+
+
+def vote_of(config: SearchConfig) -> VoteKind:
+    return config.vote or load_policy(config.policy).default_vote
+
+
+def check_search(config: SearchConfig) -> None:
+    """Refuse what can be known to be wrong before a model is loaded."""
+    policy_options(config)
+    check_consensus(config.consensus, vote_of(config), is_probability=True)
+
+
+def make_policy(config: SearchConfig, settings: SearchSettings, *, is_probability: bool) -> Policy[object]:
+    """`is_probability`: whether the scorer's scores are."""
+    check_consensus(config.consensus, vote_of(config), is_probability=is_probability)
+    return load_policy(config.policy).from_settings(settings)
+
+
+def with_needs(spec: SearchSpec, needs: Needs, config: SearchConfig) -> SearchSpec:
+    """A search that asks its engine for what its policy and its vote need."""
+    return dataclasses.replace(
+        spec, confidence_window=confidence_window(needs, config), embedding_size=needs.embedding_size
+    )
+
+
+def confidence_window(needs: Needs, config: SearchConfig) -> int:
+    """Tokens in a window of confidence; 0 where neither policy nor vote wants to know, and nothing is measured."""
+    return needs.confidence_window or (config.confidence_window if vote_of(config).needs_confidence else 0)
+
+
+def embedder_of(needs: Needs) -> Embed | None:
+    """The text embedder a policy asks for, loaded."""
+    return load_embedder(needs.thoughts.embedder) if needs.thoughts and needs.thoughts.embedder else None

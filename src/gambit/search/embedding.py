@@ -1,0 +1,36 @@
+"""Texts -> vectors of length 1 by a sentence-transformers model, where that package is installed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from gambit.errors import UserError
+from gambit.search.thoughts import Embed
+
+PACKAGE = "sentence_transformers"
+
+
+def check_embedder(name: str) -> str:
+    """A model's name, if there is anything to load it with."""
+    if find_spec(PACKAGE) is None:
+        raise ValueError(f"{PACKAGE} is not installed: pip install sentence-transformers, or use embedder=states")
+    return name
+
+
+@functools.lru_cache(maxsize=1)
+def load_embedder(name: str) -> Embed:
+    """The embedder behind a hub name or a folder; it stays loaded for the next search."""
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        model = SentenceTransformer(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the sentence model {name!r}: {str(error).partition(chr(10))[0]}") from error
+
+    def embed(texts: Sequence[str]) -> list[tuple[float, ...]]:
+        vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+        return [tuple(map(float, vector)) for vector in vectors]
+
+    return embed

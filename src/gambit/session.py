@@ -1,0 +1,67 @@
+"""What every command that runs a model does around it: loads it quietly and turns warnings into lines; no searching."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from gambit.terminal import say
+
+if TYPE_CHECKING:
+    from gambit.config import EngineConfig
+    from gambit.solver import Solver
+
+QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Screen(Protocol):
+    """A live view that can say what is loading and make room for lasting lines."""
+
+    def loading(self, model: str) -> None: ...
+
+    def paused(self) -> AbstractContextManager[None]: ...
+
+
+def loaded(engine: EngineConfig, screen: Screen) -> Solver:
+    """The model on its engine; libraries keep their progress bars to themselves."""
+    from gambit.solver import Solver
+
+    screen.loading(engine.model)
+    quiet_libraries()
+    return Solver(**engine.model_dump(exclude_unset=True))
+
+
+def quiet_libraries() -> None:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+@contextmanager
+def only_our_warnings(screen: Screen) -> Iterator[None]:
+    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
+    from gambit.errors import GambitWarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        if issubclass(category, GambitWarning):
+            with screen.paused():
+                say(f"warning: {message}", style="yellow")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", GambitWarning)
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,145 @@
+"""Replays an event log and keeps what the tree forgets: when thoughts ended, who waited, when traces left the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gambit import events as ev
+from gambit.errors import UserError
+from gambit.record import SearchRecord
+from gambit.sink import LOG_FILE
+from gambit.tree import TraceState
+
+
+@dataclass(slots=True)
+class TraceHistory:
+    """One trace over time; thoughts are parallel lists, and those inherited are only counted."""
+
+    num_inherited_thoughts: int = 0
+    thought_steps: list[int] = field(default_factory=list)
+    thought_scores: list[float] = field(default_factory=list)
+    thought_tokens: list[int] = field(default_factory=list)  # length of the trace at the thought's boundary
+    waits: list[tuple[int, int | None]] = field(default_factory=list)  # from step, to step or None: it still waits
+    left_step: int | None = None  # when it gave its place in the pool back
+    reason: str = ""  # why it was pruned, evicted or finished
+
+
+@dataclass(slots=True)
+class History:
+    """A replayed run."""
+
+    record: SearchRecord
+    traces: list[TraceHistory] = field(default_factory=list)
+    samples: list[ev.Sample] = field(default_factory=list)
+    last_step: int = 0
+
+    def apply(self, event: ev.Event) -> None:
+        self.record.apply(event)
+        _remember(self.traces, event)
+        if isinstance(event, ev.Sample):
+            self.samples.append(event)
+        if not isinstance(event, ev.RunStarted | ev.Voted):
+            self.last_step = max(self.last_step, event.step)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The pool from one step on."""
+
+    step: int
+    running: int
+    waiting: int
+    ghosts: int
+    completed: int
+
+
+def find_log(run: Path) -> Path:
+    """The event log that `run` names: the file itself, or the only one in a folder."""
+    if run.is_file():
+        return run
+    found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern))
+    if not found:
+        raise UserError(f"no {LOG_FILE} in {run}: give the folder of a run, or its log")
+    if len(found) > 1:
+        some = ", ".join(str(path.parent) for path in found[:3])
+        raise UserError(f"{run} holds {len(found)} runs: name one of them ({some}{', …' if len(found) > 3 else ''})")
+    return found[0]
+
+
+def follow(events: Iterable[ev.Event]) -> History:
+    """The history of a whole log, or of as much as a kill left of it."""
+    history: History | None = None
+    for event in events:
+        if isinstance(event, ev.RunStarted):
+            history = History(SearchRecord(event))
+        elif history is None:
+            raise UserError("the log does not begin with RunStarted: it is no log of a Gambit run")
+        else:
+            history.apply(event)
+    if history is None:
+        raise UserError("the log is empty")
+    for trace, past in zip(history.record.tree.traces, history.traces, strict=True):
+        past.num_inherited_thoughts = trace.score.count - len(past.thought_scores)
+    return history
+
+
+def _remember(traces: list[TraceHistory], event: ev.Event) -> None:
+    if isinstance(event, ev.Created | ev.Branched):
+        traces.append(TraceHistory(waits=[(event.step, None)]))
+    elif isinstance(event, ev.Queued):
+        traces[event.trace].waits.append((event.step, None))
+    elif isinstance(event, ev.Admitted):
+        _end_wait(traces[event.trace], event.step, was_long=event.waited_steps > 0)
+    elif isinstance(event, ev.Scored):
+        for trace_id, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
+            history = traces[trace_id]
+            history.thought_steps.append(event.step)
+            history.thought_scores.append(score)
+            history.thought_tokens.append(num_tokens)
+    elif isinstance(event, ev.Pruned | ev.Evicted | ev.Finished):
+        traces[event.trace].reason = str(event.reason)
+        _leave(traces[event.trace], event)
+    elif isinstance(event, ev.Cancelled):
+        _leave(traces[event.trace], event)
+
+
+def _leave(history: TraceHistory, event: ev.Pruned | ev.Evicted | ev.Finished | ev.Cancelled) -> None:
+    _end_wait(history, event.step)
+    if not isinstance(event, ev.Evicted):  # a ghost keeps its place
+        history.left_step = event.step
+
+
+def _end_wait(history: TraceHistory, step: int, *, was_long: bool = True) -> None:
+    """A trace that is admitted with the next engine step did not wait."""
+    if history.waits and history.waits[-1][1] is None:
+        begin, _ = history.waits.pop()
+        if was_long and step > begin:
+            history.waits.append((begin, step))
+
+
+def pool_sizes(history: History) -> list[PoolSize]:
+    """The pool wherever it changed; made from whole lives, because only these tell who really waited."""
+    changes = np.zeros((history.last_step + 2, 4), dtype=np.int64)  # running, waiting, ghosts, completed
+
+    def count(column: int, begin: int, end: int | None) -> None:
+        changes[begin, column] += 1
+        changes[history.last_step + 1 if end is None else end, column] -= 1
+
+    for trace, past in zip(history.record.tree.traces, history.traces, strict=True):
+        count(0, trace.created_step, trace.ended_step)
+        for begin, end in past.waits:
+            count(0, end if end is not None else history.last_step + 1, begin)  # not running meanwhile
+            count(1, begin, end)
+        if trace.was_evicted and trace.ended_step is not None:
+            count(2, trace.ended_step, past.left_step)
+        if trace.state is TraceState.FINISHED and trace.ended_step is not None:
+            count(3, trace.ended_step, None)
+    changed = [0, *np.flatnonzero(changes[1:-1].any(axis=1)) + 1]
+    return [
+        PoolSize(int(step), *map(int, row))
+        for step, row in zip(changed, np.cumsum(changes, axis=0)[changed], strict=True)
+    ]

@@ -1,0 +1,80 @@
+"""Puts a run's data and the page's own files into one HTML file; what they mean is none of its business."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from importlib.resources import files
+from itertools import chain
+from pathlib import Path
+
+from gambit import events as ev
+from gambit.answers import Grader
+from gambit.errors import UserError
+from gambit.prompts import Tokenizer
+from gambit.view import data
+from gambit.view.history import History, find_log, follow
+from gambit.view.text import TokenText, read_tokens, tokenizer_of
+
+SCRIPTS = ("model.js", "paint.js", "tree.js", "charts.js", "panel.js", "main.js")  # later ones use earlier ones
+NO_TEXT = "Traces are shown as token numbers, because their tokenizer cannot be read here: {reason}"
+
+
+def write_page(run_log: Path, out: Path, tokenizer: str | Tokenizer | None = None) -> None:
+    """Write the tree page of one event log, or of a folder that holds one.
+
+    The text of the traces is decoded with the tokenizer that the log names, or with `tokenizer`: a folder, a hub name,
+    or a loaded one where many pages are written. Without any the page shows token numbers and says so.
+    """
+    history = follow(ev.read_log(find_log(run_log)))
+    text, problems = _text_of(history, tokenizer)
+    with Grader() as grader:
+        content, texts = data.build(history, text, grader.equivalent, problems)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(render(content, texts), encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _text_of(history: History, given: str | Tokenizer | None) -> tuple[TokenText, list[str]]:
+    traces, started = history.record.tree.traces, history.record.started
+    tokens = chain(started.prompt_tokens, chain.from_iterable(trace.own_tokens for trace in traces))
+    try:
+        loaded = tokenizer_of(started, given) if given is None or isinstance(given, str) else given
+        return read_tokens(tokens, loaded), []
+    except UserError as error:
+        if given is not None:
+            raise
+        return read_tokens(tokens, None), [NO_TEXT.format(reason=error)]
+
+
+def render(content: data.PageData, texts: str) -> str:
+    """The page; nothing in the data can end the element it stands in, and base64 has no markup."""
+    parts = {
+        "TITLE": html.escape(f"{content.run.problem} · Gambit"),
+        "STYLE": _asset("page.css"),
+        "DATA": _inert_json(content),
+        "TEXTS": texts,
+        "SCRIPT": "\n".join(_asset(name) for name in SCRIPTS),
+    }
+    page = _asset("page.html")
+    before, *rest = page.split("{{")
+    filled = (parts[name] + after for name, _, after in (part.partition("}}") for part in rest))
+    return before + "".join(filled)
+
+
+def _inert_json(content: data.PageData) -> str:
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False, default=_fields)
+    return text.replace("<", "\\u003c")
+
+
+def _fields(record: object) -> dict[str, object]:
+    """`dataclasses.asdict` would copy every number."""
+    assert dataclasses.is_dataclass(record), f"no page data: {type(record).__name__}"
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def _asset(name: str) -> str:
+    return (files("gambit.view") / "assets" / name).read_text(encoding="utf-8")

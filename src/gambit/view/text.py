@@ -1,0 +1,103 @@
+"""Token ids -> the bytes they stand for, so that text can be cut at any token; it loads tokenizers, never models."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gambit import models
+from gambit.errors import UserError
+from gambit.events import RunStarted
+from gambit.prompts import Tokenizer, load_tokenizer
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+REPLACEMENT = "\ufffd"
+
+
+class TokenText:
+    """The bytes of each token id of a run; of an id that no tokenizer explains, its number."""
+
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        self._pieces = pieces
+        self._lengths = np.zeros(max(pieces, default=0) + 1, dtype=np.int64)
+        for token, piece in pieces.items():
+            self._lengths[token] = len(piece)
+
+    def join(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(map(self._pieces.__getitem__, tokens))
+
+    def offsets(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        """Where each token ends; the first entry is 0, before all of them."""
+        ids = np.fromiter(tokens, dtype=np.int64, count=len(tokens))
+        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self._lengths[ids])])
+
+
+def read_tokens(tokens: Iterable[int], tokenizer: Tokenizer | None) -> TokenText:
+    """With a tokenizer their text, without one their numbers."""
+    ids = sorted(set(tokens))
+    if tokenizer is None:
+        return TokenText({token: b"%d " % token for token in ids})
+    return TokenText(_pieces(tokenizer, ids))
+
+
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[int, bytes]:
+    """Each id is decoded behind another one: SentencePiece tokenizers drop the space of whatever comes first."""
+    anchor = tokenizer.encode("1", add_special_tokens=False)[-1:]
+    rows = [anchor, *([*anchor, token] for token in ids)]
+    lead, *texts = tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    pieces = {token: text.removeprefix(lead) for token, text in zip(ids, texts, strict=True)}
+    partial = [token for token, text in pieces.items() if REPLACEMENT in text]  # half a character has no text
+    raw = _raw_bytes(tokenizer, partial)
+    return {token: raw.get(token, text.encode()) for token, text in pieces.items()}
+
+
+def _raw_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[int, bytes]:
+    """Bytes of tokens that are no whole characters, read off the way the vocabulary writes them."""
+    if not ids:
+        return {}
+    wanted, byte_of = set(ids), _byte_level_alphabet()
+    found: dict[int, bytes] = {}
+    for name, token in tokenizer.get_vocab().items():
+        if token not in wanted:
+            continue
+        if match := BYTE_TOKEN.fullmatch(name):
+            found[token] = bytes.fromhex(match[1])
+        elif all(char in byte_of for char in name):
+            found[token] = bytes(byte_of[char] for char in name)
+    return found
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes printable bytes as themselves and the others, in order, as the characters from 256 on."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    alphabet, spare = set(ByteLevel.alphabet()), itertools.count(256)
+    return {chr(byte) if chr(byte) in alphabet else chr(next(spare)): byte for byte in range(256)}
+
+
+def tokenizer_of(started: RunStarted, given: str | None) -> Tokenizer:
+    """The tokenizer that the log names, or the one given instead."""
+    engine = started.environment.get("engine")
+    named = engine.get("model") if isinstance(engine, dict) else None
+    if given is None and not isinstance(named, str):
+        raise UserError("the log does not name a model: give --tokenizer")
+    return load_tokenizer(models.locate(given or _moved(str(named))))
+
+
+def _moved(model: str) -> str:
+    """The bundled model lies elsewhere on every machine."""
+    return models.BUNDLED if _is_bundled(model) and not Path(model).is_dir() else model
+
+
+def model_name(model: str) -> str:
+    """As a reader knows it: pages are shown to others, whom the folders of a machine do not concern."""
+    return models.BUNDLED if _is_bundled(model) else Path(model).name if Path(model).is_absolute() else model
+
+
+def _is_bundled(model: str) -> bool:
+    return Path(model).parts[-3:] == ("gambit", "pawn", "model")

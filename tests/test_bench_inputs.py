@@ -1,0 +1,238 @@
+"""What a bench run is made of: benchmarks by name and file, recipes, sweeps, variants; and what is refused."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gambit import registry
+from gambit.answers import AnswerKind, extractor_for
+from gambit.bench.datasets import benchmark_for, digest, local_file
+from gambit.bench.folder import make_plan
+from gambit.bench.recipe import Recipe, read_recipe, recipe_from
+from gambit.errors import UserError
+from gambit.pawn.puzzles import parse_puzzle
+
+
+def write_lines(path: Path, *records: dict[str, object]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+# -- benchmarks ------------------------------------------------------------------------------------------------
+
+
+def test_every_built_in_benchmark_is_there() -> None:
+    assert registry.names("gambit.benchmarks") == [
+        "aime_2025", "aime_2026", "gpqa_diamond", "gsm8k", "hmmt_feb_2024", "hmmt_feb_2025", "math_500", "pawn",
+    ]  # fmt: skip
+    for name in registry.names("gambit.benchmarks"):
+        assert benchmark_for(name).name == name
+
+
+def test_pawn_is_its_test_split() -> None:
+    items = list(benchmark_for("pawn").first(20))
+    assert len(items) == 20 and len({item.id for item in items}) == 20
+    for item in items:
+        puzzle = parse_puzzle(item.question)
+        assert puzzle.split.name == "TEST" and str(puzzle.answer) == item.answer
+    assert items == list(benchmark_for("pawn").first(20))  # the same at every call
+
+
+def test_a_file_of_questions_and_answers_is_a_benchmark(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "mine.jsonl", {"question": "1+1?", "answer": 2}, {"id": "x", "question": "?", "answer": "3"}
+    )
+    benchmark = benchmark_for(str(path))
+    assert benchmark.name == "mine"
+    assert [(item.id, item.question, item.answer) for item in benchmark.items()] == [
+        ("1", "1+1?", "2"),
+        ("x", "?", "3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("records", "complaint"),
+    [
+        ([{"question": "?"}], 'line 1: needs an "answer"'),
+        ([{"answer": "2"}], 'line 1: needs a "question"'),
+        ([{"id": "a", "question": "?", "answer": 1}] * 2, "line 2: the id 'a' is there twice"),
+        ([], "holds no problem"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_line(tmp_path: Path, records: list, complaint: str) -> None:
+    path = write_lines(tmp_path / "bad.jsonl", *records)
+    with pytest.raises(UserError, match=complaint):
+        list(benchmark_for(str(path)).items())
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown benchmark 'aime_2024': did you mean 'aime_202\d'.*\.jsonl"):
+        benchmark_for("aime_2024")
+
+
+def test_without_the_dataset_the_message_names_the_file_to_put_where(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError) as caught:
+        list(benchmark_for("aime_2026").items())
+    for part in ("MathArena/aime_2026", str(tmp_path / "aime_2026.jsonl"), '"question"', "gambit-search[bench]"):
+        assert part in str(caught.value)
+    write_lines(tmp_path / "aime_2026.jsonl", {"question": "?", "answer": "70"})
+    assert [item.answer for item in benchmark_for("aime_2026").items()] == ["70"]
+
+
+def test_by_default_files_go_into_the_users_cache(monkeypatch) -> None:
+    monkeypatch.delenv("GAMBIT_BENCHMARKS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
+    assert local_file("gsm8k") == Path("/some/cache/gambit/benchmarks/gsm8k.jsonl")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch):
+    """A `datasets` library with one dataset, which notes what it is asked for."""
+    monkeypatch.setenv("GAMBIT_BENCHMARKS", str(tmp_path))
+    library = ModuleType("datasets")
+    monkeypatch.setitem(sys.modules, "datasets", library)
+
+    def serve(*rows: dict[str, object]) -> list[tuple]:
+        asked: list[tuple] = []
+
+        def load_dataset(name: str, config: str | None, split: str) -> list[dict[str, object]]:
+            asked.append((name, config, split))
+            return list(rows)
+
+        library.load_dataset = load_dataset
+        return asked
+
+    return serve
+
+
+def test_contest_problems_come_from_their_public_datasets(hub) -> None:
+    asked = hub({"problem_idx": 1, "problem": "P?", "answer": 70})
+    [item] = benchmark_for("hmmt_feb_2024").items()
+    assert (item.id, item.question, item.answer) == ("hmmt_feb_2024-1", "P?", "70")
+    list(benchmark_for("math_500").items())
+    assert asked == [("MathArena/hmmt_feb_2024", None, "train"), ("HuggingFaceH4/MATH-500", None, "test")]
+
+
+def test_gsm8k_answers_stand_behind_the_hashes(hub) -> None:
+    asked = hub({"question": "Q?", "answer": "5 + 6 = <<5+6=11>>11\n#### 1,011"})
+    [item] = benchmark_for("gsm8k").items()
+    assert item.answer == "1,011" and asked == [("openai/gsm8k", "main", "test")]
+    assert benchmark_for("gsm8k").answer is AnswerKind.NUMBER
+
+
+def test_gpqa_choices_are_shuffled_always_alike_and_not_all_to_one_letter(hub) -> None:
+    rows = [
+        {"Question": f"Q{i}?", "Correct Answer": "right", **{f"Incorrect Answer {k}": f"wrong {k}" for k in (1, 2, 3)}}
+        for i in range(40)
+    ]
+    hub(*rows)
+    items = list(benchmark_for("gpqa_diamond").items())
+    assert items == list(benchmark_for("gpqa_diamond").items())
+    assert {item.answer for item in items} == set("ABCD")
+    for item in items:
+        assert f"{item.answer}) right" in item.question
+        assert all(f"wrong {k}" in item.question for k in (1, 2, 3))
+    assert extractor_for(AnswerKind.CHOICE)("The answer is \\boxed{C}.") == "C"
+
+
+def test_a_dataset_with_other_columns_is_refused_with_those_it_has(hub) -> None:
+    hub({"Question": "Q?", "Correct": "x"})
+    with pytest.raises(UserError, match=r"Idavidrein/gpqa, row 1.*'Correct Answer'.*Correct, Question"):
+        list(benchmark_for("gpqa_diamond").items())
+
+
+def test_the_digest_sees_every_change(tmp_path: Path) -> None:
+    seen = {digest(benchmark_for("pawn").first(n)) for n in (3, 4)}
+    path = write_lines(tmp_path / "a.jsonl", {"question": "?", "answer": "1"})
+    seen.add(digest(benchmark_for(str(path)).items()))
+    write_lines(path, {"question": "?", "answer": "2"})
+    seen.add(digest(benchmark_for(str(path)).items()))
+    assert len(seen) == 4
+
+
+# -- recipes ---------------------------------------------------------------------------------------------------
+
+
+def labels(**options: object) -> list[str]:
+    return [variant.label for variant in recipe(**options).variants()]
+
+
+def recipe(**options: object) -> Recipe:
+    return recipe_from({"benchmarks": ["pawn"], **options})
+
+
+def test_a_sweep_multiplies_gambit_and_leaves_the_others_alone() -> None:
+    assert labels(policies=["sc", "gambit"], sweep={"swap_size": [4, 8], "check_interval": [10]}) == [
+        "sc", "gambit swap_size=4, check_interval=10", "gambit swap_size=8, check_interval=10",
+    ]  # fmt: skip
+
+
+def test_each_varies_one_option_at_a_time_beside_the_unchanged_one() -> None:
+    assert labels(policies=["gambit"], sweep={"swap_size": [4, 8], "capacity": [16]}, sweep_mode="each") == [
+        "gambit", "gambit swap_size=4", "gambit swap_size=8", "gambit capacity=16",
+    ]  # fmt: skip
+
+
+def test_a_sweep_can_be_of_one_policy_or_of_all() -> None:
+    assert labels(policies=["sc", "gambit"], sweep={"all:capacity": [4, 8]}) == [
+        "sc capacity=4", "sc capacity=8", "gambit capacity=4", "gambit capacity=8",
+    ]  # fmt: skip
+    assert labels(policies=["sc", "gambit"], sweep={"sc:temperature": [0.5]}) == ["sc temperature=0.5", "gambit"]
+
+
+def test_options_of_a_variant_reach_its_search() -> None:
+    made = recipe(policies=["sc"], capacity=32, variants={"patient": {"policy": "gambit", "check_interval": 50}})
+    patient = made.variants()[1]
+    config = made.search_config(patient, 7, {"answer": "number"})
+    assert (config.policy, config.capacity, config.check_interval, config.seed) == ("gambit", 32, 50, 7)
+    assert config.answer is AnswerKind.NUMBER
+    own = recipe(answer="text").search_config(patient, 0, {"answer": "number"})
+    assert own.answer is AnswerKind.TEXT  # the user's word is the last
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"swap": 3}, "unknown option 'swap'"),
+        ({"seed": 3}, "use --seeds"),
+        ({"policy": "sc"}, "use --policies"),
+        ({"policies": ["scc"]}, "unknown policy 'scc'"),
+        ({"policies": ["sc", "sc"]}, "twice"),
+        ({"sweep": {"swapsize": [4]}}, "did you mean 'swap_size'"),
+        ({"sweep": {"memory_ratio": [0.5]}}, "one engine"),
+        ({"sweep": {"seed": [1]}}, "--seeds"),
+        ({"sweep": {"step:capacity": [1]}}, "not among those compared"),
+        ({"sweep": {"swap_size": []}}, "no value"),
+        ({"capacity": 4, "sweep": {"swap_size": [8]}}, "larger than the capacity"),
+        ({"variants": {"sc": {"policy": "sc"}}}, "two variants are called 'sc'"),
+        ({"shard": "3/2"}, "shards, from 1 to 2"),
+        ({"shard": "x"}, "shard"),
+        ({"preset": "auto"}, "depend on their order"),
+        ({"benchmarks": []}, "no benchmark is named"),
+        ({"capacity": 0}, "capacity = 0"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_a_model_is_loaded(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        recipe(**options).check()
+
+
+def test_a_yaml_recipe_is_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("benchmarks: [pawn]\nseeds: [0, 1]\nsweep: {swap_size: [4, 8]}\ncapacity: 16\nmodel: pawn\n")
+    made = recipe_from(read_recipe(path))
+    assert made.bench.seeds == (0, 1) and made.search == {"capacity": 16} and made.engine == {"model": "pawn"}
+    path.write_text("- a\n")
+    with pytest.raises(UserError, match="mapping of options"):
+        read_recipe(path)
+
+
+def test_shards_share_the_problems_out() -> None:
+    plans = [make_plan(recipe(limit=7, seeds=[0, 1], shard=f"{i}/3"), {})[0] for i in (1, 2, 3)]
+    assert [plan.num_tasks for plan in plans] == [12, 8, 8]  # 3 + 2 + 2 problems, two methods, two seeds

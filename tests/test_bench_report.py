@@ -1,0 +1,276 @@
+"""Reports from made-up rows: what is claimed and what is not, the tables, the page; and the bar of a running bench."""
+
+import dataclasses
+import re
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gambit import events as ev
+from gambit.bench import figures
+from gambit.bench.folder import BenchmarkInfo, Plan, create
+from gambit.bench.meter import NUM_MOMENTS, productive_tokens, series_of
+from gambit.bench.progress import BenchProgress
+from gambit.bench.recipe import Variant, recipe_from
+from gambit.bench.report import write_report
+from gambit.bench.rows import Row, RowWriter, Series, Spent
+from gambit.bench.summary import Summary, summarise
+from gambit.bench.tables import all_tables, cautions, findings
+from gambit.errors import UserError
+from gambit.tree import TraceTree
+from gambit.types import Aggregation, EndReason
+
+
+def row(variant: str, problem: int, correct: bool, *, seed: int = 0, benchmark: str = "b", **more: object) -> Row:
+    values = {
+        "generated": 100, "completed": 4, "right_traces": 2, "productive": 80,
+        "seconds": Spent(2.0, 1.5, 0.1, 0.1, 0.1), "began": 10.0 * problem, "kv_capacity": 1000, "kv_peak": 500,
+        "revotes": {"majority": correct}, "unique_lengths": (10, 20), "total_lengths": (20, 30),
+        "series": Series((0.0, 1.0, 2.0), (0, 4, 0), (4, 0, 0), (0, 2, 4), (0, 400, 100)), **more,
+    }  # fmt: skip
+    return Row(
+        variant, benchmark, f"p{problem:03d}", seed, "1", "1" if correct else "2", correct, "completed", **values
+    )
+
+
+def summary_of(
+    rows: list[Row], *labels: str, seeds: int = 1, turns: int = 9, benchmarks: tuple[str, ...] = ("b",)
+) -> Summary:
+    methods = [Variant(label, label, {}) for label in labels or ("sc", "gambit")]
+    return summarise(rows, methods, benchmarks, range(seeds), len(rows), turns)
+
+
+def two(num_problems: int, right: tuple[int, int], **more: object) -> list[Row]:
+    """sc and gambit; each is right on its first so many problems."""
+    pairs = zip(("sc", "gambit"), right, strict=True)
+    return [row(variant, i, i < count, **more) for variant, count in pairs for i in range(num_problems)]
+
+
+# -- claims ----------------------------------------------------------------------------------------------------
+
+
+def test_a_clear_difference_is_claimed_with_its_figures() -> None:
+    [claim, *_] = findings(summary_of(two(40, (10, 30))))
+    assert claim.startswith("gambit answers more problems right than sc (+50.0 points (+35.0 to +65.0), p < 0.0001")
+
+
+def test_the_same_accuracy_is_no_claim_of_equality() -> None:
+    [claim, tokens, seconds] = findings(summary_of(two(40, (20, 20))))
+    assert claim.startswith("No difference in accuracy is shown between gambit and sc (0.0 points")
+    assert tokens.startswith("No difference in tokens") and seconds.startswith("No difference in seconds")
+
+
+def test_an_interval_alone_is_not_enough() -> None:
+    """Three of eight: the bootstrap excludes 0, the exact test says 1 in 4."""
+    summary = summary_of(two(8, (5, 8)))
+    [comparison] = summary.comparisons
+    assert comparison.gain.excludes_zero and comparison.p == pytest.approx(0.25) and not comparison.is_shown
+    assert findings(summary)[0].startswith("No difference in accuracy is shown")
+
+
+def test_comparisons_are_corrected_for_their_number() -> None:
+    rows = [row(v, i, i < n) for v, n in (("sc", 10), ("a", 16), ("c", 10)) for i in range(30)]
+    found = {(c.first, c.second): c for c in summary_of(rows, "sc", "a", "c").comparisons}
+    assert set(found) == {("a", "sc"), ("c", "sc"), ("c", "a")}
+    assert found["a", "sc"].p == pytest.approx(2 / 2**6)
+    assert found["a", "sc"].p_corrected == pytest.approx(3 * 2 / 2**6)  # no longer below 0.05
+    assert not found["a", "sc"].is_shown
+
+
+def test_seeds_are_averaged_inside_problems() -> None:
+    right = {
+        ("sc", 0): (True, False),
+        ("sc", 1): (False, False),
+        ("gambit", 0): (True, True),
+        ("gambit", 1): (True, False),
+    }
+    rows = [row(v, i, c, seed=s) for (v, i), verdicts in right.items() for s, c in enumerate(verdicts)]
+    summary = summary_of(rows, seeds=2)
+    assert summary.cell("sc", "b").accuracy.value == 0.25 and summary.cell("gambit", "b").accuracy.value == 0.75
+    [comparison] = summary.comparisons
+    assert comparison.num_problems == 2 and comparison.gain.value == 0.5
+    assert comparison.p == pytest.approx(0.5)  # of ++, +-, -+, -- two are as far from 0
+    assert comparison.only_first == 1.0 and comparison.only_second == 0  # half a problem each
+
+
+def test_nothing_is_claimed_about_costs_from_a_handful_nor_about_seconds_from_one_turn() -> None:
+    def halved(n: int) -> list[Row]:
+        slow = [dataclasses.replace(r, generated=200, seconds=Spent(4.0)) for r in two(n, (2, 2)) if r.variant == "sc"]
+        return slow + [r for r in two(n, (2, 2)) if r.variant == "gambit"]
+
+    few = summary_of(halved(5))
+    assert all(claim.startswith("No difference") for claim in findings(few))
+    assert any("Only 5 problems" in caution for caution in cautions(few))
+    many = findings(summary_of(halved(30)))
+    assert "gambit takes fewer tokens than sc (−50.0 % (−50.0 to −50.0))." in many
+    assert "gambit takes fewer seconds than sc (−50.0 % (−50.0 to −50.0))." in many
+    one_turn = summary_of(halved(30), turns=1)
+    assert not any("seconds" in claim for claim in findings(one_turn))
+    assert any("one or two turns" in caution for caution in cautions(one_turn))
+
+
+def test_failures_count_as_wrong_and_cost_nothing() -> None:
+    rows = two(4, (4, 4))
+    rows[0] = row("sc", 0, False, error="broken", generated=0, completed=0)
+    cell = summary_of(rows).cell("sc", "b")
+    assert cell.accuracy.value == 0.75 and cell.num_failed == 1
+    assert cell.tokens.value == 100  # not 75
+    assert any("1 searches failed" in caution for caution in cautions(summary_of(rows)))
+
+
+def test_only_problems_that_all_have_searched_are_compared() -> None:
+    rows = two(6, (6, 0))[:-2]  # gambit lacks the last two
+    summary = summarise(rows, [Variant("sc", "sc", {}), Variant("gambit", "gambit", {})], ["b"], [0], 12)
+    assert summary.cell("sc", "b").num_problems == 4 and summary.left_out == {"b": 2}
+    assert any("10 of 12 searches" in caution for caution in cautions(summary))
+
+
+def test_many_methods_are_compared_with_the_baseline_only() -> None:
+    names = ["sc", *"abcdefg"]
+    rows = [row(v, i, i % 2 == 0) for v in names for i in range(4)]
+    assert {c.second for c in summary_of(rows, *names).comparisons} == {"sc"}
+
+
+def test_benchmarks_count_alike_in_the_overall_mean() -> None:
+    rows = [
+        row(v, i, b == "b", benchmark=b) for v in ("sc", "gambit") for b, n in (("b", 9), ("c", 1)) for i in range(n)
+    ]
+    summary = summary_of(rows, benchmarks=("b", "c"))
+    assert [overall.accuracy.value for overall in summary.overall] == [0.5, 0.5]
+    assert {table.columns[0] for table in all_tables(summary)} == {"benchmark", "method"}
+
+
+def test_a_sweep_averages_over_the_other_options() -> None:
+    methods = [Variant(f"g k={k} d={d}", "gambit", {"k": k, "d": d}, ("k", "d")) for k in (1, 2) for d in (5, 9)]
+    right = {(1, 5): 4, (1, 9): 2, (2, 5): 0, (2, 9): 4}
+    rows = [row(m.label, i, i < right[m.changes["k"], m.changes["d"]]) for m in methods for i in range(4)]
+    points = {(p.option, p.value): p for p in summarise(rows, methods, ["b"], [0], 16).sweep}
+    assert points["k", 1].accuracy.value == 0.75 and points["k", 2].accuracy.value == 0.5
+    assert points["d", 5].accuracy.value == 0.5 and points["d", 9].accuracy.value == 0.75
+    assert points["k", 1].num_variants == 2
+
+
+# -- measures --------------------------------------------------------------------------------------------------
+
+
+def test_productive_tokens_are_those_of_completed_traces_and_what_they_inherit() -> None:
+    """0 is pruned at 10 tokens, its child 1 (from token 6) completes at 9; 2 completes; 3 from 1 at 8 is cut off."""
+    tree = TraceTree(4, Aggregation.MEAN)
+    for event in (
+        ev.Created(0, 0), ev.Admitted(0, 0, 0, 0, 0), ev.Branched(6, 1, 0, 6, 1.0), ev.Admitted(6, 1, 6, 0, 0),
+        ev.Created(6, 2), ev.Admitted(6, 2, 0, 0, 0), ev.Branched(8, 3, 1, 8, 1.0), ev.Admitted(8, 3, 8, 0, 0),
+        ev.Pruned(10, 0, "swap", None, (0,) * 10), ev.Finished(10, 1, EndReason.STOP, "1", (0,) * 3),
+        ev.Finished(11, 2, EndReason.STOP, "1", (0,) * 5), ev.Cancelled(12, 3, (0,) * 7),
+    ):  # fmt: skip
+        tree.apply(event)
+    assert productive_tokens(tree) == 6 + 3 + 5
+
+
+def test_a_series_is_thinned_evenly_and_keeps_its_end() -> None:
+    samples = [ev.Sample(i, i, 0, 0, 0, 0, 0, 0, float(i), 0, 0, 0, 0) for i in range(1000)]
+    series = series_of(samples)
+    assert len(series.running) <= NUM_MOMENTS and series.running[0] == 0 and series.running[-1] == 999
+    assert max(np.diff(series.running)) <= 1000 / (NUM_MOMENTS - 1) + 1
+    assert series_of(samples[:3]).running == (0, 1, 2) and series_of([]).running == ()
+
+
+def test_a_search_that_has_ended_counts_as_nothing_in_the_mean_curve() -> None:
+    short = dataclasses.replace(row("sc", 0, True), series=Series((0.0, 1.0), (4, 4), (0, 0), (0, 0), (0, 0)))
+    long = dataclasses.replace(row("sc", 1, True), series=Series((0.0, 3.0), (2, 2), (0, 0), (0, 0), (0, 0)))
+    curve = figures.mean_curve([short, long], np.array([0.5, 2.0, 4.0]), lambda row: row.series.running)
+    assert curve.tolist() == [3.0, 1.0, 0.0]
+
+
+# -- the files -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    recipe = recipe_from({"benchmarks": ["b"], "policies": ["sc", "gambit"]})
+    create(tmp_path, Plan(recipe, tuple(recipe.variants()), (BenchmarkInfo("b", 30, "hash"),), {"model": "<m>"}))
+    with RowWriter(tmp_path) as writer:
+        for made in two(30, (10, 25)):
+            writer.write(made)
+    return tmp_path
+
+
+def test_the_page_stands_alone_and_has_both_themes(run: Path) -> None:
+    write_report(run)
+    page = (run / "report.html").read_text()
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"|<!--.*?-->|<metadata>.*?</metadata>', "", page, flags=re.DOTALL)
+    assert "http" not in without_names and not re.search(r"<(script|link|img|iframe)\b", page)
+    assert page.count("<svg") == 5 and "prefers-color-scheme: dark" in page
+    assert figures.INK not in page and "currentColor" in page  # figures follow the page's colours
+    assert "&lt;m&gt;" in page and "<m>" not in page
+    ids = re.findall(r'\bid="(p[0-9a-f]{8,})"', page)
+    assert len(ids) == len(set(ids)), "two figures share a clip path"
+
+
+def test_figures_and_words_are_written_in_every_form(run: Path) -> None:
+    report = write_report(run)
+    pictures = sorted(path.name for path in (run / "figures").iterdir())
+    assert pictures == [f"{name}-b.png" for name in ("lengths", "pool", "seconds", "throughput", "tradeoff")]
+    assert all((run / "figures" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    for name in pictures:
+        assert f"(figures/{name})" in report.markdown
+    assert "| gambit | 30 | 83.3 (" in report.markdown
+
+
+def test_without_matplotlib_the_tables_remain(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "is_available", lambda: False)
+    report = write_report(run)
+    assert "matplotlib is not installed" in report.markdown and "<svg" not in (run / "report.html").read_text()
+    assert not (run / "figures").exists()
+
+
+def test_a_folder_without_anything_to_compare_is_refused(run: Path) -> None:
+    rows = (run / "rows.jsonl").read_text().splitlines(keepends=True)
+    (run / "rows.jsonl").write_text("".join(rows[:5]))
+    with pytest.raises(UserError, match="nothing can be compared"):
+        write_report(run)
+    with pytest.raises(UserError, match=r"run\.json"):
+        write_report(run / "elsewhere")
+
+
+# -- the bar ---------------------------------------------------------------------------------------------------
+
+
+def screen(progress: BenchProgress) -> list[str]:
+    console = Console(file=StringIO(), width=60)
+    console.print(progress.render())
+    return console.file.getvalue().splitlines()
+
+
+def test_the_bar_fits_60_columns_and_shows_accuracy_and_the_time_left() -> None:
+    progress = BenchProgress(Console(file=StringIO()), is_live=False)
+    progress.loading("some/model")
+    assert screen(progress) == ["loading some/model"]
+    progress.begin(
+        40, ["sc", "gambit with a very long name that says everything about its options"], [row("sc", 0, True)]
+    )
+    assert progress.seconds_left is None
+    progress.on_row(row("sc", 1, False))
+    head, first, second = screen(progress)
+    assert "2/40" in head and re.search(r"\d:\d\d left", head)
+    assert first.strip() == "sc: 1/2 right (50%), 100 tokens each"
+    assert len(second) <= 60 and second.endswith("…")
+
+
+def test_the_time_left_counts_this_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 100.0, 110.0])
+    monkeypatch.setattr("gambit.bench.progress.time.monotonic", lambda: next(clock))
+    progress = BenchProgress(Console(file=StringIO()), is_live=False)
+    progress.begin(12, ["sc"], [row("sc", i, True) for i in range(8)])
+    progress.on_row(row("sc", 9, True))
+    assert progress.seconds_left == pytest.approx(30.0)  # ten seconds a search, three to go
+
+
+def test_nothing_is_drawn_where_nobody_looks() -> None:
+    out = StringIO()
+    with BenchProgress(Console(file=out), is_live=False) as progress:
+        progress.begin(2, ["sc"], [])
+        progress.on_row(row("sc", 0, True))
+    assert out.getvalue() == ""

@@ -1,0 +1,492 @@
+"""Bench runs on a tiny model: rows, resuming, kills, failures, shards; and a report's figures against the raw logs."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gambit.bench.folder import create, make_plan
+from gambit.bench.recipe import recipe_from
+from gambit.bench.rows import Row, RowWriter, read_rows
+from gambit.bench.runner import Runner
+from gambit.cli import app
+from gambit.errors import GambitError
+from gambit.solver import Solver
+
+SMALL = {
+    "scorer": "constant", "engine": "local", "capacity": "6", "check_interval": "4", "warmup_tokens": "4",
+    "max_new_tokens": "40", "kv_budget_tokens": "160",
+}  # fmt: skip
+QUESTIONS = ["a=1", "b=2+a", "a=3", "c=4", "d=5*5", "e=6-1"]
+
+
+def flags(options: dict[str, str]) -> list[str]:
+    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), value)]
+
+
+def bench(*words: str) -> tuple[int, str, str]:
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, ["bench", *words])
+    assert "Traceback" not in result.output, result.output
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("problems") / "sums.jsonl"
+    golds = ["7", "8", "7", "7", "8", "7"]
+    lines = [{"id": f"p{i}", "question": q, "answer": a} for i, (q, a) in enumerate(zip(QUESTIONS, golds, strict=True))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tiny_folder: Path, problems: Path) -> list[str]:
+    return ["--model", str(tiny_folder), "--benchmark", str(problems), *flags(SMALL)]
+
+
+@pytest.fixture(scope="module")
+def whole(base: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unbroken run with two seeds, with logs and a report."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    code, out, err = bench(*base, "--seeds", "0,1", "--out", str(folder))
+    assert code == 0, err
+    assert "accuracy %" in out and err == "" and "report.html" in out  # quiet in a pipe
+    return folder
+
+
+@pytest.fixture(scope="module")
+def solver(tiny_folder: Path):
+    with Solver(str(tiny_folder), scorer="constant", engine="local", kv_budget_tokens=160) as found:
+        yield found
+
+
+def measured(folder: Path) -> dict[tuple, dict]:
+    """Rows without what a clock says."""
+    found = {}
+    for line in (folder / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        key = (row["variant"], row["benchmark"], row["problem"], row["seed"])
+        assert key not in found, f"{key} is there twice"
+        del row["began"], row["seconds"], row["series"]["seconds"]
+        found[key] = row
+    return found
+
+
+# -- rows ------------------------------------------------------------------------------------------------------
+
+
+def test_every_search_has_one_row_and_its_log(whole: Path) -> None:
+    rows = list(read_rows(whole))
+    assert len(rows) == 2 * 6 * 2 and len({row.key for row in rows}) == 24
+    assert {row.variant for row in rows} == {"sc", "gambit"} and {row.seed for row in rows} == {0, 1}
+    for row in rows:
+        assert row.log is not None and (whole / row.log).is_file() and not Path(row.log).is_absolute()
+        assert row.correct == (row.answer == row.gold)
+    assert any(row.queued for row in rows if row.variant == "sc"), "the room is meant to be too small"
+
+
+def test_a_row_survives_its_json(whole: Path) -> None:
+    for row in read_rows(whole):
+        assert Row.from_json(row.to_json()) == row
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_torn_last_line_is_dropped_and_the_rest_kept(whole: Path, tmp_path: Path, cut: int) -> None:
+    content = (whole / "rows.jsonl").read_bytes()
+    (tmp_path / "rows.jsonl").write_bytes(content[:-cut])
+    with RowWriter(tmp_path):
+        pass
+    kept = (tmp_path / "rows.jsonl").read_bytes()
+    assert kept == b"".join(content.splitlines(keepends=True)[:-1])
+
+
+def test_methods_take_turns_block_by_block(base: list[str], tmp_path: Path) -> None:
+    bench(*base, "--block", "2", "--out", str(tmp_path / "run"), "--no-report", "--no-logs")
+    order = [row.variant for row in read_rows(tmp_path / "run")]
+    assert order == ["sc"] * 2 + ["gambit"] * 4 + ["sc"] * 4 + ["gambit"] * 2
+
+
+def test_concurrency_and_missing_logs_change_no_metric(whole: Path, base: list[str], tmp_path: Path) -> None:
+    """Without memory pressure, which several searches in one engine share."""
+    free = [*base, "--kv-budget-tokens", "100000", "--no-report"]
+    bench(*free, "--out", str(tmp_path / "one"))
+    bench(*free, "--out", str(tmp_path / "four"), "--concurrency", "4", "--no-logs")
+    one, four = measured(tmp_path / "one"), measured(tmp_path / "four")
+    assert not (tmp_path / "four" / "logs").exists()
+    for key, row in one.items():
+        shared = {k: v for k, v in row.items() if k not in ("log", "kv_peak", "series")}
+        assert shared == {k: four[key][k] for k in shared}
+
+
+def test_the_stamp_names_versions_model_hash_and_device(whole: Path) -> None:
+    [stamp] = [json.loads(line) for line in (whole / "environment.jsonl").read_text().splitlines()]
+    assert stamp["packages"]["torch"] and stamp["engine"]["kv_capacity_tokens"] == 160
+    assert len(stamp["identity"]["model_hash"]) == 16 and stamp["device"] and "time" in stamp
+
+
+# -- resuming --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    whole: Path, base: list[str], tmp_path: Path, solver: Solver, tiny_folder: Path, problems: Path
+) -> None:
+    options = {"model": str(tiny_folder), "benchmarks": [str(problems)], "seeds": [0, 1], **SMALL}
+    from gambit.bench.stamp import identity_of
+
+    plan, benchmarks = make_plan(recipe_from(options), identity_of(str(tiny_folder), "constant"))
+    folder = tmp_path / "run"
+    create(folder, plan)
+    kept: list[Row] = []
+    with RowWriter(folder) as writer:
+        Runner(
+            plan, benchmarks, solver, folder, writer, set(), on_row=kept.append, should_stop=lambda: len(kept) >= 7
+        ).run()
+    assert len(list(read_rows(folder))) == 7
+    code, _, err = bench("--resume", "--out", str(folder), "--no-report")
+    assert code == 0, err
+    assert measured(folder) == measured(whole)
+    assert len((folder / "environment.jsonl").read_text().splitlines()) == 1  # the stamp of the command's start
+
+
+def test_another_configuration_is_refused_and_the_difference_named(whole: Path, tiny_folder: Path) -> None:
+    before = (whole / "rows.jsonl").read_bytes()
+    code, _, err = bench("--resume", "--out", str(whole), "--capacity", "8", "--seeds", "0,2")
+    assert code == 2 and "capacity: 6 there, 8 now" in err and "seeds: [0, 1] there, [0, 2] now" in err
+    code, _, err = bench("--resume", "--out", str(whole), "--scorer", "confidence")
+    assert code == 2 and 'scorer: "constant" there, "confidence" now' in err
+    assert (whole / "rows.jsonl").read_bytes() == before
+
+
+def test_another_model_in_the_same_folder_is_noticed(whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_folder, model)
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    text = (folder / "run.json").read_text().replace(str(tiny_folder), str(model))
+    (folder / "run.json").write_text(text)
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    code, _, err = bench("--resume", "--out", str(folder), "--no-report")
+    assert code == 2 and "identity.model_hash" in err
+
+
+def test_a_folder_in_use_or_taken_is_refused(whole: Path, base: list[str]) -> None:
+    code, _, err = bench(*base, "--out", str(whole))
+    assert code == 2 and "--resume" in err
+    code, _, err = bench(*base, "--resume")
+    assert code == 2 and "--out" in err
+
+
+def test_a_finished_run_resumes_to_nothing(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    code, _, err = bench("--resume", "--out", str(folder), "--no-report")
+    assert code == 0, err
+    assert (folder / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
+
+
+NURSERY = """
+import json, os, sys
+import torch, transformers
+import gambit.bench.runner, gambit.engines.local.start, gambit.solver
+from gambit.cli import app
+
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        app(json.loads(line))
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture
+def nursery():
+    """Starts real processes of the real command without paying for imports each time: gives pid and exit status."""
+    parent = subprocess.Popen([sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(*words: str) -> int:
+        parent.stdin.write(json.dumps(words) + "\n")
+        parent.stdin.flush()
+        return int(parent.stdout.readline())
+
+    yield start, lambda: int(parent.stdout.readline())
+    parent.stdin.close()
+    parent.wait(timeout=60)
+
+
+def test_kills_at_random_moments_lose_and_double_nothing(whole: Path, base: list[str], tmp_path: Path, nursery) -> None:
+    """At concurrency 1 the finished run equals the unbroken one."""
+    start, status = nursery
+    folder, rng = tmp_path / "run", random.Random(os.urandom(4))
+    words, num_kills = [*base, "--seeds", "0,1"], 0
+    while num_kills < 3:
+        pid = start("bench", "--out", str(folder), "--no-report", *words)
+        wait_for_rows(folder, rows_in(folder) + rng.randrange(1, 4))
+        time.sleep(rng.random() * 0.05)
+        os.kill(pid, signal.SIGKILL)
+        assert status() == signal.SIGKILL
+        num_kills += 1
+        tear(folder, rng)
+        words = ["--resume"]
+    start("bench", "--out", str(folder), "--no-report", "--resume")
+    assert status() == 0
+    assert measured(folder) == measured(whole)
+    for row in read_rows(folder):
+        assert row.log is not None
+        lines = (folder / row.log).read_text().splitlines()
+        assert json.loads(lines[0])["event"] == "RunStarted" and json.loads(lines[-1])["event"] == "Voted"
+
+
+def rows_in(folder: Path) -> int:
+    path = folder / "rows.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for_rows(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while rows_in(folder) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def tear(folder: Path, rng: random.Random) -> None:
+    """As if the kill had come in the middle of a write."""
+    path = folder / "rows.jsonl"
+    content = path.read_bytes()
+    if rng.random() < 0.7 and content.endswith(b"\n"):
+        path.write_bytes(content[: -rng.randrange(1, 100)])
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+
+
+class Fragile:
+    """An engine that fails whenever a search whose prompt has a certain length is open."""
+
+    def __init__(self, engine: object, lengths: set[int]) -> None:
+        self._engine, self._lengths, self._open = engine, lengths, {}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def open(self, spec) -> None:
+        self._open[spec.search] = len(spec.prompt)
+        self._engine.open(spec)
+
+    def close_search(self, search: int) -> None:
+        self._open.pop(search, None)
+        self._engine.close_search(search)
+
+    def step(self):
+        if self._lengths & set(self._open.values()):
+            raise RuntimeError("out of luck")
+        return self._engine.step()
+
+
+def run_fragile(
+    solver: Solver, tiny_folder: Path, tmp_path: Path, questions: list[str], bad: set[int], concurrency: int
+) -> list[Row]:
+    path = tmp_path / "odd.jsonl"
+    path.write_text("".join(json.dumps({"question": q, "answer": "7"}) + "\n" for q in questions))
+    options = {"model": str(tiny_folder), "benchmarks": [str(path)], "policies": ["sc"], **SMALL}
+    plan, benchmarks = make_plan(recipe_from({**options, "concurrency": concurrency, "system_prompt": ""}), {})
+    create(tmp_path / "run", plan)
+    engine = solver.engine
+    solver.engine = Fragile(engine, bad)
+    try:
+        with RowWriter(tmp_path / "run") as writer:
+            Runner(plan, benchmarks, solver, tmp_path / "run", writer, set()).run()
+    finally:
+        solver.engine = engine
+    return list(read_rows(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_search_that_breaks_the_engine_is_a_wrong_row_and_the_others_go_on(
+    solver: Solver, tiny_folder: Path, tmp_path: Path, concurrency: int
+) -> None:
+    rows = run_fragile(solver, tiny_folder, tmp_path, ["a=1", "a=1+2", "a=2", "a=3"], {6}, concurrency)
+    assert [row.error for row in sorted(rows, key=lambda row: row.problem)] == [
+        None, "RuntimeError: out of luck", None, None,
+    ]  # fmt: skip
+    assert not any(row.correct for row in rows if row.error)
+
+
+def test_an_engine_that_always_fails_ends_the_run_without_blaming_the_problems(
+    solver: Solver, tiny_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(GambitError, match=r"out of luck.*--resume"):
+        run_fragile(solver, tiny_folder, tmp_path, ["a=1", "a=2", "a=3", "a=4"], {4}, 1)
+    assert list(read_rows(tmp_path / "run")) == []
+
+
+def test_a_refused_problem_is_a_wrong_row(base: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    records = [{"question": "a=" + "1+" * 400 + "1", "answer": "7"}, {"question": "a=1", "answer": "7"}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    code, out, err = bench(*base, "--benchmark", str(path), "--out", str(tmp_path / "run"))
+    rows = [row for row in read_rows(tmp_path / "run") if row.benchmark == "long"]
+    assert code == 0, err
+    assert [(row.problem, row.correct, bool(row.error)) for row in rows if row.problem == "1"] == [
+        ("1", False, True)
+    ] * 2
+    assert "2 searches failed; they count as wrong" in " ".join(out.split())
+
+
+# -- shards ----------------------------------------------------------------------------------------------------
+
+
+def test_shards_put_together_are_the_whole_run(whole: Path, base: list[str], tmp_path: Path) -> None:
+    shards = [tmp_path / f"shard-{i}" for i in (1, 2)]
+    for i, folder in enumerate(shards, start=1):
+        bench(*base, "--seeds", "0,1", "--shard", f"{i}/2", "--out", str(folder), "--no-report")
+    merged = CliRunner().invoke(app, ["merge", *map(str, shards), "--out", str(tmp_path / "all")])
+    assert merged.exit_code == 0 and merged.stderr == ""
+    without_shard = {key: {**row, "shard": "1/1"} for key, row in measured(tmp_path / "all").items()}
+    assert without_shard == measured(whole)
+    reported = CliRunner().invoke(app, ["report", str(tmp_path / "all"), "--json"])
+    mine, theirs = json.loads(reported.stdout), json.loads((whole / "report.json").read_text())
+    assert [cell["accuracy"] for cell in mine["cells"]] == [cell["accuracy"] for cell in theirs["cells"]]
+    assert all((tmp_path / "all" / row.log).is_file() for row in read_rows(tmp_path / "all"))
+
+
+def test_a_missing_shard_is_named_and_foreign_ones_are_refused(base: list[str], tmp_path: Path, whole: Path) -> None:
+    first = tmp_path / "first"
+    bench(*base, "--seeds", "0,1", "--shard", "1/2", "--out", str(first), "--no-report")
+    merged = CliRunner().invoke(app, ["merge", str(first), "--out", str(tmp_path / "half")])
+    assert merged.exit_code == 0 and "shard 2 of 2 is missing" in merged.stderr
+    doubled = CliRunner().invoke(app, ["merge", str(first), str(whole), "--out", str(tmp_path / "double")])
+    assert doubled.exit_code == 2 and "both hold" in doubled.stderr
+    bench(*base, "--shard", "2/2", "--out", str(tmp_path / "other"), "--no-report")
+    mixed = CliRunner().invoke(app, ["merge", str(first), str(tmp_path / "other"), "--out", str(tmp_path / "mixed")])
+    assert mixed.exit_code == 2 and "seeds: [0, 1] there, [0] now" in " ".join(mixed.stderr.split())
+
+
+# -- the report against the logs -------------------------------------------------------------------------------
+
+
+def facts_of(log: Path) -> dict[str, object]:
+    """What one search did, from its raw lines; nothing of Gambit's own code is used here."""
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    parent, inherited, own, done = {}, defaultdict(int), defaultdict(list), []
+    for event in events:
+        if event["event"] == "Branched":
+            parent[event["trace"]], inherited[event["trace"]] = event["parent"], event["inherited"]
+        if event.get("tokens"):
+            own[event["trace"]] = event["tokens"]
+        if event["event"] == "Finished":
+            done.append(event)
+
+    def places(trace: int, length: int) -> set[tuple[int, int]]:
+        """Who generated each of a trace's first tokens."""
+        mine = {(trace, i) for i in range(inherited[trace], length)}
+        return mine | (places(parent[trace], min(length, inherited[trace])) if trace in parent else set())
+
+    samples = [event for event in events if event["event"] == "Sample"]
+    lengths = {event["trace"]: inherited[event["trace"]] + len(own[event["trace"]]) for event in done}
+    votes = Counter(event["answer"] for event in done if event["answer"] is not None)
+    return {
+        "answer": events[-1]["answer"],
+        "tokens": sum(map(len, own.values())),
+        "completed": len(done),
+        "seconds": samples[-1]["seconds_total"],
+        "engine": samples[-1]["seconds_engine"],
+        "tree": samples[-1]["seconds_search"],
+        "kv_peak": max(sample["kv_used_tokens"] for sample in samples),
+        "queued": sum(event["event"] == "Queued" for event in events),
+        "waited": sum(event["waited_steps"] for event in events if event["event"] == "Admitted"),
+        "recomputed": sum(event["recomputed"] for event in events if event["event"] == "Admitted"),
+        "evicted": sum(event["event"] == "Evicted" for event in events),
+        "productive": len(set().union(*(places(t, n) for t, n in lengths.items()))) if lengths else 0,
+        "unique": sorted(len(own[trace]) for trace in lengths),
+        "total": sorted(lengths.values()),
+        "majority": votes.most_common(1)[0][0] if votes else None,
+        "right_share": lambda gold: sum(e["answer"] == gold for e in done) / len(done) if done else None,
+    }
+
+
+@pytest.fixture(scope="module")
+def recomputed(whole: Path, problems: Path) -> dict[str, dict[str, list[dict]]]:
+    """Facts by method and problem, seeds in a list."""
+    golds = {record["id"]: record["answer"] for record in map(json.loads, problems.read_text().splitlines())}
+    found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
+    for log in sorted(whole.glob("logs/sums/*/seed-*/*/events.jsonl")):
+        variant, _, problem = log.parts[-4:-1]
+        facts = facts_of(log)
+        found[variant][problem].append({**facts, "right": facts["answer"] == golds[problem], "gold": golds[problem]})
+    return found
+
+
+def per_problem(recomputed: dict, variant: str, name: str) -> np.ndarray:
+    return np.array([np.mean([facts[name] for facts in seeds]) for _, seeds in sorted(recomputed[variant].items())])
+
+
+@pytest.mark.parametrize("variant", ["sc", "gambit"])
+def test_the_reports_figures_are_those_of_the_logs(whole: Path, recomputed: dict, variant: str) -> None:
+    report = json.loads((whole / "report.json").read_text())
+    [cell] = [cell for cell in report["cells"] if cell["variant"] == variant]
+    flat = [facts for seeds in recomputed[variant].values() for facts in seeds]
+
+    def mean(name: str) -> float:
+        return sum(facts[name] for facts in flat) / len(flat)
+
+    assert cell["num_problems"] == 6 and cell["num_rows"] == len(flat) == 12 and cell["num_failed"] == 0
+    assert cell["accuracy"]["value"] == pytest.approx(mean("right"))
+    assert cell["tokens"]["value"] == pytest.approx(mean("tokens"))
+    assert cell["seconds"]["value"] == pytest.approx(mean("seconds"))
+    assert cell["parts"]["engine"] == pytest.approx(mean("engine"))
+    assert cell["parts"]["tree"] == pytest.approx(mean("tree"))
+    assert sum(cell["parts"].values()) == pytest.approx(mean("seconds"))
+    for name in ("completed", "kv_peak", "queued", "recomputed", "evicted"):
+        assert cell[name] == pytest.approx(mean(name)), name
+    assert cell["waited_steps"] == pytest.approx(mean("waited"))
+    assert cell["productive_share"] == pytest.approx(mean("productive") / mean("tokens"))
+    assert cell["completed_per_second"] == pytest.approx(cell["completed"] * 12 / cell["wall_seconds"])
+    assert cell["wall_seconds"] == pytest.approx(sum(facts["seconds"] for facts in flat), rel=0.02)  # one at a time
+    shares = [facts["right_share"](facts["gold"]) for facts in flat]
+    assert all(share is not None for share in shares)
+    assert cell["trace_accuracy"]["value"] == pytest.approx(np.mean(shares))
+
+
+def test_the_rows_lengths_are_those_of_the_logs(whole: Path, recomputed: dict) -> None:
+    for row in read_rows(whole):
+        facts = recomputed[row.variant][row.problem][row.seed]
+        assert sorted(row.unique_lengths) == facts["unique"] and sorted(row.total_lengths) == facts["total"]
+        assert row.productive == facts["productive"] and row.generated == facts["tokens"]
+
+
+def test_intervals_and_comparisons_are_those_of_the_logs(whole: Path, recomputed: dict) -> None:
+    """With a bootstrap of its own."""
+    report = json.loads((whole / "report.json").read_text())
+    cells = {cell["variant"]: cell for cell in report["cells"]}
+    draws = np.random.default_rng(99).integers(0, 6, (20_000, 6))
+    for variant, cell in cells.items():
+        tokens = per_problem(recomputed, variant, "tokens")
+        low, high = np.quantile(tokens[draws].mean(axis=1), [0.025, 0.975])
+        spread = high - low
+        assert cell["tokens"]["low"] == pytest.approx(low, abs=0.05 * spread)
+        assert cell["tokens"]["high"] == pytest.approx(high, abs=0.05 * spread)
+    mine, theirs = (per_problem(recomputed, variant, "tokens") for variant in ("gambit", "sc"))
+    ratio = cells["gambit"]["token_ratio"]
+    ratios = mine[draws].sum(axis=1) / theirs[draws].sum(axis=1)
+    assert ratio["value"] == pytest.approx(mine.sum() / theirs.sum())
+    assert ratio["low"] == pytest.approx(np.quantile(ratios, 0.025), abs=0.02)
+    [comparison] = report["comparisons"]
+    gain = per_problem(recomputed, "gambit", "right") - per_problem(recomputed, "sc", "right")
+    assert (comparison["first"], comparison["second"]) == ("gambit", "sc")
+    assert comparison["gain"]["value"] == pytest.approx(gain.mean())
+    flips = np.array(np.meshgrid(*[[1, -1]] * 6)).reshape(6, -1).T
+    assert comparison["p"] == pytest.approx(np.mean(np.abs(flips @ gain) >= abs(gain.sum()) - 1e-9))
