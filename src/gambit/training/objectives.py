@@ -119,6 +119,8 @@ class Recipe:
     is_balanced: bool = False  # weigh right and wrong alike; probabilities are then no longer calibrated
     normalises: bool = True
     input_dropout: float = 0.1
+    width: int = 256  # of the sequence scorer, as its number of blocks; the mlp keeps STEP's shape
+    blocks: int = 2
     seed: int = 0
 
     def loss(self, batch: Batch) -> Tensor:
