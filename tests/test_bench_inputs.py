@@ -196,6 +196,17 @@ def test_options_of_a_variant_reach_its_search() -> None:
     assert own.answer is AnswerKind.TEXT  # the user's word is the last
 
 
+def test_options_of_a_policy_go_to_those_that_know_them() -> None:
+    made = recipe(
+        policies=["sc", "deepconf"],
+        policy_options={"window_tokens": 64},
+        sweep={"deepconf:policy_options.warmup_traces": [4]},
+    )
+    made.check()
+    plain, swept = (made.search_config(variant, 0, {}) for variant in made.variants())
+    assert plain.policy_options == {} and swept.policy_options == {"window_tokens": 64, "warmup_traces": 4}
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -204,6 +215,8 @@ def test_options_of_a_variant_reach_its_search() -> None:
         ({"policy": "sc"}, "use --policies"),
         ({"policies": ["scc"]}, "unknown policy 'scc'"),
         ({"policies": ["sc", "sc"]}, "twice"),
+        ({"policies": ["sc", "deepconf"], "policy_options": {"window": 8}}, "did you mean 'window_tokens'"),
+        ({"variants": {"dc": {"policy": "deepconf", "policy_options.window": 8}}}, "did you mean 'window_tokens'"),
         ({"sweep": {"swapsize": [4]}}, "did you mean 'swap_size'"),
         ({"sweep": {"memory_ratio": [0.5]}}, "one engine"),
         ({"sweep": {"seed": [1]}}, "--seeds"),

@@ -77,7 +77,7 @@ def measured(folder: Path) -> dict[tuple, dict]:
         row = json.loads(line)
         key = (row["variant"], row["benchmark"], row["problem"], row["seed"])
         assert key not in found, f"{key} is there twice"
-        del row["began"], row["seconds"], row["series"]["seconds"]
+        del row["began"], row["seconds"], row["waited_seconds"], row["series"]["seconds"]
         found[key] = row
     return found
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gambit.config import EngineConfig, PresetSource, SearchConfig, build, unknown_key
 from gambit.errors import UserError
-from gambit.search.choice import check_search
+from gambit.search.choice import check_search, load_policy, options_model
 
 Scalar: TypeAlias = bool | int | float | str
 Positive = Annotated[int, Field(ge=1)]
@@ -98,7 +98,8 @@ class Recipe:
     def search_config(self, variant: Variant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
         """The options of one search; `fixed` is what the benchmark asks for, which the user may overrule."""
         values = {**fixed, **self.search}
-        own = dict(_mapping(values.get(POLICY_OPTIONS)))
+        taken = options_model(load_policy(variant.policy)).model_fields
+        own = {key: value for key, value in _mapping(values.pop(POLICY_OPTIONS, None)).items() if key in taken}
         for key, value in variant.changes.items():
             if key.startswith(f"{POLICY_OPTIONS}."):
                 own[key.partition(".")[2]] = value
@@ -120,6 +121,15 @@ class Recipe:
             if config.preset is PresetSource.AUTO:
                 raise UserError("preset auto learns from earlier problems, so that results would depend on their "
                                 "order: give swap_size, check_interval and warmup_tokens instead")  # fmt: skip
+        self._check_policy_options()
+
+    def _check_policy_options(self) -> None:
+        """Each goes to the policies that know it; one that none of them knows is a mistake."""
+        models = [options_model(load_policy(variant.policy)) for variant in self.variants()]
+        known = {name: None for model in models for name in model.model_fields}
+        for name in _mapping(self.search.get(POLICY_OPTIONS)):
+            if name not in known:
+                raise UserError(f"no policy that is compared has such an option: {unknown_key(name, known)}")
 
 
 def recipe_from(values: Mapping[str, object]) -> Recipe:

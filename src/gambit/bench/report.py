@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from gambit.bench import figures
@@ -21,6 +19,7 @@ from gambit.bench.summary import Summary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
 from gambit.errors import GambitError, UserError
 from gambit.events import Json
+from gambit.view import write_page
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."
 FIGURES_FOLDER = "figures"
@@ -120,14 +119,12 @@ def _environment(folder: Path, plan: Plan) -> dict[str, str]:
 
 def tree_pages(folder: Path, rows: Sequence[Row], summary: Summary) -> list[tuple[str, str]]:
     """A tree page per method for one problem, where logs were kept: the first that they do not all solve."""
-    if find_spec("gambit.view") is None:
-        return []
     chosen = _telling_problem([row for row in rows if row.log is not None and (folder / row.log).is_file()])
     links = []
     for row in sorted(chosen, key=lambda row: summary.variants.index(row.variant))[:MOST_PAGES]:
         page = Path(PAGES_FOLDER) / f"{slug(row.benchmark)}-{row.problem}-{slug(row.variant)}.html"
         with suppress(GambitError):  # a report without a page of a tree is still a report
-            import_module("gambit.view").write_page(folder / str(row.log), folder / page)
+            write_page(folder / str(row.log), folder / page)
             links.append((page.as_posix(), f"{row.variant} on {row.benchmark} {row.problem}"))
     return links
 

@@ -78,6 +78,7 @@ class Row:
     right_traces: int = 0  # completed ones with the right answer
     queued: int = 0  # times a running trace lost its memory and had to wait
     waited_steps: int = 0  # decode steps that traces spent waiting for memory
+    waited_seconds: float = 0.0
     steps: int = 0
     began: float = 0.0  # Unix time
     seconds: Spent = field(default_factory=Spent)

@@ -48,6 +48,7 @@ class Cell:
     kv_capacity: int
     queued: float
     waited_steps: float
+    waited_seconds: float
     evicted: float
     pruned: float
     branched: float
@@ -188,6 +189,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str) -> C
         kv_capacity=max((row.kv_capacity for row in good), default=0),
         queued=_average(good, lambda row: row.queued),
         waited_steps=_average(good, lambda row: row.waited_steps),
+        waited_seconds=_average(good, lambda row: row.waited_seconds),
         evicted=_average(good, lambda row: row.evicted),
         pruned=_average(good, lambda row: row.pruned),
         branched=_average(good, lambda row: row.branched),

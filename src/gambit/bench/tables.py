@@ -207,6 +207,7 @@ def _memory(summary: Summary) -> Table:
             ("of capacity", lambda c: _share(c.kv_peak, c.kv_capacity)),
             ("queued", lambda c: f"{c.queued:,.1f}"),
             ("steps waited", lambda c: f"{c.waited_steps:,.0f}"),
+            ("seconds waited", lambda c: f"{c.waited_seconds:,.1f}"),
             ("evicted", lambda c: f"{c.evicted:,.1f}"),
             ("tokens recomputed", lambda c: f"{c.recomputed:,.0f}"),
         ],
