@@ -27,9 +27,8 @@ from gambit.scorers.checkpoint import add_metrics, save_checkpoint
 from gambit.training.collect import Collector, Plan
 from gambit.training.dataset import Division
 from gambit.training.judging import judge_scorers, report_json
-from gambit.training.objectives import CANDIDATES
 from gambit.training.sampling import Task, pawn_tasks
-from gambit.training.train import TrainPlan, train
+from gambit.training.train import TrainPlan, datasets_of, train
 from gambit.types import StatePosition
 
 
@@ -96,37 +95,40 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
             clock.done(f"collect {name}", str(summary))
 
 
-def train_all(options: argparse.Namespace, clock: Clock) -> list[Path]:
-    """One checkpoint per architecture and objective; the best of each architecture also under its plain name."""
-    results, made = options.out / "results", []
+def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], dict[str, Path]]:
+    """One checkpoint per architecture and objective, and which is the best of each architecture."""
+    results, made, best = options.out / "results", [], {}
     results.mkdir(parents=True, exist_ok=True)
     layers = tuple(int(layer) for layer in options.layers.split(","))
-    for architecture in options.architectures.split(","):
-        best: tuple[float, Path] | None = None
-        for objective in CANDIDATES[architecture]:
-            plan = TrainPlan(
-                options.out / "data" / "train", architecture, objective, options.position, layers,
-                Division(options.validation, 0.0), _changes(options), options.device,
-            )  # fmt: skip
-            trained = train(plan)
-            path = results / f"{architecture}-{objective}.safetensors"
-            save_checkpoint(trained.best.scorer, path, trained.metadata)
+    division = Division(options.validation, 0.0)
+    plans = [
+        TrainPlan(options.out / "data" / "train", architecture, "auto", options.position, layers, division,
+                  _changes(options), options.device)
+        for architecture in options.architectures.split(",")
+    ]  # fmt: skip
+    datasets = datasets_of(plans[0])
+    clock.done("load")
+    for plan in plans:
+        trained = train(plan, datasets, lambda done, total: None)
+        for data, fitted in trained.tried:
+            position = f"-{data.position}" if len(datasets) > 1 else ""
+            path = results / f"{plan.architecture}-{fitted.recipe.objective}{position}.safetensors"
+            save_checkpoint(fitted.scorer, path, trained.metadata_of(fitted))
             made.append(path)
-            auc = trained.best.held_out_auc
-            clock.done(f"train {path.stem}", f"held-out AUC {auc:.4f}, epoch {trained.best.best_epoch}")
-            if best is None or auc > best[0]:
-                best = (auc, path)
-        assert best is not None
-        shutil.copy(best[1], results / f"{architecture}.safetensors")
-        print(f"best {architecture}: {best[1].stem}", flush=True)
-    return made
+            print(f"    {path.stem}: held-out AUC {fitted.held_out_auc:.4f}, epoch {fitted.best_epoch} of "
+                  f"{fitted.epochs}, {fitted.seconds:.1f} s", flush=True)  # fmt: skip
+            if fitted is trained.best:
+                best[plan.architecture] = path
+        clock.done(f"train {plan.architecture}", f"best: {trained.best.recipe.objective}")
+    return made, best
 
 
 def _changes(options: argparse.Namespace) -> dict[str, int]:
-    return {"seed": options.seed} | ({"max_epochs": options.epochs} if options.epochs else {})
+    width = options.width or (128 if options.kind == "pawn" else 256)  # pawn's has to stay small enough to ship
+    return {"seed": options.seed, "width": width} | ({"max_epochs": options.epochs} if options.epochs else {})
 
 
-def judge_all(options: argparse.Namespace, made: list[Path], clock: Clock) -> None:
+def judge_all(options: argparse.Namespace, made: list[Path], best: dict[str, Path], clock: Clock) -> None:
     results = options.out / "results"
     rollouts = options.rollouts if options.kind == "pawn" else 0
     report = judge_scorers(
@@ -135,8 +137,10 @@ def judge_all(options: argparse.Namespace, made: list[Path], clock: Clock) -> No
     )  # fmt: skip
     plain = report_json(report)
     clock.done("judge")
-    for path in [*made, *(results / f"{name}.safetensors" for name in options.architectures.split(","))]:
-        _record(path, plain, results)
+    for path in made:
+        _record(path, plain)
+    for architecture, path in best.items():
+        shutil.copy(path, results / f"{architecture}.safetensors")
     settings = {key: str(value) for key, value in vars(options).items() if key not in ("out", "model", "train", "test")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     full = {"options": settings, "device": device, "seconds": clock.seconds, **plain}
@@ -151,22 +155,20 @@ def judge_all(options: argparse.Namespace, made: list[Path], clock: Clock) -> No
     print("\n".join(plain["conclusions"]))
 
 
-def _record(path: Path, report: dict, results: Path) -> None:
+def _record(path: Path, report: dict) -> None:
     """What a scorer reached on the problems it was judged by, in its own checkpoint."""
-    name = path.stem if "-" in path.stem else _twin(path, results).stem
-    mine = next(ranking for ranking in report["rankings"] if ranking["name"] == name)
-    ceiling = next((r["mean_auc"] for r in report["rankings"] if r["name"] == "perfect judge"), None)
-    figures = {"source": report["source"], "problems": report["num_mixed"], "mean_auc": mine["mean_auc"],
-               "auc": {share: mine["auc"][share] for share in ("0.25", "0.5", "0.75", "1")},
-               "calibration_error": mine["calibration"][-1]["error"], "ceiling": ceiling}  # fmt: skip
+    mine = next(ranking for ranking in report["rankings"] if ranking["name"] == path.stem)
+    judge = next((ranking for ranking in report["rankings"] if ranking["name"] == "perfect judge"), None)
+    shares = ("0.25", "0.5", "0.75", "1")
+    figures = {
+        "source": report["source"],
+        "problems": report["num_mixed"],
+        "mean_auc": mine["mean_auc"],
+        "auc": {share: mine["auc"][share] for share in shares},
+        "calibration_error": mine["calibration"][-1]["error"],
+        "ceiling": judge and {"mean_auc": judge["mean_auc"], "auc": {share: judge["auc"][share] for share in shares}},
+    }
     add_metrics(path, {"test": figures})
-
-
-def _twin(path: Path, results: Path) -> Path:
-    from gambit.scorers.checkpoint import read_metadata
-
-    objective = read_metadata(path)["training"]["objective"]
-    return results / f"{path.stem}-{objective}.safetensors"
 
 
 def main() -> None:
@@ -195,6 +197,7 @@ def main() -> None:
     parser.add_argument("--architectures", default="mlp,sequence")
     parser.add_argument("--validation", type=float, default=0.15)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--width", type=int, help="of the sequence scorer; default: 128 for pawn, 256 for an LLM")
     parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -208,7 +211,7 @@ def main() -> None:
     if options.only != "train":
         collect_both(options, clock)
     if options.only != "collect":
-        judge_all(options, train_all(options, clock), clock)
+        judge_all(options, *train_all(options, clock), clock)
 
 
 if __name__ == "__main__":

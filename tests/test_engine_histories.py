@@ -10,6 +10,7 @@ from engine_setups import ENGINES, HAS_VLLM, LAG, PROMPT, finish, run, spec
 from gambit import events as ev
 from gambit.engines.base import SearchSpec
 from gambit.errors import EngineError
+from gambit.search.deepconf import DeepConfOptions
 from gambit.types import OnPressure, PressureAction, RunningScore, StatePosition, TraceKey
 from remembering import EVERYWHERE, check_scores, check_search, expected_scores, sequence_scorer
 from searching import make_settings, run_one
@@ -196,3 +197,14 @@ def test_a_child_of_a_trace_that_ended_names_it_while_it_is_kept(start):
     expected = expected_scores(scorer, tokens)
     assert len(scored[1]) > 2
     assert all(abs(expected[length] - score) < 1e-4 for length, score in scored[1].items())
+
+
+def test_traces_that_their_stop_rules_end_give_back_what_they_held(start):
+    scorer = sequence_scorer()
+    engine = start(scorer)
+    options = DeepConfOptions(warmup_traces=4, window_tokens=5, percentile=90)
+    settings = make_settings("deepconf", capacity=12, max_new_tokens=60, policy_options=options)
+    watched = run_one(engine, settings, prompt=PROMPT, rule=EVERYWHERE, stop_ids=frozenset({0}))
+    stopped = [e for e in watched.events if isinstance(e, ev.Pruned)]
+    assert len(stopped) >= 3 and {e.reason for e in stopped} == {"confidence"}
+    check_search(scorer, watched)

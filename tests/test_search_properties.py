@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gambit import events as ev
-from gambit.config import BranchPoint, Consensus
+from gambit.config import BranchPoint
 from gambit.record import fold
 from gambit.search.choice import load_policy
 from gambit.tree import TraceState
 from gambit.types import StopReason
+from gambit.vote import Consensus
 from scripted import ScriptedEngine
 from searching import POLICY_OPTIONS, make_settings, run_one
 

@@ -9,6 +9,7 @@ from gambit.errors import UserError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import load_mlp
 from gambit.scorers.sequence import (
+    SequenceNetwork,
     SequenceScorer,
     SequenceShape,
     last_logits,
@@ -98,6 +99,23 @@ def test_a_first_thought_is_scored_by_itself():
     )
     assert torch.allclose(first, alone, atol=1e-6)
     assert isinstance(scorer, HistoryScorer)
+
+
+def test_no_trace_and_no_thought_are_fine():
+    scorer, none = make_sequence(), ThoughtBatch(torch.zeros(0, 6), torch.zeros(0))
+    nobody = PastThoughts(
+        torch.zeros(0, 3).long(), torch.ones(0, 3).bool(), torch.zeros(0).long(), torch.zeros(0).long()
+    )
+    assert scorer.score_next(none, scorer.memory(4), nobody).shape == (0,)
+    assert scorer.network(torch.zeros(2, 0, 6)).shape == (2, 0)
+
+
+def test_a_scorer_on_a_device_is_a_copy():
+    shape = SequenceShape(6, width=16)
+    network = SequenceNetwork(shape)
+    moved = SequenceScorer(sequence_info(shape), network).to(torch.device("cpu"))
+    assert network.training and all(p.requires_grad for p in network.parameters())
+    assert not moved.network.training and not any(p.requires_grad for p in moved.network.parameters())
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):

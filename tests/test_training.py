@@ -33,7 +33,7 @@ from gambit.training.objectives import (
 from gambit.training.plot import draw
 from gambit.training.ranking import last_steps, mean_estimate, pairs, ratio_estimate, trace_scores
 from gambit.training.scoring import Steps, step_scores
-from gambit.training.train import TrainPlan, info_for, recipes_for, train
+from gambit.training.train import TrainPlan, datasets_of, info_for, recipes_for, train
 from gambit.types import Aggregation, StatePosition
 
 CPU = torch.device("cpu")
@@ -211,7 +211,7 @@ def test_the_normalisation_is_folded_into_the_checkpoint(data):
 )
 def test_a_fit_finds_the_direction_that_tells_right_from_wrong(data, architecture, objective):
     # a batch of 128 steps is most of this data: the published rate would need more epochs than a test has
-    changes = {"rate": 2e-3, "batch_size": 16}
+    changes = {"rate": 2e-3, "batch_size": 16, "width": 64}
     fitted = fit(data, Division(), quick(objective, architecture, **changes), info_for(data, architecture), CPU)
     assert fitted.held_out_auc > 0.8
     assert fitted.scorer.info.architecture == architecture
@@ -243,8 +243,8 @@ def checkpoints(folder, tmp_path_factory):
     """One of each architecture, trained on the same collection."""
     place, found = tmp_path_factory.mktemp("scorers"), {}
     for architecture, objective in (("mlp", "prefix+pairwise"), ("sequence", "prefix")):
-        plan = TrainPlan(folder, architecture, objective, "boundary", changes={"max_epochs": 3})
-        trained = train(plan)
+        plan = TrainPlan(folder, architecture, objective, "boundary", changes={"max_epochs": 3, "width": 32})
+        trained = train(plan, datasets_of(plan))
         found[architecture] = place / f"{architecture}.safetensors"
         save_checkpoint(trained.best.scorer, found[architecture], trained.metadata)
     return found
@@ -253,7 +253,7 @@ def checkpoints(folder, tmp_path_factory):
 def test_the_best_is_chosen_by_held_out_ranking(folder):
     told = []
     plan = TrainPlan(folder, "mlp", "auto", changes={"max_epochs": 1})
-    trained = train(plan, lambda done, total: told.append((done, total)))
+    trained = train(plan, datasets_of(plan), lambda done, total: told.append((done, total)))
     candidates = trained.metadata["candidates"]
     assert len(candidates) == 8 == told[-1][1], "four objectives at two state positions"
     best = max(candidates, key=lambda each: each["held_out_auc"])

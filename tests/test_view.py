@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import itertools
 import json
@@ -137,9 +138,7 @@ def test_token_texts_of_the_bundled_model():
 
 def test_without_a_tokenizer_tokens_are_numbers_and_the_page_says_why(tmp_path: Path):
     story = Story(tmp_path)
-    story.events[0] = ev.RunStarted(
-        **{**_fields(story.header), "environment": {"engine": {"model": "/nowhere/at-all"}}}
-    )
+    story.events[0] = dataclasses.replace(story.header, environment={"engine": {"model": "/nowhere/at-all"}})
     write_page(story.write(), tmp_path / "page.html")
     data = _embedded(tmp_path / "page.html")
     [notice] = data["run"]["notices"]
@@ -196,10 +195,6 @@ def _embedded(page: Path):
     return json.loads(_parsed(page).scripts["data"])
 
 
-def _fields(event):
-    return {name: getattr(event, name) for name in event.__dataclass_fields__}
-
-
 def test_hostile_words_stay_words(tmp_path: Path):
     write_page(Story(tmp_path).write(), tmp_path / "page.html")
     parsed = _parsed(tmp_path / "page.html")
@@ -236,6 +231,18 @@ def test_the_story_is_told_by_the_columns(tmp_path: Path):
     }
     assert at == {0: (3, 0, 0, 0), 160: (2, 0, 1, 0), 200: (1, 1, 1, 0), 220: (2, 0, 1, 0), 240: (3, 0, 0, 0),
                   300: (2, 0, 0, 1), 350: (1, 0, 0, 2), 400: (0, 0, 0, 2)}  # fmt: skip
+
+
+def test_discarded_traces_have_no_vote_and_pruned_ones_may(tmp_path: Path):
+    story = Story(tmp_path)
+    at = next(i for i, event in enumerate(story.events) if isinstance(event, ev.Cancelled))
+    story.events.insert(at, ev.Discarded(360, 3, "below the others"))
+    pruned = next(i for i, event in enumerate(story.events) if isinstance(event, ev.Pruned))
+    story.events[pruned] = dataclasses.replace(story.events[pruned], answer="9")
+    write_page(story.write(), tmp_path / "page.html")
+    data = _embedded(tmp_path / "page.html")
+    assert [(row["answer"], row["traces"], row["roots"]) for row in data["votes"]] == [("7", [0], [0]), ("9", [1], [1])]
+    assert data["traces"]["answer"][3] == "9" and data["traces"]["weight"] == [0.7, 0.2, 0, 0, 0]
 
 
 @pytest.mark.parametrize("num_events", range(1, 26))

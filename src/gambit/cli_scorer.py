@@ -171,6 +171,8 @@ def train(
     normalise: Annotated[
         bool | None, typer.Option(help="Normalise the input of an mlp (default: but as published).")
     ] = None,
+    width: Annotated[int | None, typer.Option(min=8, help="Of the sequence scorer (256), a multiple of 8.")] = None,
+    blocks: Annotated[int | None, typer.Option(min=1, help="Transformer blocks of the sequence scorer (2).")] = None,
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint's metadata.")] = False,
@@ -182,18 +184,22 @@ def train(
         from gambit.scorer_display import progress, show_training, warn
         from gambit.scorers.checkpoint import save_checkpoint
         from gambit.training.dataset import Division
-        from gambit.training.train import TrainPlan
+        from gambit.training.train import TrainPlan, datasets_of, recipes_for
         from gambit.training.train import train as run
 
-        changes = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise}
+        changes = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
+                   "width": width, "blocks": blocks}  # fmt: skip
         given = {name: value for name, value in changes.items() if value is not None}
         division = Division(validation, test, split_seed)
         plan = TrainPlan(data, architecture, objective, state_position, _layers(layers), division, given, device,
                          skip_corrupted)  # fmt: skip
-        with progress("training") as advance:
-            trained = run(plan, advance, say if verbose else lambda _: None)
-        for line in trained.skipped:
+        recipes_for(architecture, objective, given)  # a mistake is told before gigabytes are read
+        skipped: list[str] = []
+        datasets = datasets_of(plan, skipped)
+        for line in dict.fromkeys(skipped):
             warn(line)
+        with progress("training") as advance:
+            trained = run(plan, datasets, advance, say if verbose else lambda _: None)
         save_checkpoint(trained.best.scorer, out, trained.metadata)
         show_training(out, trained, as_json)
         return OK

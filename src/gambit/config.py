@@ -17,7 +17,7 @@ from gambit.answers import AnswerKind
 from gambit.errors import UserError
 from gambit.prompts import DEFAULT_SYSTEM_PROMPT
 from gambit.types import Sampling
-from gambit.vote import VoteKind
+from gambit.vote import Consensus, VoteKind
 
 Positive = Annotated[int, Field(ge=1)]
 T = TypeVar("T")
@@ -40,14 +40,6 @@ class PresetSource(StrEnum):
     MODEL = "model"  # the model's own preset if it has one, else auto
     AUTO = "auto"  # from trace and thought lengths of earlier runs or of the model's preset
     PAPER = "paper"  # C = 256, K = 16, Δ = 200, w = 12,000
-
-
-@dataclass(frozen=True, slots=True)
-class Consensus:
-    """When a search stops although traces are still to come."""
-
-    fraction: float | None  # the winner's share of all weight; None: once nothing can change the winner any more
-    min_traces: int  # completed before a fraction counts
 
 
 class SearchConfig(BaseModel):
@@ -104,21 +96,12 @@ class SearchConfig(BaseModel):
     @field_validator("consensus_stop")
     @classmethod
     def _is_stop(cls, value: str | float) -> str | float:
-        try:
-            share = None if value in ("off", "certain") else float(value)
-        except ValueError:
-            share = -1.0
-        if share is not None and not 0 < share <= 1:
-            raise ValueError("should be off, certain, or a share above 0 and at most 1")
-        return value if share is None else share
+        Consensus.parse(value, min_traces=1)
+        return value
 
     @property
     def consensus(self) -> Consensus | None:
-        if self.consensus_stop == "off":
-            return None
-        return Consensus(
-            self.consensus_stop if isinstance(self.consensus_stop, float) else None, self.consensus_min_traces
-        )
+        return Consensus.parse(self.consensus_stop, self.consensus_min_traces)
 
     @model_validator(mode="after")
     def _swaps_fit(self) -> Self:

@@ -32,6 +32,27 @@ class VoteKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Consensus:
+    """When a vote is settled although traces are still to come."""
+
+    fraction: float | None  # the winner's share of all weight; None: once nothing can change the winner any more
+    min_traces: int  # completed before a fraction counts
+
+    @classmethod
+    def parse(cls, text: str | float, min_traces: int) -> "Consensus | None":
+        """`off`, `certain` or a share."""
+        if text in ("off", "certain"):
+            return None if text == "off" else cls(None, min_traces)
+        try:
+            share = float(text)
+        except ValueError:
+            share = math.nan
+        if not 0 < share <= 1:
+            raise ValueError("should be off, certain, or a share above 0 and at most 1")
+        return cls(share, min_traces)
+
+
+@dataclass(frozen=True, slots=True)
 class Ballot:
     trace: int
     answer: str | None

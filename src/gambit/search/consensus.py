@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gambit.config import Consensus
 from gambit.errors import UserError
 from gambit.record import Equivalent, SearchRecord
 from gambit.search.policy import Needs
 from gambit.tree import TraceState
-from gambit.vote import Ballot, VoteKind, VoteResult
+from gambit.vote import Ballot, Consensus, VoteKind, VoteResult
 
 
 def most_weight(kind: VoteKind, *, is_probability: bool) -> float | None:

@@ -45,7 +45,7 @@ def fit(
     _check_enough(data, train, held_out)
     steps = Steps.of(data, device)
     spread = Spread.of(_training_states(data, train)) if recipe.normalises and info.architecture == "mlp" else None
-    network = build_network(info.architecture, data.num_features, spread).to(device)
+    network = build_network(info.architecture, data.num_features, spread, recipe.width, recipe.blocks).to(device)
     run = _Run(network, steps, train, recipe, AGGREGATIONS[info.architecture])
     best, best_epoch, weights, epoch = -1.0, 0, _copied(network), 0
     for epoch in range(1, recipe.max_epochs + 1):
@@ -71,14 +71,15 @@ class _Run:
         self._dropout = nn.Dropout(recipe.input_dropout)
         self._pos_weight = _pos_weight(recipe, steps, train)
         kind = torch.optim.AdamW if recipe.is_decaying else torch.optim.Adam
-        self._optimizer = kind(network.parameters(), recipe.rate, weight_decay=recipe.weight_decay)
+        is_fused = steps.device.type == "cuda"  # thousands of tiny updates: launches are what they cost
+        self._optimizer = kind(network.parameters(), recipe.rate, weight_decay=recipe.weight_decay, fused=is_fused)
         self._num_updates = 0
         self._all_updates = recipe.max_epochs * -(-self._units.count // recipe.batch_size)
 
     def epoch(self) -> float:
         """One pass over the units in a new order; gives the mean loss."""
         self._network.train()
-        order = torch.randperm(self._units.count)
+        order = torch.randperm(self._units.count).to(self._units.device)
         losses = [self._update(self._units.pick(part)) for part in torch.split(order, self._recipe.batch_size)]
         return float(torch.stack(losses).mean())
 
@@ -112,6 +113,7 @@ class _Units:
     """What an epoch passes over, by number."""
 
     count: int
+    device: torch.device  # where `pick` wants its numbers
     pick: Callable[[Tensor], Tensor]  # numbers -> [rows] of traces, or for steps (trace, place) pairs
 
 
@@ -120,9 +122,11 @@ def _units(unit: Unit, steps: Steps, train: Ints) -> _Units:
     if unit is Unit.PROBLEM:
         _, counts = torch.unique_consecutive(steps.problem_of[traces], return_counts=True)
         members = torch.split(traces, counts.tolist())
-        return _Units(len(members), lambda numbers: torch.cat([members[i] for i in numbers.tolist()]))
+        return _Units(
+            len(members), torch.device("cpu"), lambda numbers: torch.cat([members[i] for i in numbers.tolist()])
+        )
     rows = _step_rows(steps, traces) if unit is Unit.STEP else traces
-    return _Units(len(rows), lambda numbers: rows[numbers.to(rows.device)])
+    return _Units(len(rows), steps.device, rows.__getitem__)
 
 
 def _step_rows(steps: Steps, traces: Tensor) -> Tensor:

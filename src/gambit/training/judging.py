@@ -18,6 +18,7 @@ from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.evaluate import Report, conclusions, evaluate
 from gambit.training.ranking import Estimate, Ints
 from gambit.training.storage import read_header
+from gambit.types import StatePosition
 
 ALL = "all"
 AUTO = "auto"
@@ -38,11 +39,14 @@ def judge_scorers(
     scorers = {_label(name): _load(name) for name in names}
     skipped: list[str] = []
     loaded: dict[str, tuple[Scorer, Dataset]] = {}
+    by_states: dict[tuple[StatePosition, tuple[int, ...]], Dataset] = {}
     for name, scorer in scorers.items():
-        data = load_dataset(
-            folder, scorer.info.state_position, scorer.info.layers, skip_corrupted=skip_corrupted,
-            with_tokens=num_rollouts > 0, on_skip=skipped,
-        )  # fmt: skip
+        key = scorer.info.state_position, scorer.info.layers
+        if key not in by_states:
+            by_states[key] = load_dataset(
+                folder, *key, skip_corrupted=skip_corrupted, with_tokens=num_rollouts > 0, on_skip=skipped
+            )
+        data = by_states[key]
         _check_made_for(name, scorer.info, data, warn)
         loaded[name] = (scorer, data)
     for line in dict.fromkeys(skipped):

@@ -68,12 +68,14 @@ class MlpNetwork(nn.Module):
         return first.float(), bias.float(), weights["2.weight"].float(), weights["2.bias"].float()
 
 
-def build_network(architecture: str, features: int, spread: Spread | None) -> nn.Module:
+def build_network(
+    architecture: str, features: int, spread: Spread | None, width: int = 256, blocks: int = 2
+) -> nn.Module:
     """The sequence scorer normalises each state itself, so it takes no spread."""
     if architecture == "mlp":
         return MlpNetwork(features, spread)
     if architecture == "sequence":
-        return SequenceNetwork(SequenceShape(features))
+        return SequenceNetwork(SequenceShape(features, width, blocks))
     raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
 
 

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from gambit.training.evaluate import Ranking, Report
 
-# Okabe and Ito: told apart by everybody, also in grey.
-SCORERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# Okabe and Ito: told apart by everybody; two of Tol's where there are more scorers than those.
+SCORERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#44AA99")
+MOST_BANDS = 3  # intervals of more scorers hide each other
+LEGEND_COLUMNS = 6
 BASELINES = ("#8a8a8a", "#b0b0b0", "#6b6b6b")
 INK = "#333333"
 
@@ -44,8 +46,9 @@ def draw(report: Report, path: Path) -> None:
         handles, labels = left.get_legend_handles_labels()
         extra = dict(zip(*reversed(middle.get_legend_handles_labels()), strict=True))
         named = {**dict(zip(labels, handles, strict=True)), **extra}
-        figure.legend(list(named.values()), list(named), loc="lower center", ncols=min(6, len(named)), frameon=False)
-        figure.tight_layout(rect=(0, 0.07, 1, 1))
+        columns = min(LEGEND_COLUMNS, len(named))
+        figure.legend(list(named.values()), list(named), loc="lower center", ncols=columns, frameon=False)
+        figure.tight_layout(rect=(0, 0.01 + 0.06 * -(-len(named) // columns), 1, 1))
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
         plt.close(figure)
@@ -53,7 +56,8 @@ def draw(report: Report, path: Path) -> None:
 
 def _curves(axes: Axes, report: Report, *, is_auc: bool) -> None:
     shares = CURVE if not is_auc else tuple(sorted({*CURVE, *QUARTERS}))
-    colours = {True: iter(BASELINES * 2), False: iter(SCORERS * 2)}
+    colours = {True: iter(BASELINES * 2), False: iter(SCORERS * 4)}
+    has_bands = sum(bool(ranking.calibration) for ranking in report.rankings) <= MOST_BANDS
     for ranking in report.rankings:
         found = ranking.auc if is_auc else ranking.pairwise
         known = [share for share in shares if share in found]
@@ -61,7 +65,7 @@ def _curves(axes: Axes, report: Report, *, is_auc: bool) -> None:
         if is_partial and not is_auc:
             continue  # the judge is known at the quarters only
         colour = INK if is_partial else next(colours[ranking.is_baseline])
-        _line(axes, ranking, found, known, colour, is_partial=is_partial)
+        _line(axes, ranking, found, known, colour, is_partial=is_partial, has_band=has_bands and not is_partial)
     axes.axhline(0.5, color="#dddddd", linewidth=1, zorder=0)
     axes.set_xlabel("share of steps seen")
     axes.set_title("AUC within problems" if is_auc else "pairs ranked right", fontsize=11)
@@ -70,19 +74,19 @@ def _curves(axes: Axes, report: Report, *, is_auc: bool) -> None:
     _plain_frame(axes)
 
 
-def _line(axes, ranking: Ranking, found, known, colour, *, is_partial: bool) -> None:  # type: ignore[no-untyped-def]
+def _line(axes, ranking: Ranking, found, known, colour, *, is_partial: bool, has_band: bool) -> None:  # type: ignore[no-untyped-def]
     values = [found[share].value for share in known]
     style = "--" if ranking.is_baseline else ":" if is_partial else "-"
     axes.plot(known, values, style, color=colour, label=ranking.name, linewidth=1.6 if ranking.is_baseline else 2.2,
               marker="o" if is_partial else None, markersize=4)  # fmt: skip
-    if not ranking.is_baseline and not is_partial:
+    if has_band and not ranking.is_baseline:
         low, high = [found[share].low for share in known], [found[share].high for share in known]
         axes.fill_between(known, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _calibration(axes: Axes, report: Report) -> None:
     axes.plot([0, 1], [0, 1], color="#dddddd", linewidth=1, zorder=0)
-    colours = iter(SCORERS * 2)
+    colours = iter(SCORERS * 4)
     for ranking in report.rankings:
         if ranking.is_baseline or not ranking.calibration:
             continue

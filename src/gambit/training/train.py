@@ -39,28 +39,40 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
+    """What was tried, each with the data it was fitted to, and which of it is best."""
+
+    tried: tuple[tuple[Dataset, Fitted], ...]
     best: Fitted
-    metadata: dict[str, object]  # for the checkpoint, besides what engines need
-    skipped: tuple[str, ...]  # corrupted shards that were left out
+    division: Division
+    device: torch.device
+
+    @property
+    def metadata(self) -> dict[str, object]:
+        return self.metadata_of(self.best)
+
+    def metadata_of(self, fitted: Fitted) -> dict[str, object]:
+        """For its checkpoint, besides what engines need."""
+        data = next(data for data, each in self.tried if each is fitted)
+        return metadata_of(data, self.division, fitted, self.tried, self.device)
 
 
 def train(
-    plan: TrainPlan, on_progress: Callable[[int, int], None] = lambda done, total: None, say: Say = lambda _: None
+    plan: TrainPlan,
+    datasets: Sequence[Dataset],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    say: Say = lambda _: None,
 ) -> Trained:
     """Every recipe at every state position, chosen by within-problem ranking and never by telling steps apart."""
     recipes = recipes_for(plan.architecture, plan.objective, plan.changes)
     device = pick_device(plan.device)
-    skipped: list[str] = []
-    datasets = _datasets(plan, skipped)
     tried: list[tuple[Dataset, Fitted]] = []
     for data in datasets:
         for recipe in recipes:
             on_progress(len(tried), len(datasets) * len(recipes))
             info = info_for(data, plan.architecture)
             tried.append((data, fit(data, plan.division, recipe, info, device, say)))
-    data, best = max(tried, key=lambda pair: pair[1].held_out_auc)
-    metadata = metadata_of(data, plan.division, best, tried, device)
-    return Trained(best, metadata, tuple(dict.fromkeys(skipped)))
+    best = max((fitted for _, fitted in tried), key=lambda fitted: fitted.held_out_auc)
+    return Trained(tuple(tried), best, plan.division, device)
 
 
 def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[Recipe]:
@@ -70,7 +82,8 @@ def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | f
     return [dataclasses.replace(recipe_for(name, architecture), **changes) for name in names]  # type: ignore[arg-type]
 
 
-def _datasets(plan: TrainPlan, skipped: list[str]) -> list[Dataset]:
+def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Dataset]:
+    """The collection at each state position that is to be tried; `skipped` gathers shards that were left out."""
     known = [str(each) for each in StatePosition]
     if plan.state_position not in (AUTO, *known):
         raise UserError(f"unknown state position {plan.state_position!r}: use auto, {', '.join(known)}")

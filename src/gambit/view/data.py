@@ -15,7 +15,7 @@ from gambit.tree import Trace, TraceState
 from gambit.types import StopReason
 from gambit.view.history import History, PoolSize, pool_sizes
 from gambit.view.text import TokenText, model_name
-from gambit.vote import VoteEntry
+from gambit.vote import Ballot, VoteEntry, has_answer
 
 STATES = tuple(TraceState)
 NONE = -1
@@ -148,7 +148,7 @@ def build(
             notices=notices,
             facts=_facts(history, result),
         ),
-        votes=_votes(vote.entries, record.tree.traces, equivalent),
+        votes=_votes(vote.entries, record.ballots(), equivalent),
         traces=_trace_columns(history, texts, [len(one) for one in stored]),
         thoughts=_thought_columns(history, texts),
         pool=_pool_columns(pool_sizes(history)),
@@ -252,14 +252,14 @@ def _pool_columns(pool: Sequence[PoolSize]) -> PoolColumns:
 # -- the vote and the facts ------------------------------------------------------------------------------------
 
 
-def _votes(entries: Sequence[VoteEntry], traces: Sequence[Trace], equivalent: Equivalent) -> list[VoteRow]:
+def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot], equivalent: Equivalent) -> list[VoteRow]:
     rows = [VoteRow(entry.answer, _rounded(entry.weight), [], []) for entry in entries]
-    for trace in traces:
-        if trace.state is TraceState.FINISHED and trace.answer is not None and canonical(trace.answer):
-            row = _row_of(rows, trace.answer, equivalent)
-            row.traces.append(trace.id)
-            if trace.root not in row.roots:
-                row.roots.append(trace.root)
+    for ballot in ballots:
+        if ballot.answer is not None and has_answer(ballot):
+            row = _row_of(rows, ballot.answer, equivalent)
+            row.traces.append(ballot.trace)
+            if ballot.root not in row.roots:
+                row.roots.append(ballot.root)
     return rows
 
 

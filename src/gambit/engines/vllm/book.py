@@ -71,6 +71,9 @@ class TraceBook:
         self._rules: dict[BoundaryRule, int] = {}
         self._detectors: list[ThoughtTables] = []
         self._num_admissions = 0
+        self._rows: list[str] = []  # of the last report: mostly those of the next
+        self._entries: list[Entry] = []
+        self._slots = np.zeros(0, np.int64)
 
     # -- traces come and go ------------------------------------------------------------------------------------
 
@@ -124,11 +127,12 @@ class TraceBook:
 
     def read(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> None:
         """Fold in the tokens in `report` and add to it the thoughts that ended and were scored with them."""
-        entries = [self.entries[request] for request in report.rows]
-        slots = np.fromiter((entry.slot for entry in entries), np.int64, len(entries))
-        before = self._table[slots]
+        if report.rows != self._rows:  # requests are never named twice, so that the same names are the same traces
+            self._rows, self._entries = report.rows, [self.entries[request] for request in report.rows]
+            self._slots = np.fromiter((entry.slot for entry in self._entries), np.int64, len(self._entries))
+        entries, slots, table = self._entries, self._slots, self._table
+        before = table[slots]
         flags, is_boundary = self._advance(before, np.array(report.tokens, np.int64))
-        table = self._table
         table["flags"][slots] = flags
         table["is_pending"][slots] = is_boundary
         table["num_tokens"][slots] += 1
@@ -224,9 +228,12 @@ class TraceBook:
     # -- who gives way -----------------------------------------------------------------------------------------
 
     def eviction_order(
-        self, requests: Iterable[str], blocks_of: Callable[[str], Sequence[int]], block_tokens: int
+        self, requests: Iterable[str], blocks_of: Callable[[str], Sequence[int]], block_tokens: int, missing_blocks: int
     ) -> list[str]:
-        """Running requests in the order in which they would lose their room, by the numbers of this moment."""
+        """Running requests in the order in which they would lose their room, by the numbers of this moment.
+
+        Only as far as it matters: those behind the ones that free the missing blocks are safe, in any order.
+        """
         by_search = defaultdict(list)
         for request in requests:
             by_search[self.entries[request].order.search].append(request)
@@ -234,27 +241,34 @@ class TraceBook:
             waiting_to_go.sort(key=self._expendability)
         if len(by_search) == 1:
             return next(iter(by_search.values()))[::-1]
-        return self._across_searches(by_search, blocks_of, block_tokens)
+        victims = self._across_searches(by_search, blocks_of, block_tokens, missing_blocks)
+        return [*victims, *(request for safe in by_search.values() for request in safe)]
 
     def _across_searches(
-        self, by_search: dict[int, list[str]], blocks_of: Callable[[str], Sequence[int]], block_tokens: int
+        self,
+        by_search: dict[int, list[str]],
+        blocks_of: Callable[[str], Sequence[int]],
+        block_tokens: int,
+        missing_blocks: int,
     ) -> list[str]:
         """Plays the evictions through, since each one changes how far its search is above its quota."""
-        refs: dict[int, Counter[int]] = {
+        refs = {
             search: Counter(block for request in requests for block in blocks_of(request))
             for search, requests in by_search.items()
         }
+        everyone: Counter[int] = sum(refs.values(), Counter())  # a prompt may be shared by several searches
         quota = {search: self._quota(search) for search in by_search}
-        order = []
-        while by_search:
+        victims: list[str] = []
+        while by_search and missing_blocks > 0:
             used = {search: len(refs[search]) * block_tokens for search in by_search}
             taxed = search_to_tax(used, quota)
-            victim = by_search[taxed].pop()
-            order.append(victim)
-            refs[taxed] -= Counter(blocks_of(victim))  # drops what nobody holds any more
+            victims.append(by_search[taxed].pop())
+            blocks = blocks_of(victims[-1])
+            _release(refs[taxed], blocks)
+            missing_blocks -= _release(everyone, blocks)
             if not by_search[taxed]:
                 del by_search[taxed]
-        return order
+        return victims
 
     def _quota(self, search: int) -> float:
         quota = self.searches[search].quota_tokens
@@ -266,3 +280,14 @@ class TraceBook:
     def _expendability(self, request: str) -> tuple[float, ...]:
         entry = self.entries[request]
         return expendability(entry.order.on_pressure, self.score_of(entry), entry.order.trace, entry.admission)
+
+
+def _release(refs: Counter[int], blocks: Sequence[int]) -> int:
+    """How many of the blocks nobody holds any more."""
+    freed = 0
+    for block in blocks:
+        refs[block] -= 1
+        if not refs[block]:
+            del refs[block]
+            freed += 1
+    return freed

@@ -13,6 +13,7 @@ from gambit.engines.draft import StepDraft
 from gambit.engines.sampling import noise_keys
 from gambit.engines.vllm.histories import closing_id
 from gambit.engines.vllm.messages import Announcement, Order, Report
+from gambit.engines.vllm.traces import LiveTrace, TokenColumns, packed
 from gambit.errors import EngineError
 from gambit.prompts import ThoughtState, Tokenizer, advance, boundaries, pack
 from gambit.scorers.history import lost_history
@@ -50,20 +51,6 @@ class Core(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class LiveTrace:
-    """What the front keeps of a trace that runs or waits."""
-
-    spec: TraceSpec
-    request: str
-    tokens: list[int]
-    scored_length: int  # at the boundary of its last scored thought
-    thinking_length: int | None = None  # at the token that closed its think block
-
-    def is_thinking_at(self, length: int) -> bool:
-        return self.thinking_length is None or length < self.thinking_length
-
-
 @dataclass(slots=True)
 class OpenSearch:
     """One search on this engine."""
@@ -85,6 +72,7 @@ class VllmEngine:
         self._searches: dict[int, OpenSearch] = {}
         self._closed: list[int] = []  # not yet told to the scheduler
         self._live: dict[str, LiveTrace] = {}
+        self._columns = TokenColumns()
         self._remembers = remembers
         self._dropped: list[str] = []  # requests, not yet told to the scheduler
         self._num_requests = 0
@@ -199,6 +187,7 @@ class VllmEngine:
             spec,
             self._next_request(),
             parent.tokens[: spec.inherited],
+            self._columns,
             min(parent.scored_length, spec.inherited),
             parent.thinking_length if is_done else None,
         )
@@ -206,7 +195,7 @@ class VllmEngine:
     def _detached(self, spec: TraceSpec) -> LiveTrace:
         """A root, or a child whose parent is no longer here."""
         assert len(spec.prefix) == spec.inherited
-        return LiveTrace(spec, self._next_request(), list(spec.prefix), 0)
+        return LiveTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0)
 
     def _next_request(self) -> str:
         self._num_requests += 1
@@ -227,6 +216,7 @@ class VllmEngine:
 
     def _drop(self, trace: LiveTrace) -> None:
         search, number = self._searches[trace.spec.key.search], trace.spec.key.trace
+        self._columns.forget_rows()
         del self._live[trace.request]
         del search.traces[number]
         self._dropped.append(trace.request)
@@ -290,10 +280,9 @@ class VllmEngine:
         drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)
         self._put_off_queueing(report)
         self._read_room(report, drafts)
-        for request, token in zip(report.rows, report.tokens, strict=True):
-            if (trace := self._live.get(request)) is not None:
-                trace.tokens.append(token)
-                drafts[trace.spec.key.search].num_generated += 1
+        if report.rows:
+            for search, count in self._columns.add(report.rows, report.tokens, self._live).items():
+                drafts[search].num_generated = count
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
@@ -311,6 +300,8 @@ class VllmEngine:
 
     def _put_off_queueing(self, report: Report) -> None:
         """Asynchronous scheduling queues a trace while a token of it is under way; it said that token before."""
+        if not (report.evicted or self._late):
+            return
         queue, speaking = PressureAction.QUEUE.value, set(report.rows)
         late = [lost for lost in report.evicted if lost[1] == queue and lost[0] in speaking]
         report.evicted, self._late = [*self._late, *(lost for lost in report.evicted if lost not in late)], late

@@ -166,9 +166,12 @@ class _GambitScheduling:
 
     def _rank_if_tight(self) -> None:
         """Where the running requests need more blocks than are free, order them by who gives way."""
-        if self._fail_for is None and not self._is_tight():
+        missing = self._missing_blocks()
+        if self._fail_for is None and missing <= 0:
             return
-        order = self._book.eviction_order((r.request_id for r in self.running), self._blocks_of, self._block_tokens)
+        running = (request.request_id for request in self.running)
+        # The self-check makes an allocation fail although nothing is missing: then one victim must be known.
+        order = self._book.eviction_order(running, self._blocks_of, self._block_tokens, max(missing, 1))
         place = {request: len(order) - index for index, request in enumerate(order)}
         for request in self.running:
             request.priority = place[request.request_id]
@@ -177,12 +180,14 @@ class _GambitScheduling:
         self.running.sort(key=lambda request: request.priority)
         self._is_ranked = True
 
-    def _is_tight(self) -> bool:
-        free = adapter.free_blocks(self) // len(self.kv_cache_config.kv_cache_groups)
+    def _missing_blocks(self) -> int:
+        """How many blocks the running requests want in this step beyond those that are free; at most 0: enough."""
+        groups = len(self.kv_cache_config.kv_cache_groups)
+        free = adapter.free_blocks(self)
         # No step can want more than one block per trace and those that its share of prompt tokens fills.
-        if free > len(self.running) + self.max_num_scheduled_tokens // self._block_tokens:
-            return False
-        return sum(map(self._blocks_wanted, self.running)) > free
+        if free > groups * (len(self.running) + self.max_num_scheduled_tokens // self._block_tokens):
+            return 0
+        return groups * sum(map(self._blocks_wanted, self.running)) - free
 
     def _blocks_wanted(self, request: Any) -> int:
         have = request.num_computed_tokens

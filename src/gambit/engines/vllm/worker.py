@@ -190,7 +190,8 @@ class _Noise:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._of: dict[str, npt.NDArray[np.void]] = {}
-        self._ends: dict[str, int] = {}  # position of the token to be sampled, prompt included
+        self._computed: dict[str, int] = {}  # tokens in the cache, by request of this step
+        self._counts: dict[str, int] = {}  # tokens that this step adds to them
         self._rows: list[str] = []
         self._table = np.zeros(0, NOISE)
         self._filters: Filters | None = None
@@ -228,11 +229,11 @@ class _Noise:
                     self._embedded[new.req_id] = order.embedding_size
         if not wants_positions:
             return
-        count = scheduled.num_scheduled_tokens
         known = scheduled.scheduled_cached_reqs
-        self._ends = {new.req_id: new.num_computed_tokens + count[new.req_id] for new in scheduled.scheduled_new_reqs}
-        for request, computed in zip(known.req_ids, known.num_computed_tokens, strict=True):
-            self._ends[request] = computed + count[request]
+        self._computed = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
+        for new in scheduled.scheduled_new_reqs:
+            self._computed[new.req_id] = new.num_computed_tokens
+        self._counts = scheduled.num_scheduled_tokens
 
     def known(self, rows: list[str]) -> list[str] | None:
         """The rows, but for those that model runner V2 makes up to warm its kernels."""
@@ -243,9 +244,12 @@ class _Noise:
             self._rows = rows
             self._table = np.concatenate([self._of[request] for request in rows])
             self._filters = filters_of(self._table, self._device)
-        ends = np.fromiter((self._ends[request] for request in rows), np.int64, len(rows))
-        uniform = torch.from_numpy(uniforms(self._table["noise_key"], ends - self._table["prompt_tokens"])).float()
+        positions = self._column(self._computed) + self._column(self._counts) - self._table["prompt_tokens"]
+        uniform = torch.from_numpy(uniforms(self._table["noise_key"], positions)).float()
         return sample(logits, self._filters, uniform.to(self._device, non_blocking=True))
+
+    def _column(self, numbers: dict[str, int]) -> npt.NDArray[np.int64]:
+        return np.fromiter(map(numbers.__getitem__, self._rows), np.int64, len(self._rows))
 
 
 def _record(order: Order) -> npt.NDArray[np.void]:
