@@ -148,7 +148,7 @@ def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, 
 
 
 def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool) -> int:
-    from gambit.bench.folder import check_same, create, locked, make_plan
+    from gambit.bench.folder import check_same, create, is_complete, locked, make_plan
     from gambit.bench.stamp import identity_of
     from gambit.config import EngineConfig, build
 
@@ -159,7 +159,7 @@ def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool) -> int:
     with locked(folder):
         if not resume:
             create(folder, plan)
-        code = _search(plan, benchmarks, folder, engine)
+        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine)
     if wants_report and code == OK:
         from gambit.bench.report import write_report
 

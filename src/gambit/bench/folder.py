@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.recipe import Recipe, Variant, recipe_from
-from gambit.bench.rows import ROWS_FILE
+from gambit.bench.rows import ROWS_FILE, read_rows
 from gambit.errors import UserError
 from gambit.events import Json
 
@@ -134,6 +134,11 @@ def read_environments(folder: Path) -> list[dict[str, Json]]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def is_complete(folder: Path, plan: Plan) -> bool:
+    """Whether no search is left, so that no model need be loaded."""
+    return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
 
 
 @contextmanager
