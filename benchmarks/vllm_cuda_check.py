@@ -78,7 +78,7 @@ def check() -> dict:
             try:
                 result[name] = part()
             except Exception:  # one run tells about every part
-                result[name] = {"error": traceback.format_exc().splitlines()[-6:]}
+                result[name] = {"error": traceback.format_exc(limit=0).splitlines()}
             print(f"[{time.monotonic() - began:6.1f} s] {name}: {result[name]}", flush=True)
             if name == "repeat":
                 engine.close()
@@ -214,7 +214,7 @@ def confidence(model: str) -> dict:
     engine.submit([spec(i) for i in range(8)])
     scores = [t.score for step in finish(engine) for t in step.scored]
     engine.close()
-    assert len(scores) > 20 and all(0 < score < 1 for score in scores) and len(set(scores)) > 10
+    assert len(scores) > 20 and all(0 < score < 1 for score in scores) and len(set(scores)) > 10, scores
     return {"thoughts": len(scores)}
 
 

@@ -14,22 +14,25 @@ from gambit.pawn import MODEL_FOLDER, Level, Split, generate, parse_puzzle, veri
 from gambit.pawn.vocabulary import encode, render_prompt
 from gambit.prompts import encode_problem, load_tokenizer
 from gambit.record import fold
+from gambit.scorers.checkpoint import read_metadata
 from gambit.tree import TraceState
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 
 def test_the_folder_is_small_and_whole():
-    files = {path.name: path.stat().st_size for path in MODEL_FOLDER.iterdir()}
+    files = {path.name: path.stat().st_size for path in MODEL_FOLDER.rglob("*") if path.is_file()}
     assert {
         "config.json",
         "model.safetensors",
         "scorer.safetensors",
+        "mlp.safetensors",
+        "sequence.safetensors",
         "tokenizer.json",
         "gambit.json",
         "README.md",
     } <= set(files)
-    assert sum(files.values()) < 14_000_000
+    assert sum(files.values()) < 15_000_000
 
 
 def test_the_scorer_belongs_to_the_weights():
@@ -43,6 +46,25 @@ def test_the_scorer_belongs_to_the_weights():
         share = (chosen["scorer"][fraction] - 0.5) / (chosen["ceiling"][fraction] - 0.5)
         assert share >= 0.8
     assert chosen["scorer"]["0.75"] >= 0.70
+
+
+@pytest.mark.parametrize("name", ["mlp", "sequence"])
+def test_further_scorers_belong_to_the_weights_and_quote_their_report(name):
+    metadata = read_metadata(MODEL_FOLDER / "scorers" / f"{name}.safetensors")
+    digest = hashlib.sha256((MODEL_FOLDER / "model.safetensors").read_bytes()).hexdigest()
+    assert metadata["base_model_hash"] == digest and metadata["training"]["source"] == "pawn:scorer"
+    report = json.loads((RESULTS / "pawn_scorers.json").read_text())
+    objective = metadata["training"]["objective"]
+    (ranking,) = (r for r in report["rankings"] if r["name"] == f"{name}-{objective}")
+    assert metadata["metrics"]["test"]["mean_auc"] == ranking["mean_auc"]
+
+
+def test_a_scorer_that_travels_with_the_model_is_found_by_its_name():
+    with Solver("pawn", device="cpu", scorer="sequence") as solver:
+        result = solver.solve("a = 17; b = 61; c = a + b; c?", SearchConfig(capacity=4))
+    assert result.answer == "78"
+    with pytest.raises(UserError, match="sequense"):
+        Solver("pawn", device="cpu", scorer="sequense")
 
 
 def test_prompts_are_those_of_the_training():

@@ -121,7 +121,9 @@ class EngineConfig(BaseModel):
     engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine as they are")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     dtype: str = Field("auto", description="auto, float32, float16, bfloat16")
-    scorer: str = Field("auto", description="checkpoint file, confidence, constant; auto: the model's own")
+    scorer: str = Field(
+        "auto", description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own"
+    )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
     kv_budget_tokens: Positive | None = Field(None, description="KV room in tokens; default: what memory allows")
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="r: share of GPU memory to use")

@@ -13,6 +13,7 @@ from gambit.config import PRESET_FILE, ModelDefaults, preset_for
 from gambit.errors import UserError
 
 SCORER_FILE = "scorer.safetensors"
+SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM takes every safetensors for weights
 BUNDLED = "pawn"
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -65,6 +66,11 @@ def side_file(model: str, filename: str) -> Path | None:
         return Path(hf_hub_download(model, filename))
     except (OSError, ValueError):
         return None
+
+
+def own_scorer(model: str, name: str) -> Path | None:
+    """A further scorer that travels with a model: `scorers/NAME.safetensors`."""
+    return side_file(model, f"{SCORERS_FOLDER}/{name}.safetensors") if re.fullmatch(r"[\w-]+", name) else None
 
 
 @dataclass(frozen=True, slots=True)

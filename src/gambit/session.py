@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from gambit.engines.vllm import versions
 from gambit.terminal import say
 
 if TYPE_CHECKING:
@@ -36,7 +37,18 @@ def loaded(engine: EngineConfig, screen: Screen) -> Solver:
 
     screen.loading(engine.model)
     quiet_libraries()
+    _give_vllm_a_process()
     return Solver(**engine.model_dump(exclude_unset=True))
+
+
+def _give_vllm_a_process() -> None:
+    """As vLLM itself does on a GPU: a search's own work is then off the path of its steps.
+
+    Only for commands: a script without a main guard cannot start processes, so that `Solver` alone does not.
+    """
+    found = versions.installed()
+    if found is not None and found[1] == "cuda":
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 
 
 def quiet_libraries() -> None:

@@ -296,7 +296,7 @@ class _History:
 
 
 def load_scorer(name: str, source: str, model: str) -> Scorer:
-    """A checkpoint file, a registered scorer, or for `auto` the model's own and token confidence without one."""
+    """A checkpoint file, another scorer of the model's own, a registered one; `auto`: the model's, or confidence."""
     if name == "auto":
         path = models.side_file(source, models.SCORER_FILE)
         if path is not None:
@@ -305,6 +305,8 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
         name = "confidence"
     if Path(name).suffix == ".safetensors" or Path(name).is_file():
         return load_checkpoint(Path(name))
+    if name not in registry.names("gambit.scorers") and (path := models.own_scorer(source, name)) is not None:
+        return load_checkpoint(path)
     factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
     return factory()
 

@@ -40,6 +40,9 @@ class _GambitScheduling:
         self._freed: list[str] = []
         self._is_ranked = False  # whether this step may have victims
         self._in_schedule = False
+        self._only_decodes = (
+            False  # in the last step: every running request got one token, so that none has a prompt left
+        )
         self._num_schedules = 0
         self._num_queued = 0
         self._num_compared = 0
@@ -86,6 +89,8 @@ class _GambitScheduling:
             self._is_ranked = False
         began = time.perf_counter()
         self._note_admissions(output)
+        counts = output.num_scheduled_tokens
+        self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)
         if self._histories is not None:
             rows = self._book.may_end_thought(list(output.num_scheduled_tokens), knows_fed=self._knows_fed)
             adapter.attach_thoughts(output, self._histories.orders(rows))
@@ -112,14 +117,14 @@ class _GambitScheduling:
 
     def _read(self, report: Report, outputs: Any, model_runner_output: Any) -> None:
         values: RowValues | None = adapter.row_values(model_runner_output)
-        for output in adapter.request_outputs(outputs):
-            if output.request_id not in self._book.entries:
-                continue
-            if output.new_token_ids:
-                report.rows.append(output.request_id)
-                report.tokens.append(output.new_token_ids[0])
-            if output.finish_reason is not None:
-                report.finished.append((output.request_id, adapter.end_reason(output)))
+        # Whole lists at a time: this runs for every token, between two steps of the device.
+        known = self._book.entries
+        spoken = [output for output in adapter.request_outputs(outputs) if output.request_id in known]
+        ended = [output for output in spoken if output.finish_reason is not None]
+        report.finished += [(output.request_id, adapter.end_reason(output)) for output in ended]
+        with_token = [output for output in spoken if output.new_token_ids]
+        report.rows = [output.request_id for output in with_token]
+        report.tokens = [output.new_token_ids[0] for output in with_token]
         if values is not None:
             report.seconds_scoring = values.seconds
             if values.greedy is not None:
@@ -185,7 +190,8 @@ class _GambitScheduling:
         groups = len(self.kv_cache_config.kv_cache_groups)
         free = adapter.free_blocks(self)
         # No step can want more than one block per trace and those that its share of prompt tokens fills.
-        if free > groups * (len(self.running) + self.max_num_scheduled_tokens // self._block_tokens):
+        prefill = 0 if self._only_decodes else self.max_num_scheduled_tokens // self._block_tokens
+        if free > groups * (len(self.running) + prefill):
             return 0
         return groups * sum(map(self._blocks_wanted, self.running)) - free
 
