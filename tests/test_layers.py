@@ -10,7 +10,7 @@ import gambit
 SOURCE = Path(gambit.__file__).parent
 # Lowest first; modules of one layer may import each other.
 LAYERS = [
-    {"errors", "types"},
+    {"errors", "live", "types"},
     {"answers", "_grader_worker", "prompts", "vote", "events", "pawn"},
     {"config", "tree"},
     {"ballots", "record", "registry", "models", "sink"},

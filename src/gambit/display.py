@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from gambit import events as ev
 from gambit.doctor import Condition, Finding
+from gambit.live import LiveScreen
 from gambit.record import STOP_WORDS, Counts, SearchRecord, SearchResult
 from gambit.tree import TraceState
 
@@ -67,24 +64,19 @@ class SearchView:
         return " · ".join(f"{self.count(state)} {name}" for name, state in parts.items())
 
 
-class Display:
-    """A few live lines on a terminal, nothing anywhere else."""
+class Display(LiveScreen):
+    """A line of totals and one per running search."""
+
+    stopping_words = STOPPING
 
     def __init__(self, console: Console, *, is_live: bool, num_problems: int = 1) -> None:
-        self.is_live = is_live
-        self._console = console
+        super().__init__(console, is_live=is_live)
         self._num_problems = num_problems
         self._views: dict[str, SearchView] = {}
         self._num_done = 0
         self._generated_before = 0  # by searches that are over
         self._began: float | None = None
-        self._loading = ""
-        self._is_stopping = False
         self._spinner = Spinner("dots")
-        self._live: Live | None = None
-
-    def loading(self, model: str) -> None:
-        self._loading = f"loading {model}"
 
     def on_event(self, problem_id: str, event: ev.Event) -> None:
         if isinstance(event, ev.RunStarted):
@@ -95,43 +87,6 @@ class Display:
             self._num_done += 1
         else:
             self._views[problem_id].apply(event)
-
-    def stopping(self) -> None:
-        """Safe in a signal handler: no lock is taken and no buffer touched."""
-        self._is_stopping = True
-        if not self.is_live:
-            os.write(2, f"{STOPPING}\n".encode())
-
-    def __enter__(self) -> Display:
-        self._start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._stop()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Room for lasting lines above the live ones."""
-        was_on = self._live is not None
-        self._stop()
-        try:
-            yield
-        finally:
-            if was_on:
-                self._start()
-
-    def _start(self) -> None:
-        if self.is_live:
-            self._live = Live(
-                console=self._console, get_renderable=self.render, transient=True, refresh_per_second=8,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self._live.start()
-
-    def _stop(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
     # -- the lines ---------------------------------------------------------------------------------------------
 

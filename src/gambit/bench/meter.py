@@ -11,7 +11,8 @@ from gambit.record import SearchRecord, SearchResult, fold
 from gambit.tree import TraceState, TraceTree
 from gambit.vote import VoteKind
 
-REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION)  # what every completed trace can be weighed by
+# What every completed trace can be weighed by.
+REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)
 NUM_MOMENTS = 40  # of a series: enough for a curve, little enough for thousands of rows
 Judge = Callable[[str, str], bool]  # are two answers equal?
 

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from gambit.bench.rows import Row
+from gambit.live import LiveScreen
 
 STOPPING = "stopping: finished searches are kept, --resume goes on; Ctrl-C again aborts at once"
 MOST_LINES = 12
 
 
-class BenchProgress:
-    """A few live lines on a terminal, nothing anywhere else."""
+class BenchProgress(LiveScreen):
+    """A bar, the time left, a line per method."""
+
+    stopping_words = STOPPING
+    refresh_per_second = 4
 
     def __init__(self, console: Console, *, is_live: bool) -> None:
-        self.is_live = is_live
-        self._console = console
-        self._loading = ""
-        self._is_stopping = False
+        super().__init__(console, is_live=is_live)
         self._total = 0
         self._num_before = 0  # done by earlier starts of the run
         self._num_done = 0
         self._scores: dict[str, tuple[int, int, int]] = {}  # variant -> right, rows, tokens
         self._began = time.monotonic()
-        self._live: Live | None = None
-
-    def loading(self, model: str) -> None:
-        self._loading = f"loading {model}"
 
     def begin(self, total: int, variants: Sequence[str], before: Sequence[Row]) -> None:
         self._total, self._num_before = total, len(before)
@@ -53,12 +46,6 @@ class BenchProgress:
     def _count(self, row: Row) -> None:
         right, rows, tokens = self._scores.get(row.variant, (0, 0, 0))
         self._scores[row.variant] = (right + row.correct, rows + 1, tokens + row.generated)
-
-    def stopping(self) -> None:
-        """Safe in a signal handler: no lock is taken and no buffer touched."""
-        self._is_stopping = True
-        if not self.is_live:
-            os.write(2, f"{STOPPING}\n".encode())
 
     @property
     def seconds_left(self) -> float | None:
@@ -88,37 +75,6 @@ class BenchProgress:
         bar = ProgressBar(total=max(1, self._total), completed=done, width=16)
         head.add_row(bar, _line(f"{done}/{self._total}"), _line(left))
         return head
-
-    def __enter__(self) -> BenchProgress:
-        self._start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._stop()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Room for lasting lines above the live ones."""
-        was_on = self._live is not None
-        self._stop()
-        try:
-            yield
-        finally:
-            if was_on:
-                self._start()
-
-    def _start(self) -> None:
-        if self.is_live:
-            self._live = Live(
-                console=self._console, get_renderable=self.render, transient=True, refresh_per_second=4,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self._live.start()
-
-    def _stop(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
 
 def _score(label: str, right: int, rows: int, tokens: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from gambit.config import SearchSettings
 from gambit.search.policy import Decision, Needs, NoOptions, PoolView, Wake, top_up
@@ -23,7 +23,7 @@ class SelfConsistency:
     capacity: int
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> SelfConsistency:
+    def from_settings(cls, settings: SearchSettings) -> Self:
         return cls(settings.num_traces, settings.capacity)
 
     @property
