@@ -120,15 +120,19 @@ class Core:
             self._here.remove(self)
 
 
+def ignore_interrupts() -> None:
+    """In a process of vLLM's: Ctrl-C is the front's to decide on."""
+    if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @functools.cache  # scheduler and worker may share a process
 def follow_parent() -> None:
-    """For a process of vLLM's: Ctrl-C is the front's to decide on, and without the front there is nothing to do."""
-    parent = multiprocessing.parent_process()
-    if parent is None or threading.current_thread() is not threading.main_thread():
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a process of vLLM's: without the front there is nothing to do."""
+    ignore_interrupts()
     # Not prctl(PR_SET_PDEATHSIG): that follows the thread which started the process, and a thread may end earlier.
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: Any) -> None:

@@ -51,6 +51,8 @@ class _GambitScheduling:
     # -- requests come and go ----------------------------------------------------------------------------------
 
     def add_request(self, request: Any) -> None:
+        if self._num_schedules == 0:  # vLLM before 0.32 sets handlers of its own once the scheduler is made
+            adapter.ignore_interrupts()
         order = Order.unpack(request.sampling_params.extra_args)
         assert order is not None, "a request that Gambit did not make"
         self._book.add(request.request_id, order, self._num_schedules)

