@@ -1,7 +1,8 @@
 """Speed on real hardware: what scoring and searching cost beside stock vLLM, and what a saturated room completes.
 
-    python benchmarks/gpu_speed.py --out benchmarks/results/gpu_speed.json              # H200, vLLM 0.25.1: 6 minutes
-    python benchmarks/gpu_speed.py --shape tiny --out /tmp/gpu_speed.json               # any CPU, for debugging
+    python benchmarks/gpu_speed.py --phases overhead,reuse --out OUT/overhead.json      # H200, vLLM 0.25.1: 5 minutes
+    python benchmarks/gpu_speed.py --phases saturation --tokens 300 --out OUT/room.json # half the room, half the time
+    python benchmarks/gpu_speed.py --shape tiny --out gpu_speed.json                    # any CPU, for debugging
 
 Everything is compared inside one run, on one model shape with random weights, stock vLLM and Gambit's engine each in
 its own process on the same GPU and taking turns:
@@ -56,9 +57,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, write_shape(Path(folder), args.shape))
         try:
-            bench.overhead()
-            bench.reuse()
-            bench.saturation()
+            for phase in args.phases.split(","):
+                PHASES[phase](bench)
         finally:
             bench.close()
 
@@ -67,6 +67,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
+    parser.add_argument("--phases", default="overhead,reuse,saturation")
     parser.add_argument("--capacity", type=int, default=0, help="default: 256, tiny: 16")
     parser.add_argument("--tokens", type=int, default=0, help="per trace and overhead segment; default: 600, tiny: 48")
     parser.add_argument("--rounds", type=int, default=7, help="overhead: turns of all three")
@@ -142,7 +143,8 @@ class Bench:
             speeds = {name: turn[name]["tokens_per_second"] for name in names}
             self.say(f"round {number + 1}: " + ", ".join(f"{n} {s:.0f}" for n, s in speeds.items()))
             self.keep("overhead", summarise(rounds))
-            if self.left() < 200:
+            seconds = sum(self.args.capacity * self.args.tokens / each["tokens_per_second"] for each in turn.values())
+            if self.left() < 1.5 * seconds:
                 break
         for name in names[1:]:
             self.say(f"{name} / stock: {self.results['overhead'][name]['ratio']}")
@@ -216,6 +218,9 @@ class Bench:
         brief = {key: value for key, value in run.items() if key != "series"}
         self.say(f"{name}: {json.dumps(brief)}")
         return run
+
+
+PHASES = {"overhead": Bench.overhead, "reuse": Bench.reuse, "saturation": Bench.saturation}
 
 
 def summarise(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gambit.errors import UserError
-from gambit.session import quiet_libraries
+from gambit.session import prepare_libraries
 from gambit.terminal import OK, exit_with, put, say
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _collect(tasks: Sequence[Task], plan: Plan) -> int:
     from gambit.training.collect import collect as run
 
     began = time.monotonic()
-    quiet_libraries()
+    prepare_libraries()
     with our_warnings(), progress("collecting") as advance, StopSignal(lambda: None) as stop:
         summary = run(tasks, plan, on_progress=advance, should_stop=stop)
     put(summary_line(summary, plan.out, time.monotonic() - began))

@@ -36,27 +36,28 @@ def loaded(engine: EngineConfig, screen: Screen) -> Solver:
     from gambit.solver import Solver
 
     screen.loading(engine.model)
-    quiet_libraries()
-    _give_vllm_a_process()
+    prepare_libraries()
     return Solver(**engine.model_dump(exclude_unset=True))
 
 
+def prepare_libraries() -> None:
+    """Before a model is loaded: libraries keep quiet, and vLLM has a process of its own on a GPU."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    _give_vllm_a_process()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def _give_vllm_a_process() -> None:
-    """As vLLM itself does on a GPU: a search's own work is then off the path of its steps.
+    """As vLLM itself does: a search's own work is then off the path of its steps.
 
     Only for commands: a script without a main guard cannot start processes, so that `Solver` alone does not.
     """
     found = versions.installed()
     if found is not None and found[1] == "cuda":
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-
-
-def quiet_libraries() -> None:
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 @contextmanager
