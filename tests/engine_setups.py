@@ -6,7 +6,8 @@ import atexit
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,3 +156,24 @@ def finish(engine: Engine, search: int = 1, most: int = 500) -> list[SearchStep]
 def tokens_of(steps: Sequence[SearchStep]) -> dict[int, tuple[int, ...]]:
     """All tokens of the traces that finished."""
     return {done.trace: done.tokens for step in steps for done in step.finished}
+
+
+@contextmanager
+def starting(name: str) -> Iterator[tuple[Callable[..., Engine], list[Engine]]]:
+    """What starts engines of a kind, and those it has started: closed in the end."""
+    if name.startswith("vllm") and not HAS_VLLM:
+        import pytest  # here alone: benchmarks/vllm_cuda_check.py uses these set-ups without it
+
+        pytest.skip("vLLM is not installed: scripts/install.sh brings its CPU build where there is one")
+    started: list[Engine] = []
+
+    def begin(*args, **options):
+        started.append(ENGINES[name](*args, **options))
+        return started[-1]
+
+    begin.lag = LAG.get(name, 0)
+    try:
+        yield begin, started
+    finally:
+        for engine in started:
+            engine.close()

@@ -9,8 +9,6 @@ import torch
 from engine_setups import (
     ENGINES,
     GREEDY,
-    HAS_VLLM,
-    LAG,
     PROMPT,
     RULE,
     SAMPLED,
@@ -20,6 +18,7 @@ from engine_setups import (
     projection,
     run,
     spec,
+    starting,
     tokens_of,
 )
 from gambit import events as ev
@@ -53,18 +52,8 @@ def start(request):
 
     Tests wish for a block size; an engine may know only its own, so expectations use `engine.info.block_tokens`.
     """
-    if request.param.startswith("vllm") and not HAS_VLLM:
-        pytest.skip("vLLM is not installed: scripts/install.sh brings its CPU build where there is one")
-    started = []
-
-    def begin(*args, **options):
-        started.append(ENGINES[request.param](*args, **options))
-        return started[-1]
-
-    begin.lag = LAG.get(request.param, 0)
-    yield begin
-    for engine in started:
-        engine.close()
+    with starting(request.param) as (begin, _):
+        yield begin
 
 
 def most_recomputed(engine):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_setups import ENGINES, HAS_VLLM, LAG, PROMPT, finish, run, spec
+from engine_setups import ENGINES, PROMPT, finish, run, spec, starting
 from gambit import events as ev
 from gambit.engines.base import SearchSpec
 from gambit.errors import EngineError
@@ -21,20 +21,10 @@ LITTLE_ROOM = {"kv_budget_tokens": 32 * 8, "block_tokens": 8}
 @pytest.fixture(params=ENGINES)
 def start(request):
     """Starts an engine; when the test is over, every search is closed and no slot may be left in use."""
-    if request.param.startswith("vllm") and not HAS_VLLM:
-        pytest.skip("vLLM is not installed: scripts/install.sh brings its CPU build where there is one")
-    started = []
-
-    def begin(*args, **options):
-        started.append(ENGINES[request.param](*args, **options))
-        return started[-1]
-
-    begin.lag = LAG.get(request.param, 0)
-    yield begin
-    for engine in started:
-        used = slots_used(engine)
-        engine.close()
-        assert used(is_idle=True) == 0
+    with starting(request.param) as (begin, started):
+        yield begin
+        counts = [slots_used(engine) for engine in started]
+    assert [used(is_idle=True) for used in counts] == [0] * len(counts)
 
 
 def slots_used(engine):
