@@ -2,7 +2,9 @@
 
 import os
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: two threads waiting for each other are slower than one
@@ -14,6 +16,13 @@ from tiny import save_tiny
 ROOT = Path(__file__).resolve().parents[1]
 # ../shared next to the repository, or further up where this is a git worktree of it
 SHARED = next((folder / "shared" for folder in ROOT.parents if (folder / "shared").is_dir()), ROOT.parent / "shared")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """What a test, or the code it calls, sets in the environment ends with it: the next one may start an engine."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")
