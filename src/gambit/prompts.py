@@ -157,26 +157,25 @@ def boundaries(rule: BoundaryRule, tokens: Iterable[int]) -> tuple[list[int], Th
 class ThoughtTables:
     """`advance` for a whole batch: one look-up for the kind of each token, one for the step it makes."""
 
-    __slots__ = ("_is_boundary", "_kinds", "_next_flags", "_vocab_size")
+    __slots__ = ("_kinds", "_outside", "_steps")
 
     def __init__(self, rule: BoundaryRule) -> None:
-        self._vocab_size = rule.vocab_size
+        self._outside = np.uint64(rule.vocab_size)
         self._kinds = _token_kinds(rule)
         representatives = _representatives(self._kinds)
-        self._next_flags = np.zeros((8, 16), dtype=np.uint8)
-        self._is_boundary = np.zeros((8, 16), dtype=np.bool_)
+        self._steps = np.zeros(8 * 16, dtype=np.uint8)  # by flags and kind: the new flags, and a bit for a boundary
         for flags in range(8):
             for kind, token in representatives.items():
-                state, self._is_boundary[flags, kind] = advance(rule, unpack(flags), token)
-                self._next_flags[flags, kind] = pack(state)
+                state, is_boundary = advance(rule, unpack(flags), token)
+                self._steps[flags << 4 | kind] = pack(state) | is_boundary << 3
 
     def advance_rows(
         self, flags: NDArray[np.uint8], tokens: NDArray[np.integer]
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """New flags and boundary marks; ids outside the vocabulary (padding, -1) count as plain tokens."""
-        inside = np.minimum(tokens.astype(np.uint64), np.uint64(self._vocab_size))
-        kinds = self._kinds[inside]
-        return self._next_flags[flags, kinds], self._is_boundary[flags, kinds]
+        kinds = self._kinds.take(np.minimum(tokens.astype(np.uint64), self._outside))
+        steps = self._steps.take(flags << 4 | kinds)
+        return steps & np.uint8(7), steps > 7
 
 
 def _token_kinds(rule: BoundaryRule) -> NDArray[np.uint8]:

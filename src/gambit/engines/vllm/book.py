@@ -71,13 +71,16 @@ class TraceBook:
         self._rules: dict[BoundaryRule, int] = {}
         self._detectors: list[ThoughtTables] = []
         self._num_admissions = 0
-        self._rows: list[str] = []  # of the last report: mostly those of the next
+        # Of the last report, mostly those of the next: what the table says of them is out of date, and true here.
+        self._rows: list[str] = []
         self._entries: list[Entry] = []
         self._slots = np.zeros(0, np.int64)
+        self._batch = np.zeros(0, SLOT)
 
     # -- traces come and go ------------------------------------------------------------------------------------
 
     def add(self, request: str, order: Order, step: int) -> None:
+        self._settle()
         if (announced := order.announced) is not None:
             self._open(announced)
         entry = self.entries[request] = Entry(order, self._take_slot(), order.running_score, step)
@@ -101,6 +104,7 @@ class TraceBook:
         self._tracks.forget(request)
         entry = self.entries.pop(request, None)
         if entry is not None:
+            self._settle()
             self._free_slots.append(entry.slot)
 
     def admit(self, entry: Entry) -> None:
@@ -127,26 +131,38 @@ class TraceBook:
 
     def read(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> None:
         """Fold in the tokens in `report` and add to it the thoughts that ended and were scored with them."""
-        if report.rows != self._rows:  # requests are never named twice, so that the same names are the same traces
-            self._rows, self._entries = report.rows, [self.entries[request] for request in report.rows]
-            self._slots = np.fromiter((entry.slot for entry in self._entries), np.int64, len(self._entries))
-        entries, slots, table = self._entries, self._slots, self._table
-        before = table[slots]
-        flags, is_boundary = self._advance(before, np.array(report.tokens, np.int64))
-        table["flags"][slots] = flags
-        table["is_pending"][slots] = is_boundary
-        table["num_tokens"][slots] += 1
-        for at in np.flatnonzero((before["flags"] & THINKING) > (flags & THINKING)):
+        self._gather(report.rows)
+        batch = self._batch
+        was_thinking, was_pending = batch["flags"] & THINKING, batch["is_pending"].copy()
+        flags, is_boundary = self._advance(batch, np.array(report.tokens, np.int64))
+        batch["flags"], batch["is_pending"] = flags, is_boundary
+        batch["num_tokens"] += 1
+        for at in np.flatnonzero(was_thinking > (flags & THINKING)):
             report.stopped_thinking.append(report.rows[at])
         if values is None:
             return
         if values.confidences is not None:
-            rows = np.fromiter((row_of[request] for request in report.rows), np.int64, len(entries))
-            self._fold_confidence(slots, values.confidences[rows], is_boundary)
+            rows = np.fromiter((row_of[request] for request in report.rows), np.int64, len(batch))
+            self._fold_confidence(values.confidences[rows], is_boundary)
         if self._scorer.info.state_position is StatePosition.BOUNDARY:
-            self._score(report, values, row_of, entries, np.flatnonzero(before["is_pending"]), before["num_tokens"])
+            self._score(report, values, row_of, np.flatnonzero(was_pending), fed=1)
         else:
-            self._score(report, values, row_of, entries, np.flatnonzero(is_boundary), before["num_tokens"] + 1)
+            self._score(report, values, row_of, np.flatnonzero(is_boundary), fed=0)
+
+    def _gather(self, rows: list[str]) -> None:
+        """Requests are never named twice, so that the same names are the same traces."""
+        if rows == self._rows:
+            return
+        self._settle()
+        self._rows, self._entries = rows, [self.entries[request] for request in rows]
+        self._slots = np.fromiter((entry.slot for entry in self._entries), np.int64, len(self._entries))
+        self._batch = self._table[self._slots]
+
+    def _settle(self) -> None:
+        """Bring the table up to date: before it is read, and before a slot of the batch may go to another trace."""
+        if self._rows:
+            self._table[self._slots] = self._batch
+            self._rows = []
 
     def follow(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> list[str]:
         """Fold in the confidence of each new token; gives the requests that their stop rules end."""
@@ -173,57 +189,56 @@ class TraceBook:
             flags[at], is_boundary[at] = self._detectors[rule].advance_rows(rows["flags"][at], tokens[at])
         return flags, is_boundary
 
-    def _fold_confidence(
-        self, slots: npt.NDArray[np.int64], confidences: npt.NDArray[np.float32], is_boundary: npt.NDArray[np.bool_]
-    ) -> None:
-        table = self._table
-        total, count = table["confidence_total"][slots] + confidences, table["confidence_count"][slots] + 1
-        table["thought_confidence"][slots] = np.where(is_boundary, total / count, table["thought_confidence"][slots])
-        table["confidence_total"][slots] = np.where(is_boundary, 0.0, total)
-        table["confidence_count"][slots] = np.where(is_boundary, 0, count)
+    def _fold_confidence(self, confidences: npt.NDArray[np.float32], is_boundary: npt.NDArray[np.bool_]) -> None:
+        batch = self._batch
+        total, count = batch["confidence_total"] + confidences, batch["confidence_count"] + 1
+        batch["thought_confidence"] = np.where(is_boundary, total / count, batch["thought_confidence"])
+        batch["confidence_total"] = np.where(is_boundary, 0.0, total)
+        batch["confidence_count"] = np.where(is_boundary, 0, count)
 
     def _score(
         self,
         report: Report,
         values: RowValues,
         row_of: Mapping[str, int],
-        entries: Sequence[Entry],
         ended: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
+        *,
+        fed: int,
     ) -> None:
-        # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
-        found = sorted((entries[at].key, report.rows[at], int(lengths[at])) for at in ended)
-        if not found:
+        """`ended`: which rows have finished a thought, `fed` tokens ago."""
+        if not len(ended):
             return
-        scores = self._scores_of(values, [request for _, request, _ in found], row_of)
-        for (key, request, length), score in zip(found, scores, strict=True):
+        # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
+        found = sorted((self._entries[at].key, int(at)) for at in ended)
+        lengths = self._batch["num_tokens"] - fed
+        scores = self._scores_of(values, [at for _, at in found], row_of)
+        for (key, at), score in zip(found, scores, strict=True):
+            request, length = report.rows[at], int(lengths[at])
             if self._scorer.info.ranks_within_run:
                 score = self.searches[key.search].quantiles.squash(score)
-            entry = self.entries[request]
+            entry = self._entries[at]
             entry.score = entry.score.add(score)
             report.scored.append((request, score, length))
             if (size := entry.order.embedding_size) and values.embeddings is not None:
                 vector = values.embeddings[row_of[request], :size]  # another search may have wanted longer ones
                 report.embedded.append((request, (vector / np.linalg.norm(vector)).tolist()))
 
-    def _scores_of(self, values: RowValues, requests: Sequence[str], row_of: Mapping[str, int]) -> list[float]:
+    def _scores_of(self, values: RowValues, ended: Sequence[int], row_of: Mapping[str, int]) -> list[float]:
         if values.scores is not None:
-            return [float(values.scores[row_of[request]]) for request in requests]
+            return [float(values.scores[row_of[self._rows[at]]]) for at in ended]
         # A scorer of confidences needs whole thoughts, and only here is known where a thought ends.
         import torch
 
-        slots = [self.entries[request].slot for request in requests]
-        confidences = torch.from_numpy(self._table["thought_confidence"][slots]).float()
-        scores: torch.Tensor = self._scorer.score(ThoughtBatch(confidences.new_zeros(len(slots), 0), confidences))
+        confidences = torch.from_numpy(self._batch["thought_confidence"][ended]).float()
+        scores: torch.Tensor = self._scorer.score(ThoughtBatch(confidences.new_zeros(len(ended), 0), confidences))
         return [float(score) for score in scores.tolist()]
 
-    def may_end_thought(self, requests: Sequence[str], *, knows_fed: bool) -> list[str]:
+    def may_end_thought(self, requests: list[str], *, knows_fed: bool) -> list[str]:
         """Those a step may give a score. `knows_fed`: the tokens that the step feeds have been read here."""
-        slots = np.fromiter((self.entries[request].slot for request in requests), np.int64, len(requests))
-        rows = self._table[slots]
+        self._gather(requests)
         if knows_fed and self._scorer.info.state_position is StatePosition.BOUNDARY:
-            return [requests[at] for at in np.flatnonzero(rows["is_pending"])]
-        return [requests[at] for at in np.flatnonzero(rows["flags"] & THINKING)]
+            return [requests[at] for at in np.flatnonzero(self._batch["is_pending"])]
+        return [requests[at] for at in np.flatnonzero(self._batch["flags"] & THINKING)]
 
     # -- who gives way -----------------------------------------------------------------------------------------
 
