@@ -158,9 +158,15 @@ class Bench:
             assert count == args.capacity * args.tokens, count
             return {"tokens_per_second": count / (time.perf_counter() - began)}
         pool = Pool("sc" if name == "scoring" else "gambit", args.capacity, args.tokens, args.swap_size, args.interval)
+        waited = self.ours.seconds_waiting
         done, seconds = run_pool(Watched(self.ours), pool, self.number, self.vocab_size)
         assert done.result.counts.completed >= args.capacity, done.result.counts
-        return {"tokens_per_second": done.num_generated / seconds, **shares(done, seconds)}
+        share_waiting = (self.ours.seconds_waiting - waited) / seconds  # of vLLM's core for the device: its slack
+        return {
+            "tokens_per_second": done.num_generated / seconds,
+            **shares(done, seconds),
+            "share_waiting": share_waiting,
+        }
 
     # -- reuse -------------------------------------------------------------------------------------------------
 
@@ -247,7 +253,7 @@ def bootstrap_of_median(values: list[float]) -> list[float]:
 
 
 def shares(done: Any, seconds: float) -> dict[str, float]:
-    """Shares of the wall clock. Scoring is the device's own time; in its own process all but the tree may overlap."""
+    """Shares of the wall clock. Scoring is the device's time for it, on a stream of its own; all of it may overlap."""
     last = done.record.sample
     parts = {"scoring": last.seconds_scoring, "scheduling": last.seconds_scheduling, "tree": last.seconds_search}
     return {f"share_{name}": part / seconds for name, part in parts.items()}

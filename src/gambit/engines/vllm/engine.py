@@ -66,6 +66,7 @@ class VllmEngine:
 
     def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
         """`remembers`: the scorer has histories, of which the scheduler must hear when nobody needs them."""
+        self.seconds_waiting = 0.0  # so far, of vLLM's core for its device: above zero, the core's own work is hidden
         self._core = core
         self._info = info
         self._tokenizer = tokenizer
@@ -242,6 +243,7 @@ class VllmEngine:
             scoring=report.seconds_scoring,
             scheduling=report.seconds_scheduling,
         )
+        self.seconds_waiting += report.seconds_waiting
         used = report.kv_used_blocks * self._info.block_tokens
         return StepBatch(searches, used, self._info.kv_capacity_tokens, seconds)
 

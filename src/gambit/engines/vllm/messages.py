@@ -144,6 +144,7 @@ class RowValues:
     greedy: npt.NDArray[np.float32] | None  # self-check only: the token each state would make greedy
     seconds: float  # the device's, for scores and their way to the host
     embeddings: npt.NDArray[np.float32] | None = None  # [rows, size]
+    waited: float = 0.0  # seconds for which the host had nothing to do but wait for the device
 
 
 @dataclass(slots=True)
@@ -166,6 +167,7 @@ class Report:
     kv_used_blocks: int = 0
     seconds_scheduling: float = 0.0
     seconds_scoring: float = 0.0
+    seconds_waiting: float = 0.0  # in asynchronous scheduling: above zero, what the host does is hidden by the device
 
     @property
     def is_empty(self) -> bool:

@@ -120,15 +120,12 @@ class _GambitScheduling:
     def _read(self, report: Report, outputs: Any, model_runner_output: Any) -> None:
         values: RowValues | None = adapter.row_values(model_runner_output)
         # Whole lists at a time: this runs for every token, between two steps of the device.
-        known = self._book.entries
-        spoken = [output for output in adapter.request_outputs(outputs) if output.request_id in known]
-        ended = [output for output in spoken if output.finish_reason is not None]
-        report.finished += [(output.request_id, adapter.end_reason(output)) for output in ended]
-        with_token = [output for output in spoken if output.new_token_ids]
-        report.rows = [output.request_id for output in with_token]
-        report.tokens = [output.new_token_ids[0] for output in with_token]
+        spoken = adapter.request_outputs(outputs)
+        report.finished += [(o.request_id, adapter.end_reason(o)) for o in spoken if o.finish_reason is not None]
+        report.rows = [o.request_id for o in spoken if o.new_token_ids]
+        report.tokens = [o.new_token_ids[0] for o in spoken if o.new_token_ids]
         if values is not None:
-            report.seconds_scoring = values.seconds
+            report.seconds_scoring, report.seconds_waiting = values.seconds, values.waited
             if values.greedy is not None:
                 self._compare(report, values, model_runner_output.req_id_to_index)
         if report.rows:

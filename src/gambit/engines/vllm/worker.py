@@ -13,7 +13,8 @@ from gambit.engines.projection import Projection
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
 from gambit.engines.vllm.histories import ThoughtOrders
-from gambit.engines.vllm.messages import GambitConfig, Order, RowValues
+from gambit.engines.vllm.messages import GambitConfig, Order
+from gambit.engines.vllm.side import DeviceRows, SideStream
 from gambit.scorers.base import HistoryScorer, ThoughtBatch
 from gambit.scorers.history import ThoughtMemory, on_device
 
@@ -31,71 +32,15 @@ NOISE = np.dtype([
 class _AsyncRows(adapter.AsyncModelRunnerOutput):
     """An output that is still being computed, with the rows' values on their way beside it."""
 
-    def __init__(self, inner: Any, rows: _DeviceRows) -> None:
+    def __init__(self, inner: Any, rows: DeviceRows) -> None:
         self._inner = inner
         self._rows = rows
 
     def get_output(self) -> Any:
-        return adapter.attach_rows(self._inner.get_output(), self._rows.values())
-
-
-class _Clock:
-    """Seconds of what the device does between pairs of marks; the host never waits for it to be told."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        if not self._is_cuda:
-            self._marks.append(time.perf_counter())
-            return
-        self._marks.append(torch.cuda.Event(enable_timing=True))
-        self._marks[-1].record()
-
-    def seconds(self) -> float:
-        """Once the device has passed the last mark."""
-        pairs = list(zip(self._marks[::2], self._marks[1::2], strict=True))
-        if self._is_cuda:
-            return sum(begin.elapsed_time(end) for begin, end in pairs) / 1000
-        return sum(end - begin for begin, end in pairs)
-
-
-class _DeviceRows:
-    """Row values on the device and the copy that brings them to the host; reading them waits for that copy only."""
-
-    def __init__(self, columns: dict[str, torch.Tensor], clock: _Clock) -> None:
-        self._names = tuple(columns)
-        self._clock = clock
-        clock.mark()
-        # One number per row, or several (an embedding): all in one copy.
-        parts = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
-        self._widths = [part.shape[1] for part in parts]
-        device = torch.cat(parts, dim=1)
-        self._event: torch.cuda.Event | None = None
-        if device.is_cuda:
-            self._host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
-            self._host.copy_(device, non_blocking=True)
-            clock.mark()
-            self._event = torch.cuda.Event(blocking=True)  # sleeps instead of asking the driver again and again
-            self._event.record()
-        else:
-            self._host = device
-            clock.mark()
-
-    def values(self) -> RowValues:
-        if self._event is not None:
-            self._event.synchronize()
-        parts = np.split(self._host.numpy(), np.cumsum(self._widths)[:-1], axis=1)
-        found = dict(zip(self._names, parts, strict=True))
-        flat = {name: part[:, 0] for name, part in found.items() if name != "embeddings"}
-        return RowValues(
-            flat.get("scores"),
-            flat.get("confidences"),
-            flat.get("greedy"),
-            self._clock.seconds(),
-            found.get("embeddings"),
-        )
+        began = time.perf_counter()
+        output = self._inner.get_output()
+        waited = time.perf_counter() - began
+        return adapter.attach_rows(output, self._rows.values(waited))
 
 
 class GambitWorker(adapter.Worker):
@@ -110,6 +55,8 @@ class GambitWorker(adapter.Worker):
         self._memory = self._allocate_memory() if isinstance(self._scorer, HistoryScorer) else None
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
+        self._side = SideStream(self.device)
+        self._nothing = torch.zeros(1, device=self.device)  # the confidence of thoughts that nobody asks for it
         self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
@@ -128,18 +75,21 @@ class GambitWorker(adapter.Worker):
         states = adapter.sampled_states(self.model_runner)
         if states is None:
             return super().sample_tokens(grammar_output)
-        clock = _Clock(states.device)
-        clock.mark()
-        columns = self._score(states)
-        clock.mark()
+        rows = DeviceRows(self._side)
+        with rows.computed(states):
+            columns = self._score(states)
+            rows.send(columns)
+        late = self._check(states)
         self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
         self._rows = None
         if self._confidences is not None:
-            columns["confidences"], self._confidences = self._confidences, None
-        if output is None or not columns or not self.is_driver_worker:
+            late["confidences"], self._confidences = self._confidences, None
+        if late:
+            with rows.computed(*late.values()):
+                rows.send(late)
+        if output is None or rows.is_empty or not self.is_driver_worker:
             return output
-        rows = _DeviceRows(columns, clock)
         if isinstance(output, adapter.AsyncModelRunnerOutput):
             return _AsyncRows(output, rows)
         return adapter.attach_rows(output, rows.values()) if output.req_ids else output
@@ -150,21 +100,22 @@ class GambitWorker(adapter.Worker):
             columns["scores"] = self._scores(states)
         if size := self._noise.embedding_size:
             columns["embeddings"] = self._projection.embed(states, size)
-        if self._noise.num_checks:
-            logits = adapter.compute_logits(self.model_runner, states)
-            if logits is not None:
-                columns["greedy"] = logits.argmax(-1)
         return columns
+
+    def _check(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the states would make greedy. Not beside the model: its output layer may talk to other ranks."""
+        logits = adapter.compute_logits(self.model_runner, states) if self._noise.num_checks else None
+        return {} if logits is None else {"greedy": logits.argmax(-1)}
 
     def _scores(self, states: torch.Tensor) -> torch.Tensor:
         """Of every row; a scorer that remembers thoughts looks only at rows that may end one."""
         if self._memory is None:
-            return self._scorer.score(ThoughtBatch(states, states.new_zeros(len(states))))
+            return self._scorer.score(ThoughtBatch(states, self._nothing.expand(len(states))))
         scores = torch.zeros(len(states), device=states.device)
         if self._thoughts is not None and self._thoughts.requests:
             row_of = {request: row for row, request in enumerate(adapter.row_ids(self.model_runner))}
             rows = on_device(np.array([row_of[request] for request in self._thoughts.requests]), states.device)
-            thoughts = ThoughtBatch(states[rows], states.new_zeros(len(rows)))
+            thoughts = ThoughtBatch(states[rows], self._nothing.expand(len(rows)))
             scores[rows] = self._memory.score(thoughts, self._thoughts.past)
         return scores
 
