@@ -104,7 +104,6 @@ class TraceBook:
         self._tracks.forget(request)
         entry = self.entries.pop(request, None)
         if entry is not None:
-            self._settle()
             self._free_slots.append(entry.slot)
 
     def admit(self, entry: Entry) -> None:
@@ -159,7 +158,7 @@ class TraceBook:
         self._batch = self._table[self._slots]
 
     def _settle(self) -> None:
-        """Bring the table up to date: before it is read, and before a slot of the batch may go to another trace."""
+        """Bring the table up to date: before it is read, and before a free slot goes to another trace."""
         if self._rows:
             self._table[self._slots] = self._batch
             self._rows = []
