@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
@@ -191,6 +193,18 @@ def free_blocks(scheduler: Any) -> int:
 
 def used_blocks(scheduler: Any) -> int:
     return usable_blocks(scheduler) - free_blocks(scheduler)
+
+
+def blocks_from(scheduler: Any, request_id: str, start: int) -> list[int]:
+    """A request's blocks without the first `start`."""
+    groups = scheduler.kv_cache_manager.coordinator.get_blocks(request_id)
+    return [block.block_id for block in (groups[0] if len(groups) == 1 else [*chain(*groups)])[start:]]
+
+
+def blocks_only_grow(scheduler: Any) -> bool:
+    """Whether a running request keeps its blocks, and new ones come at the end; a sliding window gives some back."""
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
 
 
 def newly_scheduled(scheduler_output: Any) -> list[str]:

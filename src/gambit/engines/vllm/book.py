@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.pressure import expendability, search_to_tax
+from gambit.engines.vllm.census import BlockCensus
 from gambit.engines.vllm.messages import Announcement, Order, Report, RowValues
 from gambit.prompts import THINKING, BoundaryRule, ThoughtTables
 from gambit.scorers.base import Scorer, ThoughtBatch
@@ -21,6 +22,7 @@ from gambit.types import RunningScore, StatePosition, TraceKey
 if TYPE_CHECKING:
     import torch
 
+BlocksFrom = Callable[[str, int], Sequence[int]]  # of a request, its blocks without the first so many
 SLOT = np.dtype([
     ("rule", np.int64),  # which detector
     ("num_tokens", np.int64),  # generated or inherited
@@ -42,6 +44,7 @@ class Entry:
     waiting_since: int
     is_running: bool = False
     admission: int = 0  # ordinal
+    expendability: tuple[float, ...] | None = None  # None: to be worked out anew
 
     @property
     def key(self) -> TraceKey:
@@ -60,12 +63,14 @@ class OpenSearch:
 class TraceBook:
     """Entries by request id; numbers of all traces in one table, so that a step costs a few array operations."""
 
-    def __init__(self, scorer: Scorer, capacity_tokens: int) -> None:
+    def __init__(self, scorer: Scorer, num_blocks: int, block_tokens: int) -> None:
         self.entries: dict[str, Entry] = {}
         self.searches: dict[int, OpenSearch] = {}
         self._tracks: ConfidenceTracks[str] = ConfidenceTracks()
         self._scorer = scorer
-        self._capacity_tokens = capacity_tokens
+        self._capacity_tokens = num_blocks * block_tokens
+        self._block_tokens = block_tokens
+        self._census = BlockCensus()
         self._table = np.zeros(64, SLOT)
         self._free_slots = list(range(64))
         self._rules: dict[BoundaryRule, int] = {}
@@ -108,7 +113,7 @@ class TraceBook:
 
     def admit(self, entry: Entry) -> None:
         self._num_admissions += 1
-        entry.is_running, entry.admission = True, self._num_admissions
+        entry.is_running, entry.admission, entry.expendability = True, self._num_admissions, None
 
     def _open(self, announced: Announcement) -> None:
         for search in announced.closed:
@@ -216,7 +221,7 @@ class TraceBook:
             if self._scorer.info.ranks_within_run:
                 score = self.searches[key.search].quantiles.squash(score)
             entry = self._entries[at]
-            entry.score = entry.score.add(score)
+            entry.score, entry.expendability = entry.score.add(score), None
             report.scored.append((request, score, length))
             if (size := entry.order.embedding_size) and values.embeddings is not None:
                 vector = values.embeddings[row_of[request], :size]  # another search may have wanted longer ones
@@ -241,9 +246,7 @@ class TraceBook:
 
     # -- who gives way -----------------------------------------------------------------------------------------
 
-    def eviction_order(
-        self, requests: Iterable[str], blocks_of: Callable[[str], Sequence[int]], block_tokens: int, missing_blocks: int
-    ) -> list[str]:
+    def eviction_order(self, requests: Iterable[str], blocks_from: BlocksFrom, missing_blocks: int) -> list[str]:
         """Running requests in the order in which they would lose their room, by the numbers of this moment.
 
         Only as far as it matters: those behind the ones that free the missing blocks are safe, in any order.
@@ -255,34 +258,26 @@ class TraceBook:
             waiting_to_go.sort(key=self._expendability)
         if len(by_search) == 1:
             return next(iter(by_search.values()))[::-1]
-        victims = self._across_searches(by_search, blocks_of, block_tokens, missing_blocks)
+        self._census.follow({r: search for search, mine in by_search.items() for r in mine}, blocks_from)
+        victims = self._across_searches(by_search, missing_blocks)
         return [*victims, *(request for safe in by_search.values() for request in safe)]
 
-    def _across_searches(
-        self,
-        by_search: dict[int, list[str]],
-        blocks_of: Callable[[str], Sequence[int]],
-        block_tokens: int,
-        missing_blocks: int,
-    ) -> list[str]:
+    def _across_searches(self, by_search: dict[int, list[str]], missing_blocks: int) -> list[str]:
         """Plays the evictions through, since each one changes how far its search is above its quota."""
-        refs = {
-            search: Counter(block for request in requests for block in blocks_of(request))
-            for search, requests in by_search.items()
-        }
-        everyone: Counter[int] = sum(refs.values(), Counter())  # a prompt may be shared by several searches
+        rehearsal = self._census.rehearse()
         quota = {search: self._quota(search) for search in by_search}
         victims: list[str] = []
         while by_search and missing_blocks > 0:
-            used = {search: len(refs[search]) * block_tokens for search in by_search}
-            taxed = search_to_tax(used, quota)
+            taxed = search_to_tax({s: rehearsal.used[s] * self._block_tokens for s in by_search}, quota)
             victims.append(by_search[taxed].pop())
-            blocks = blocks_of(victims[-1])
-            _release(refs[taxed], blocks)
-            missing_blocks -= _release(everyone, blocks)
+            missing_blocks -= rehearsal.evict(victims[-1])
             if not by_search[taxed]:
                 del by_search[taxed]
         return victims
+
+    def lose_blocks(self, requests: Iterable[str]) -> None:
+        """These are running no more, or all their blocks may be others the next time."""
+        self._census.forget(requests)
 
     def _quota(self, search: int) -> float:
         quota = self.searches[search].quota_tokens
@@ -293,15 +288,7 @@ class TraceBook:
 
     def _expendability(self, request: str) -> tuple[float, ...]:
         entry = self.entries[request]
-        return expendability(entry.order.on_pressure, self.score_of(entry), entry.order.trace, entry.admission)
-
-
-def _release(refs: Counter[int], blocks: Sequence[int]) -> int:
-    """How many of the blocks nobody holds any more."""
-    freed = 0
-    for block in blocks:
-        refs[block] -= 1
-        if not refs[block]:
-            del refs[block]
-            freed += 1
-    return freed
+        if entry.expendability is None:
+            order = entry.order
+            entry.expendability = expendability(order.on_pressure, self.score_of(entry), order.trace, entry.admission)
+        return entry.expendability

@@ -33,7 +33,8 @@ class _GambitScheduling:
         config: GambitConfig = self.vllm_config.additional_config
         self._block_tokens = self.cache_config.block_size
         adapter.hold_back_blocks(self)
-        self._book = TraceBook(config.scorer, adapter.usable_blocks(self) * self._block_tokens)
+        self._book = TraceBook(config.scorer, adapter.usable_blocks(self), self._block_tokens)
+        self._blocks_only_grow = adapter.blocks_only_grow(self)
         scorer = config.scorer
         self._histories = RequestHistories(scorer.max_past) if isinstance(scorer, HistoryScorer) else None
         self._report = Report()
@@ -175,7 +176,9 @@ class _GambitScheduling:
             return
         running = (request.request_id for request in self.running)
         # The self-check makes an allocation fail although nothing is missing: then one victim must be known.
-        order = self._book.eviction_order(running, self._blocks_of, self._block_tokens, max(missing, 1))
+        if not self._blocks_only_grow:
+            self._book.lose_blocks(self._book.entries)
+        order = self._book.eviction_order(running, self._blocks_from, max(missing, 1))
         place = {request: len(order) - index for index, request in enumerate(order)}
         for request in self.running:
             request.priority = place[request.request_id]
@@ -199,10 +202,11 @@ class _GambitScheduling:
         end = request.num_tokens + request.num_output_placeholders
         return -(-end // self._block_tokens) - -(-have // self._block_tokens)
 
-    def _blocks_of(self, request_id: str) -> list[int]:
-        return [block for group in self.kv_cache_manager.get_block_ids(request_id) for block in group]
+    def _blocks_from(self, request_id: str, start: int) -> list[int]:
+        return adapter.blocks_from(self, request_id, start)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._book.lose_blocks([request.request_id])
         if not self._in_schedule:  # vLLM resets its caches
             super()._preempt_request(request, *args, **kwargs)
             return
