@@ -205,13 +205,13 @@ def repeat(engine: object) -> dict:
 
 
 def confidence(model: str) -> dict:
-    """Token confidence on the device, and stock sampling."""
+    """Token confidence on the device, and stock sampling, whose traces are others in every run."""
     from engine_setups import finish, open_search, spec
     from gambit.scorers.simple import ConfidenceScorer
 
     engine = start(model, ConfidenceScorer(), exact_noise=False)
     open_search(engine, stops=())
-    engine.submit([spec(i) for i in range(8)])
+    engine.submit([spec(i) for i in range(64)])  # 12 to 36 thoughts in eight of them, seen in 12 runs
     scores = [t.score for step in finish(engine) for t in step.scored]
     engine.close()
     assert len(scores) > 20 and all(0 < score < 1 for score in scores) and len(set(scores)) > 10, scores
