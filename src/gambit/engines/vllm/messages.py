@@ -122,7 +122,7 @@ class Order:
         return None if self.announcement is None else Announcement(**self.announcement)
 
     def pack(self) -> dict[str, Any]:
-        return {ORDER: dataclasses.asdict(self)}
+        return {ORDER: {name: getattr(self, name) for name in _ORDER_FIELDS}}  # asdict would copy every value
 
     @classmethod
     def unpack(cls, extra_args: dict[str, Any] | None) -> Order | None:
@@ -182,4 +182,5 @@ class Report:
         return cls(*params[ORDER])
 
 
+_ORDER_FIELDS = tuple(f.name for f in dataclasses.fields(Order))
 _REPORT_FIELDS = tuple(f.name for f in dataclasses.fields(Report))

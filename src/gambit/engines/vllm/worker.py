@@ -140,7 +140,7 @@ class _Noise:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._of: dict[str, npt.NDArray[np.void]] = {}
+        self._of: dict[str, tuple[float, ...]] = {}  # the fields of NOISE
         self._computed: dict[str, int] = {}  # tokens in the cache, by request of this step
         self._counts: dict[str, int] = {}  # tokens that this step adds to them
         self._rows: list[str] = []
@@ -193,7 +193,7 @@ class _Noise:
     def draw(self, logits: torch.Tensor, rows: list[str]) -> torch.Tensor:
         if rows != self._rows or self._filters is None:
             self._rows = rows
-            self._table = np.concatenate([self._of[request] for request in rows])
+            self._table = np.array([self._of[request] for request in rows], NOISE)
             self._filters = filters_of(self._table, self._device)
         positions = self._column(self._computed) + self._column(self._counts) - self._table["prompt_tokens"]
         uniform = torch.from_numpy(uniforms(self._table["noise_key"], positions)).float()
@@ -203,8 +203,5 @@ class _Noise:
         return np.fromiter(map(numbers.__getitem__, self._rows), np.int64, len(self._rows))
 
 
-def _record(order: Order) -> npt.NDArray[np.void]:
-    record = np.zeros(1, NOISE)
-    for name in NOISE.names:
-        record[name] = getattr(order, name)
-    return record
+def _record(order: Order) -> tuple[float, ...]:
+    return tuple(getattr(order, name) for name in NOISE.names)
