@@ -9,9 +9,16 @@ from unittest import mock
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: two threads waiting for each other are slower than one
 
+import hypothesis
 import pytest
 
 from tiny import save_tiny
+
+# Nothing is timed in tests: these machines are shared. No example of a slow or an interrupted run is kept either.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parents[1]
 # ../shared next to the repository, or further up where this is a git worktree of it

@@ -83,7 +83,7 @@ def test_a_freed_place_starts_empty_and_tables_grow():
 numbers = st.lists(st.floats(0, 20, width=32), min_size=1, max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(numbers, st.integers(1, 12), st.floats(0, 20))
 def test_running_windows_are_those_computed_from_scratch(said, window, threshold):
     tracks = ConfidenceTracks()

@@ -97,7 +97,7 @@ def test_certain_ends_a_majority_of_equals_after_more_than_half(answer):
     assert result.stop_reason is StopReason.CONSENSUS and 7 <= result.counts.completed <= 9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules, all_options, st.integers(1, 6), st.sampled_from(["majority", "score", "position", "concise"]))
 def test_certain_never_changes_the_answer(schedule, choice, swap, vote):
     """The same schedule to its natural end elects the same winner."""

@@ -93,7 +93,7 @@ class HistoryMachine(RuleBasedStateMachine):
         assert self.histories.num_used == 0
 
 
-HistoryMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+HistoryMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 test_histories_are_plain_lists = HistoryMachine.TestCase
 
 

@@ -72,7 +72,7 @@ row_values = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(row_values, min_size=2, max_size=5), st.integers(0, 1000), st.sampled_from([7, 40, 3000]))
 def test_a_row_draws_the_same_token_whatever_its_neighbours_filter(rows, seed, vocabulary):
     generator = torch.Generator().manual_seed(seed)

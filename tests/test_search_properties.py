@@ -59,7 +59,7 @@ def make(choice, swap):
     return make_settings(**{**choice, "swap_size": min(swap, choice["capacity"])})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schedules, all_options, st.integers(1, 6))
 def test_invariants_hold_after_every_event_and_at_the_end(schedule, choice, swap):
     engine = ScriptedEngine(**schedule)
@@ -83,7 +83,7 @@ def test_invariants_hold_after_every_event_and_at_the_end(schedule, choice, swap
     assert not engine.running and not engine.waiting
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules, all_options, st.integers(1, 6))
 def test_tokens_are_what_the_engine_emitted_and_the_ledger_adds_up(schedule, choice, swap):
     engine = ScriptedEngine(**schedule)
@@ -104,7 +104,7 @@ def test_tokens_are_what_the_engine_emitted_and_the_ledger_adds_up(schedule, cho
     assert result.tokens.reused + first_recomputed == inherited
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules, all_options, st.integers(1, 6))
 def test_budgets_are_kept_and_named(schedule, choice, swap):
     wanted = make(choice, swap)
@@ -119,7 +119,7 @@ def test_budgets_are_kept_and_named(schedule, choice, swap):
         assert result.counts.cancelled == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules, options, st.integers(1, 6))
 def test_a_full_round_leaves_the_pool_at_capacity(schedule, choice, swap):
     """Case 2: the tree view is as large after the round as before it; every pair gains, and none is both."""
@@ -152,7 +152,7 @@ def test_a_full_round_leaves_the_pool_at_capacity(schedule, choice, swap):
                 assert branched_at[child.trace] > (victim.score or 0.0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules, all_options, st.integers(1, 6))
 def test_replaying_the_log_gives_the_same_tree_and_answer(schedule, choice, swap):
     watched = run_one(ScriptedEngine(**schedule), make(choice, swap))
@@ -165,7 +165,7 @@ def test_replaying_the_log_gives_the_same_tree_and_answer(schedule, choice, swap
     assert record.voted.answer == replayed.answer
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules, options, st.integers(1, 6))
 def test_victims_of_pressure_are_the_lowest_scoring_of_their_moment(schedule, choice, swap):
     """Recomputed from the log by independent code: scored before unscored, lowest mean first, youngest on a tie."""

@@ -61,7 +61,7 @@ def thoughts_of(data: PageData):
         yield summed[0], columns.score[a:b], summed[1], summed[2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schedules, options, st.integers(1, 6))
 def test_columns_equal_the_replayed_tree(schedule, choice, swap):
     watched = run_one(ScriptedEngine(**schedule), make(choice, swap))
@@ -79,7 +79,7 @@ def test_columns_equal_the_replayed_tree(schedule, choice, swap):
         assert whole == text.join(tree.tokens_of(trace.id))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schedules, options, st.integers(1, 6))
 def test_thoughts_lie_where_the_log_has_them_and_fold_to_the_scores(schedule, choice, swap):
     watched = run_one(ScriptedEngine(**schedule), make(choice, swap))
@@ -101,7 +101,7 @@ def test_thoughts_lie_where_the_log_has_them_and_fold_to_the_scores(schedule, ch
         assert positions == [len(text.join(words[:length])) for length in tokens]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schedules, options, st.integers(1, 6))
 def test_the_pool_is_the_size_that_samples_say(schedule, choice, swap):
     events = run_one(ScriptedEngine(**schedule), make(choice, swap)).events

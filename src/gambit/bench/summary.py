@@ -17,7 +17,10 @@ from gambit.bench.recipe import Scalar, Variant
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Interval
 
+Turns = Sequence[st.Indices]
+
 MOST_FOR_ALL_PAIRS = 6
+FEWEST_TURNS = 6  # with fewer no paired test can reach 0.05, so that nothing is claimed about seconds
 PARTS = ("engine", "scoring", "tree", "scheduling", "other")
 
 
@@ -135,7 +138,12 @@ def summarise(
     baseline = "sc" if "sc" in variants else variants[0]
     tables = {name: ProblemTable.of([r for r in kept if r.benchmark == name], variants, seeds) for name in benchmarks}
     tables = {name: table for name, table in tables.items() if table.problems}
-    cells = [_cell(table, variant, name, baseline) for name, table in tables.items() for variant in variants]
+    cells = [
+        _cell(table, variant, name, baseline, turns)
+        for name, table in tables.items()
+        for turns in [_turns(table)]
+        for variant in variants
+    ]
     return Summary(
         benchmarks=tuple(tables),
         variants=tuple(variants),
@@ -157,7 +165,7 @@ def summarise(
 # -- cells -----------------------------------------------------------------------------------------------------
 
 
-def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str) -> Cell:
+def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turns: Turns) -> Cell:
     rows = table.of_variant(variant)
     good = [row for row in rows if row.error is None]
     wall = sum(
@@ -175,8 +183,8 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str) -> C
         trace_accuracy=_trace_accuracy(table, variant),
         tokens=_cost(table, variant, _tokens),
         token_ratio=_ratio(table, variant, baseline, _tokens),
-        seconds=_cost(table, variant, _seconds),
-        seconds_ratio=_ratio(table, variant, baseline, _seconds),
+        seconds=_mean_seconds(table, variant, turns),
+        seconds_ratio=_seconds_ratio(table, variant, baseline, turns),
         parts={part: mean_of(getattr(row.seconds, part) for row in good) if good else 0.0 for part in PARTS},
         wall_seconds=wall,
         completed=_average(good, lambda row: row.completed),
@@ -229,6 +237,32 @@ def _ratio(table: ProblemTable, variant: str, baseline: str, measure: Measure) -
     return st.ratio_interval(mine[both], theirs[both], draws)
 
 
+def _turns(table: ProblemTable) -> Turns:
+    """What seconds are resampled by: what else the machine did is the same for problems that ran side by side."""
+    turns = table.turns()
+    return turns if len(turns) >= FEWEST_TURNS else [np.array([place]) for place in range(len(table.problems))]
+
+
+def _mean_seconds(table: ProblemTable, variant: str, turns: Turns) -> Interval | None:
+    seconds = table.costs(variant, _seconds)
+    return _by_turn(seconds, np.where(np.isnan(seconds), np.nan, 1.0), turns)
+
+
+def _seconds_ratio(table: ProblemTable, variant: str, baseline: str, turns: Turns) -> Interval | None:
+    if variant == baseline:
+        return None
+    return _by_turn(table.costs(variant, _seconds), table.costs(baseline, _seconds), turns)
+
+
+def _by_turn(above: st.Floats, below: st.Floats, turns: Turns) -> Interval | None:
+    """Of a ratio of two sums over the problems that have both, with turns resampled as wholes."""
+    both = ~np.isnan(above) & ~np.isnan(below)
+    if not both.any():
+        return None
+    sums = np.array([(above[turn][both[turn]].sum(), below[turn][both[turn]].sum()) for turn in turns])
+    return st.ratio_interval(sums[:, 0], sums[:, 1], st.resamples(len(turns)))
+
+
 def _trace_accuracy(table: ProblemTable, variant: str) -> Interval | None:
     """Over problems with a completed trace."""
     shares = np.array(
@@ -255,7 +289,7 @@ def _is_right_by(kind: str, row: Row) -> float:
 def _overall(tables: Mapping[str, ProblemTable], variant: str) -> Overall:
     groups = [(table.means(variant, lambda row: row.correct), table.draws) for table in tables.values()]
     tokens = [_cost(table, variant, _tokens) for table in tables.values()]
-    seconds = [_cost(table, variant, _seconds) for table in tables.values()]
+    seconds = [_mean_seconds(table, variant, _turns(table)) for table in tables.values()]
     return Overall(variant, st.stratified_mean_interval(groups), _mean_value(tokens), _mean_value(seconds))
 
 

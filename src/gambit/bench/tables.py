@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gambit.bench.statistics import Interval
-from gambit.bench.summary import PARTS, Cell, Comparison, Summary
+from gambit.bench.summary import FEWEST_TURNS, PARTS, Cell, Comparison, Summary
 
 FEW_PROBLEMS = 20
-FEWEST_TURNS = 3
 FEWEST_PROBLEMS = 6  # with fewer no paired test can reach 0.05, so nothing is claimed about costs either
 MINUS = "−"
 
@@ -110,8 +109,8 @@ def cautions(summary: Summary) -> list[str]:
     if few:
         found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow.")
     if summary.num_turns < FEWEST_TURNS and len(summary.variants) > 1:
-        found.append("Each method had the machine for one or two turns only: its seconds hold whatever else the "
-                     "machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
+        found.append(f"Each method had the machine for fewer than {FEWEST_TURNS} turns: its seconds hold whatever else "
+                     "the machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
     return found
 
 
@@ -162,8 +161,9 @@ def _latency(summary: Summary) -> Table:
     return _cells(
         summary, "Latency",
         "Seconds from a search's start to its vote; searches that share a batch wait for each other. "
-        "Wall seconds are those of all searches of a method together. Intervals are over problems: what else the "
-        "machine did while a method had its turn is not in them.",
+        "Wall seconds are those of all searches of a method together. Intervals resample turns, "
+        "problems that ran side by side being one, since they shared whatever else the machine did "
+        f"(with fewer than {FEWEST_TURNS} turns: problems, and that is not in them).",
         [
             ("seconds a problem", lambda c: _number(c.seconds, 2)),
             (f"seconds against {base}", lambda c: _change(c.seconds_ratio)),
