@@ -116,6 +116,12 @@ def test_methods_take_turns_block_by_block(base: list[str], tmp_path: Path) -> N
     assert order == ["sc"] * 2 + ["gambit"] * 4 + ["sc"] * 4 + ["gambit"] * 2
 
 
+def test_another_shard_begins_with_another_method(base: list[str], tmp_path: Path) -> None:
+    """Or the same one would find every engine cold."""
+    bench(*base, "--shard", "2/6", "--out", str(tmp_path / "run"), "--no-report", "--no-logs")
+    assert [row.variant for row in read_rows(tmp_path / "run")] == ["gambit", "sc"]
+
+
 def test_concurrency_and_missing_logs_change_no_metric(whole: Path, base: list[str], tmp_path: Path) -> None:
     """Without memory pressure, which several searches in one engine share."""
     free = [*base, "--kv-budget-tokens", "100000", "--no-report"]

@@ -93,13 +93,13 @@ class Runner:
             self._keep_unsure()
 
     def _groups(self) -> Iterator[tuple[_Group, list[Item]]]:
-        """In an order that depends on the plan alone; whoever comes first changes from block to block."""
+        """In an order that depends on the plan alone; whoever comes first changes by block and shard."""
         number, count = self._bench.part
         for benchmark in self._benchmarks:
             mine = itertools.islice(benchmark.first(self._bench.limit), number, None, count)
             for turn, block in enumerate(_blocks(mine, self._bench.block_size)):
                 for seed in self._bench.seeds:
-                    for variant in _rotated(self._plan.variants, turn):
+                    for variant in _rotated(self._plan.variants, number + turn):
                         yield _Group(benchmark, variant, seed), block
 
     def _warm_up(self, group: _Group, item: Item) -> None:
