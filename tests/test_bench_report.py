@@ -37,11 +37,9 @@ def row(variant: str, problem: int, correct: bool, *, seed: int = 0, benchmark: 
     )
 
 
-def summary_of(
-    rows: list[Row], *labels: str, seeds: int = 1, turns: int = 9, benchmarks: tuple[str, ...] = ("b",)
-) -> Summary:
+def summary_of(rows: list[Row], *labels: str, seeds: int = 1, benchmarks: tuple[str, ...] = ("b",)) -> Summary:
     methods = [Variant(label, label, {}) for label in labels or ("sc", "gambit")]
-    return summarise(rows, methods, benchmarks, range(seeds), len(rows), turns)
+    return summarise(rows, methods, benchmarks, range(seeds), len(rows))
 
 
 def two(num_problems: int, right: tuple[int, int], **more: object) -> list[Row]:
@@ -108,7 +106,7 @@ def test_nothing_is_claimed_about_costs_from_a_handful_nor_about_seconds_from_on
     many = findings(summary_of(halved(30)))
     assert "gambit takes fewer tokens than sc (−50.0 % (−50.0 to −50.0))." in many
     assert "gambit takes fewer seconds than sc (−50.0 % (−50.0 to −50.0))." in many
-    one_turn = summary_of(halved(30), turns=1)
+    one_turn = summary_of([dataclasses.replace(r, began=float(r.variant == "gambit")) for r in halved(30)])
     assert not any("seconds" in claim for claim in findings(one_turn))
     assert any("fewer than 6 turns" in caution for caution in cautions(one_turn))
 
@@ -130,15 +128,15 @@ def test_seconds_of_problems_that_ran_side_by_side_are_one_observation() -> None
     assert mean.value == pytest.approx(2.1) and (mean.low, mean.high) == pytest.approx((2 * ratio.low, 2 * ratio.high))
 
 
-def test_turns_are_what_overlapped_under_any_method_in_one_shard() -> None:
-    spans = {"sc": [(0, 3), (2, 3), (10, 1), (20, 5), (24, 5)], "gambit": [(50, 1), (60, 1), (70, 5), (74, 1), (90, 1)]}
+def test_a_turn_is_what_a_method_searched_in_one_go() -> None:
+    began = {"sc": [0, 1, 10, 11, 0], "gambit": [5, 6, 15, 17, 9]}  # sc, gambit, sc, gambit; the last elsewhere
     rows = [
-        row(variant, i, True, began=float(began), seconds=Spent(float(long)), shard="2/2" if i == 4 else "1/2")
-        for variant, times in spans.items()
-        for i, (began, long) in enumerate(times)
+        row(variant, i, True, began=float(when), shard="2/2" if i == 4 else "1/2")
+        for variant, times in began.items()
+        for i, when in enumerate(times)
     ]
     turns = ProblemTable.of(rows, ["sc", "gambit"], [0]).turns()
-    assert sorted(turn.tolist() for turn in turns) == [[0, 1], [2, 3], [4]]
+    assert [turn.tolist() for turn in turns] == [[0, 1], [2, 3], [4]]
 
 
 def test_failures_count_as_wrong_and_cost_nothing() -> None:

@@ -46,13 +46,6 @@ class Plan:
         problems = sum(len(range(number, info.num_problems, count)) for info in self.benchmarks)
         return problems * len(self.variants) * len(self.recipe.bench.seeds)
 
-    @property
-    def num_turns(self) -> int:
-        """How often each variant has the machine to itself: the fewest turns on any benchmark."""
-        number, count = self.recipe.bench.part
-        problems = [len(range(number, info.num_problems, count)) for info in self.benchmarks]
-        return min(-(-n // self.recipe.bench.block_size) for n in problems) * len(self.recipe.bench.seeds)
-
     def to_json(self) -> dict[str, Json]:
         recipe = self.recipe
         flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine}

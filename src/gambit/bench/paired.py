@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,29 +35,20 @@ class ProblemTable:
         return cls(tuple(whole), found, draws, len(everything) - len(whole))
 
     def turns(self) -> list[Indices]:
-        """Problems, by place, that ran side by side under any method: they shared the machine of that moment."""
+        """Problems, by place, that some method searched in one turn, with no other between: they shared the machine."""
         turn_of = {name: {place} for place, name in enumerate(self.problems)}
-        for before, after in self._neighbours():
-            if turn_of[before] is not turn_of[after]:
-                turn_of[before] |= turn_of[after]
-                turn_of |= {self.problems[place]: turn_of[before] for place in turn_of[after]}
+        for names in self._searched_in_one_go():
+            places = set().union(*(turn_of[name] for name in names))
+            turn_of |= {self.problems[place]: places for place in places}
         distinct = {id(places): places for places in turn_of.values()}
         return [np.array(sorted(places)) for places in distinct.values()]
 
-    def _neighbours(self) -> Iterator[tuple[str, str]]:
-        """Problems whose searches by the same method, in the same shard, overlapped in time."""
-        by_turn, whole = defaultdict(list), set(self.problems)
-        for (variant, problem), rows in self.rows.items():
-            if problem in whole:
-                for row in rows:
-                    by_turn[variant, row.shard].append((row.began, row.began + row.seconds.total, problem))
-        for spans in by_turn.values():
-            last, reached = "", -math.inf
-            for began, ended, problem in sorted(spans):
-                if began < reached:
-                    yield last, problem
-                if ended > reached:
-                    last, reached = problem, ended
+    def _searched_in_one_go(self) -> Iterator[list[str]]:
+        whole = set(self.problems)
+        rows = [row for (_, name), found in self.rows.items() if name in whole for row in found]
+        rows.sort(key=lambda row: (row.shard, row.began))
+        for _, turn in itertools.groupby(rows, key=lambda row: (row.shard, row.variant)):
+            yield [row.problem for row in turn]
 
     def of_variant(self, variant: str) -> list[Row]:
         return [row for name in self.problems for row in self.rows[variant, name]]

@@ -42,7 +42,7 @@ def summary_of(folder: Path) -> tuple[Plan, list[Row], Summary]:
     plan = read_plan(folder)
     rows = list(read_rows(folder))
     names = [info.name for info in plan.benchmarks]
-    summary = summarise(rows, plan.variants, names, plan.recipe.bench.seeds, plan.num_tasks, plan.num_turns)
+    summary = summarise(rows, plan.variants, names, plan.recipe.bench.seeds, plan.num_tasks)
     if not summary.cells:
         raise UserError(f"{folder}: no problem has been searched by every method yet, so that nothing can be compared")
     return plan, rows, summary

@@ -33,6 +33,7 @@ class Cell:
     num_problems: int
     num_rows: int
     num_failed: int
+    num_turns: int  # how often the methods took turns on the machine
     accuracy: Interval
     trace_accuracy: Interval | None  # of a single completed trace
     tokens: Interval | None
@@ -118,7 +119,6 @@ class Summary:
     left_out: Mapping[str, int]  # problems of a benchmark that not every variant has searched with every seed
     sweep: tuple[SweepPoint, ...] = ()
     swept: tuple[str, ...] = ()  # labels of variants that belong to a sweep
-    num_turns: int = 1  # how often each method had its turn on the machine
 
     def cell(self, variant: str, benchmark: str) -> Cell | None:
         return next((c for c in self.cells if (c.variant, c.benchmark) == (variant, benchmark)), None)
@@ -130,7 +130,6 @@ def summarise(
     benchmarks: Sequence[str],
     seeds: Sequence[int],
     num_expected: int,
-    num_turns: int = 1,
 ) -> Summary:
     """Compares like with like: only problems that every variant has searched with every seed count."""
     kept = list(rows)
@@ -141,7 +140,7 @@ def summarise(
     cells = [
         _cell(table, variant, name, baseline, turns)
         for name, table in tables.items()
-        for turns in [_turns(table)]
+        for turns in [table.turns()]
         for variant in variants
     ]
     return Summary(
@@ -158,7 +157,6 @@ def summarise(
         left_out={name: table.num_left_out for name, table in tables.items() if table.num_left_out},
         sweep=tuple(point for name, table in tables.items() for point in _sweep(table, name, methods)),
         swept=tuple(method.label for method in methods if method.swept),
-        num_turns=num_turns,
     )
 
 
@@ -179,6 +177,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         num_problems=len(table.problems),
         num_rows=len(rows),
         num_failed=len(rows) - len(good),
+        num_turns=len(turns),
         accuracy=st.share_interval(table.means(variant, lambda row: row.correct), table.draws),
         trace_accuracy=_trace_accuracy(table, variant),
         tokens=_cost(table, variant, _tokens),
@@ -237,12 +236,6 @@ def _ratio(table: ProblemTable, variant: str, baseline: str, measure: Measure) -
     return st.ratio_interval(mine[both], theirs[both], draws)
 
 
-def _turns(table: ProblemTable) -> Turns:
-    """What seconds are resampled by: what else the machine did is the same for problems that ran side by side."""
-    turns = table.turns()
-    return turns if len(turns) >= FEWEST_TURNS else [np.array([place]) for place in range(len(table.problems))]
-
-
 def _mean_seconds(table: ProblemTable, variant: str, turns: Turns) -> Interval | None:
     seconds = table.costs(variant, _seconds)
     return _by_turn(seconds, np.where(np.isnan(seconds), np.nan, 1.0), turns)
@@ -255,7 +248,13 @@ def _seconds_ratio(table: ProblemTable, variant: str, baseline: str, turns: Turn
 
 
 def _by_turn(above: st.Floats, below: st.Floats, turns: Turns) -> Interval | None:
-    """Of a ratio of two sums over the problems that have both, with turns resampled as wholes."""
+    """Of a ratio of two sums over the problems that have both, with turns resampled as wholes.
+
+    What else the machine did is the same for all problems of a turn. Too few turns cannot show it: then the unit is a
+    problem, and nothing is claimed.
+    """
+    if len(turns) < FEWEST_TURNS:
+        turns = [np.array([place]) for place in range(len(above))]
     both = ~np.isnan(above) & ~np.isnan(below)
     if not both.any():
         return None
@@ -289,7 +288,7 @@ def _is_right_by(kind: str, row: Row) -> float:
 def _overall(tables: Mapping[str, ProblemTable], variant: str) -> Overall:
     groups = [(table.means(variant, lambda row: row.correct), table.draws) for table in tables.values()]
     tokens = [_cost(table, variant, _tokens) for table in tables.values()]
-    seconds = [_mean_seconds(table, variant, _turns(table)) for table in tables.values()]
+    seconds = [_mean_seconds(table, variant, table.turns()) for table in tables.values()]
     return Overall(variant, st.stratified_mean_interval(groups), _mean_value(tokens), _mean_value(seconds))
 
 

@@ -63,7 +63,7 @@ def findings(summary: Summary) -> list[str]:
     for cell in summary.cells:
         if cell.variant != summary.baseline and cell.variant not in summary.swept:
             sentences.append(_cost_sentence(cell, cell.token_ratio, "tokens", summary))
-            if summary.num_turns >= FEWEST_TURNS:
+            if cell.num_turns >= FEWEST_TURNS:
                 sentences.append(_cost_sentence(cell, cell.seconds_ratio, "seconds", summary))
     if len(plain) < len(with_baseline):
         swept = [c for c in with_baseline if c not in plain]
@@ -108,7 +108,7 @@ def cautions(summary: Summary) -> list[str]:
     few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEW_PROBLEMS})
     if few:
         found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow.")
-    if summary.num_turns < FEWEST_TURNS and len(summary.variants) > 1:
+    if any(c.num_turns < FEWEST_TURNS for c in summary.cells) and len(summary.variants) > 1:
         found.append(f"Each method had the machine for fewer than {FEWEST_TURNS} turns: its seconds hold whatever else "
                      "the machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
     return found
@@ -161,8 +161,8 @@ def _latency(summary: Summary) -> Table:
     return _cells(
         summary, "Latency",
         "Seconds from a search's start to its vote; searches that share a batch wait for each other. "
-        "Wall seconds are those of all searches of a method together. Intervals resample turns, "
-        "problems that ran side by side being one, since they shared whatever else the machine did "
+        "Wall seconds are those of all searches of a method together. Intervals resample turns: all problems "
+        "that a method searched in one go are one, since they shared whatever else the machine did "
         f"(with fewer than {FEWEST_TURNS} turns: problems, and that is not in them).",
         [
             ("seconds a problem", lambda c: _number(c.seconds, 2)),

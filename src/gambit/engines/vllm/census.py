@@ -40,9 +40,6 @@ class BlockCensus:
             if not self._holders[search]:
                 del self._holders[search]
 
-    def clear(self) -> None:
-        self.forget(list(self._blocks))
-
     def rehearse(self) -> Rehearsal:
         return Rehearsal(self._search_of, self._blocks, self._holders, self._all)
 

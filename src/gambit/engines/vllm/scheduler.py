@@ -41,9 +41,7 @@ class _GambitScheduling:
         self._freed: list[str] = []
         self._is_ranked = False  # whether this step may have victims
         self._in_schedule = False
-        self._only_decodes = (
-            False  # in the last step: every running request got one token, so that none has a prompt left
-        )
+        self._only_decodes = False  # the last step: one token for every running request, no prompt is left
         self._num_schedules = 0
         self._num_queued = 0
         self._num_compared = 0

@@ -77,8 +77,7 @@ class GambitWorker(adapter.Worker):
             return super().sample_tokens(grammar_output)
         rows = DeviceRows(self._side)
         with rows.computed(states):
-            columns = self._score(states)
-            rows.send(columns)
+            rows.send(self._score(states))
         late = self._check(states)
         self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
