@@ -242,9 +242,15 @@ def outputs_of(params: dict[str, Any]) -> dict[int, EngineCoreOutputs]:
     return {0: EngineCoreOutputs(outputs=[EngineCoreOutput("gambit", [], kv_transfer_params=params)])}
 
 
-def end_reason(output: EngineCoreOutput) -> str:
+def new_tokens(outputs: Mapping[int, EngineCoreOutputs]) -> dict[str, int]:
+    return {output.request_id: output.new_token_ids[0] for output in request_outputs(outputs) if output.new_token_ids}
+
+
+def finished(outputs: Mapping[int, EngineCoreOutputs]) -> list[tuple[str, str]]:
+    """Requests that vLLM ended in a step, and why."""
+    ended = [output for output in request_outputs(outputs) if output.finish_reason is not None]
     reasons = {FinishReason.STOP: EndReason.STOP.value, FinishReason.LENGTH: EndReason.LENGTH.value}
-    return reasons.get(output.finish_reason, f"vllm: {output.finish_reason}")
+    return [(o.request_id, reasons.get(o.finish_reason, f"vllm: {o.finish_reason}")) for o in ended]
 
 
 @contextmanager
@@ -263,7 +269,7 @@ def failing_once(manager: Any, request_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del manager.allocate_slots
+        manager.allocate_slots = real
 
 
 # -- the worker -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class GambitConfig:
     scorer: Scorer
     exact_noise: bool
     kv_budget_tokens: int | None
+    short_cuts: bool = False  # vLLM's scheduler does for usual tokens only what they need
 
     def compute_hash(self) -> str:
         """Of what changes the compiled model: nothing here does, so a new scorer costs no new compilation."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gambit.engines.vllm import adapter
+from gambit.engines.vllm import adapter, shortcuts
 from gambit.engines.vllm.book import TraceBook
 from gambit.engines.vllm.histories import RequestHistories
 from gambit.engines.vllm.messages import GambitConfig, Order, Report, RowValues
@@ -35,6 +35,8 @@ class _GambitScheduling:
         adapter.hold_back_blocks(self)
         self._book = TraceBook(config.scorer, adapter.usable_blocks(self), self._block_tokens)
         self._blocks_only_grow = adapter.blocks_only_grow(self)
+        may_cut_short = config.short_cuts and shortcuts.are_possible(self, self._block_tokens)
+        self._short_cuts = shortcuts.ShortCuts(self, self._block_tokens) if may_cut_short else None
         scorer = config.scorer
         self._histories = RequestHistories(scorer.max_past) if isinstance(scorer, HistoryScorer) else None
         self._report = Report()
@@ -58,10 +60,14 @@ class _GambitScheduling:
         if self._histories is not None:
             self._histories.begin(request.request_id, order)
         super().add_request(request)
+        if self._short_cuts is not None:
+            self._short_cuts.begin(request)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Not forgotten at once: its last token is read after vLLM has freed it.
         self._freed.append(request.request_id)
+        if self._short_cuts is not None:
+            self._short_cuts.end(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,10 +105,10 @@ class _GambitScheduling:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        began = time.perf_counter()
         report, self._report = self._report, Report()
-        self._read(report, outputs, model_runner_output)
+        tokens, outputs = self._take_tokens(scheduler_output, model_runner_output)
+        began = time.perf_counter()
+        self._read(report, tokens, outputs, model_runner_output)
         if self._histories is not None and (orders := adapter.thoughts_of(scheduler_output)) is not None:
             self._histories.settle(orders, {request for request, _, _ in report.scored})
         self._forget_freed()
@@ -113,16 +119,25 @@ class _GambitScheduling:
             return {}
         return adapter.outputs_of(report.pack())
 
+    def _take_tokens(self, scheduler_output: Any, model_runner_output: Any) -> tuple[dict[str, int], Any]:
+        """The new token of each request, in the order of scheduling, and what vLLM has to say beside."""
+        tokens, unusual = {}, scheduler_output
+        if self._short_cuts is not None:
+            tokens, unusual = self._short_cuts.take(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(unusual, model_runner_output)
+        tokens |= adapter.new_tokens(outputs)
+        for request in unusual.num_scheduled_tokens:
+            if tokens.get(request) == shortcuts.NO_TOKEN:
+                del tokens[request]
+        return tokens, outputs
+
     def _num_unfinished(self) -> int:
         return int(self.get_num_unfinished_requests())
 
-    def _read(self, report: Report, outputs: Any, model_runner_output: Any) -> None:
+    def _read(self, report: Report, tokens: dict[str, int], outputs: Any, model_runner_output: Any) -> None:
         values: RowValues | None = adapter.row_values(model_runner_output)
-        # Whole lists at a time: this runs for every token, between two steps of the device.
-        spoken = adapter.request_outputs(outputs)
-        report.finished += [(o.request_id, adapter.end_reason(o)) for o in spoken if o.finish_reason is not None]
-        report.rows = [o.request_id for o in spoken if o.new_token_ids]
-        report.tokens = [o.new_token_ids[0] for o in spoken if o.new_token_ids]
+        report.finished += adapter.finished(outputs)
+        report.rows, report.tokens = list(tokens), list(tokens.values())
         if values is not None:
             report.seconds_scoring, report.seconds_waiting = values.seconds, values.waited
             if values.greedy is not None:

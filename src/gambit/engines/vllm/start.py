@@ -15,7 +15,7 @@ from gambit.engines.base import EngineInfo
 from gambit.engines.vllm.check import has_room, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
-from gambit.engines.vllm.versions import note_on
+from gambit.engines.vllm.versions import is_tested, note_on
 from gambit.engines.vllm.weights import weights_folder
 from gambit.errors import EngineError, UserError
 from gambit.prompts import Tokenizer, load_tokenizer
@@ -23,7 +23,7 @@ from gambit.scorers.base import HistoryScorer, Scorer
 
 CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
-OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True}
+OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None}
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
 _REFUSED = {
     "speculative_config": "a step would give a trace several tokens, and states for tokens that are then rejected",
@@ -49,7 +49,8 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     is_cpu = adapter.current_platform.is_cpu()
     tokenizer = tokenizer or load_tokenizer(model)
-    gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens)
+    short_cuts = is_tested(adapter.VERSION) if own["short_cuts"] is None else bool(own["short_cuts"])
+    gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens, short_cuts)
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)

@@ -20,6 +20,11 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
+def is_tested(found: str) -> bool:
+    """On whatever device: what runs on the host is the same."""
+    return any(found in versions for versions in TESTED_VERSIONS.values())
+
+
 def note_on(found: str, device: str) -> str | None:
     """What a user should know about a build that nobody has tried."""
     tested = TESTED_VERSIONS.get(device, ())
