@@ -22,12 +22,13 @@ from pathlib import Path
 import torch
 
 from gambit.config import EngineConfig, SearchConfig
-from gambit.problems import read_problems
+from gambit.problems import read_problems, shard_of
 from gambit.scorers.checkpoint import add_metrics, save_checkpoint
 from gambit.training.collect import Collector, Plan
 from gambit.training.dataset import Division
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.sampling import Task, pawn_tasks
+from gambit.training.storage import merge
 from gambit.training.train import TrainPlan, datasets_of, train
 from gambit.types import StatePosition
 
@@ -81,11 +82,17 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def collect_both(options: argparse.Namespace, clock: Clock) -> None:
+    """What is judged by is shard 1's to collect."""
+    first, every = shard_of(options.shard)
     to_judge, to_train = tasks_of(options)
+    to_judge, to_train = [] if first else to_judge, to_train[first::every]
+    train_folder = "train" if every == 1 else f"train-{first + 1}"
     sources = ("pawn:test", "pawn:scorer") if options.kind == "pawn" else (options.test.name, options.train.name)
     with Collector(plan_of(options)) as collector:
         clock.done("start")
-        for name, tasks, source in (("test", to_judge, sources[0]), ("train", to_train, sources[1])):
+        for name, tasks, source in (("test", to_judge, sources[0]), (train_folder, to_train, sources[1])):
+            if not tasks:
+                continue
             deadline = time.monotonic() + options.seconds
 
             def is_late(deadline: float = deadline) -> bool:
@@ -99,6 +106,8 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
     """One checkpoint per architecture and objective, and which is the best of each architecture."""
     results, made, best = options.out / "results", [], {}
     results.mkdir(parents=True, exist_ok=True)
+    if parts := sorted((options.out / "data").glob("train-*")):
+        merge(parts, options.out / "data" / "train")
     layers = tuple(int(layer) for layer in options.layers.split(","))
     division = Division(options.validation, 0.0)
     plans = [
@@ -201,6 +210,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", default="1/1", help="i/n: collect beside others; `--only train` puts them together")
     parser.add_argument("--only", choices=["collect", "train"], help="stop after collecting; or train on what is there")
     options = parser.parse_args()
     options.engine = options.engine or ("local" if options.kind == "pawn" else "vllm")

@@ -39,10 +39,13 @@ def test_from_problems_to_a_search_with_the_new_scorer(tiny_folder, tmp_path):
     rows = [{"id": f"p{i}", "question": "abcdefgh"[i % 8] + f"={i % 7}", "answer": "78"[i % 2]} for i in range(12)]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--model", tiny_folder, "--engine", "local", "--device", "cpu", "--temperature", "2", "--top-p", "1")
-    made = Outcome("collect", "--problems", problems, "--out", tmp_path / "data", *flags, "--top-k", "0",
-                   "--max-new-tokens", "60", "--traces", "6")  # fmt: skip
-    assert made.code == 0 and "12 problems; 72 traces" in made.out, made.err
-    assert made.err == "", "nothing but the result in a pipe"
+    for shard in ("1", "2"):
+        made = Outcome("collect", "--problems", problems, "--out", tmp_path / shard, *flags, "--top-k", "0",
+                       "--max-new-tokens", "60", "--traces", "6", "--shard", f"{shard}/2")  # fmt: skip
+        assert made.code == 0 and "6 problems; 36 traces" in made.out, made.err
+        assert made.err == "", "nothing but the result in a pipe"
+    merged = Outcome("merge", tmp_path / "1", tmp_path / "2", "--out", tmp_path / "data")
+    assert merged.code == 0 and merged.out.endswith("data: 12 problems\n")
     scorer = tmp_path / "s.safetensors"
     trained = Outcome("train", "--data", tmp_path / "data", "--out", scorer, "--device", "cpu", "--epochs", "2",
                       "--validation", "0.3", "--test", "0.3", "--objective", "prefix+pairwise")  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from collected import header, make_collection, problem_record, trace_record
 from gambit.errors import UserError
 from gambit.training.dataset import load_dataset
-from gambit.training.storage import INDEX_FILE, read_header, read_index, read_shards, writing
+from gambit.training.storage import INDEX_FILE, merge, read_header, read_index, read_shards, writing
 from gambit.types import StatePosition
 
 NUM_PROBLEMS = 60
@@ -127,3 +127,49 @@ def test_a_position_or_layer_that_is_not_there_is_refused_with_both(tmp_path):
         load_dataset(tmp_path, StatePosition.BOUNDARY)
     with pytest.raises(UserError, match=r"layers \[-9\] are wanted, .* holds \[-1\]"):
         load_dataset(tmp_path, StatePosition.BEFORE, (-1, -9))
+
+
+# -- several as one ----------------------------------------------------------------------------------------------
+
+
+def ids_in(folder):
+    return [problem.id for entry in read_index(folder) for problem in entry.problems]
+
+
+def write_part(folder, numbers, **changes):
+    with writing(folder, header().model_copy(update=changes)) as writer:
+        for number in numbers:
+            writer.add([problem_record(f"p{number}", [trace_record(1, True)])], {"value": torch.tensor([number])})
+
+
+def test_parts_become_one_and_a_second_merge_adds_only_what_is_new(tmp_path):
+    parts, whole = [tmp_path / "a", tmp_path / "b"], tmp_path / "whole"
+    write_part(parts[0], [0, 2, 4], id="first")
+    write_part(parts[1], [1, 3], id="second")
+    assert merge(parts, whole) == 5
+    write_part(parts[1], [5], id="second")
+    assert merge(parts, whole) == 6
+    assert ids_in(whole) == ["p0", "p2", "p4", "p1", "p3", "p5"]
+    shards = list(read_shards(whole, skip_corrupted=False))
+    assert [shard.tensors["value"].tolist() for shard in shards] == [[0], [2], [4], [1], [3], [5]]
+    assert read_header(whole).id not in ("first", "second")
+
+
+def test_damaged_and_missing_shards_stay_known_by_name(tmp_path):
+    part, whole = tmp_path / "a", tmp_path / "whole"
+    write_part(part, [0, 1, 2])
+    (part / "shard-00001.safetensors").write_bytes(b"?")
+    (part / "shard-00002.safetensors").unlink()
+    merge([part], whole)
+    skipped = []
+    assert len(list(read_shards(whole, skip_corrupted=True, on_skip=skipped))) == 1
+    assert ["shard-00001" in skipped[0], "shard-00002" in skipped[1]] == [True, True]
+
+
+def test_what_was_made_in_another_way_is_not_merged(tmp_path):
+    write_part(tmp_path / "a", [0])
+    write_part(tmp_path / "b", [1], traces_per_problem=7)
+    with pytest.raises(UserError, match=r"b has traces_per_problem = 7, .*a has"):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "whole")
+    with pytest.raises(UserError, match="choose a new folder"):
+        merge([tmp_path / "a"], tmp_path / "a")

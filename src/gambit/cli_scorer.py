@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gambit.training.collect import Plan
     from gambit.training.sampling import Task
 
-app = typer.Typer(help="Make a scorer for a model: collect, train, eval; import, show.", no_args_is_help=True)
+app = typer.Typer(help="Make a scorer for a model: collect, merge, train, eval; import, show.", no_args_is_help=True)
 
 AUTO = "auto"
 GPU_TRACES, CPU_TRACES = 1024, 64  # traces sampled at a time
@@ -48,6 +48,7 @@ def collect(
     model: Annotated[str, typer.Option(help="Folder or hub name.")] = "pawn",
     traces: Annotated[int, typer.Option(min=1, help="Traces a problem.")] = 16,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems (pawn: 600).")] = None,
+    shard: Annotated[str, typer.Option(help="i/n: only every n-th problem, from the i-th on; `merge` joins.")] = "1/1",
     seed: Annotated[int, typer.Option(help="Of puzzles and sampling.")] = 0,
     engine: Annotated[str, typer.Option(help="local, vllm or auto.")] = AUTO,
     engine_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Passed to the engine.")] = None,
@@ -76,11 +77,13 @@ def collect(
     def body() -> int:
         from gambit.cli_options import key_values
         from gambit.config import EngineConfig, SearchConfig, build
+        from gambit.problems import shard_of
         from gambit.training.collect import Plan
         from gambit.training.sampling import PAWN_SOURCE
         from gambit.types import StatePosition
 
-        tasks = _tasks(problems, limit, seed)
+        first, every = shard_of(shard)
+        tasks = _tasks(problems, limit, seed)[first::every]
         settings = {"seed": seed, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
                     "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
         options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
@@ -99,6 +102,22 @@ def collect(
             num_graders=graders,
         )
         return _collect(tasks, plan)
+
+    exit_with(body)
+
+
+@app.command()
+def merge(
+    parts: Annotated[list[Path], typer.Argument(help="Folders that `collect --shard` wrote.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder of the whole collection.")],
+) -> None:
+    """Put collections that were made in the same way together."""
+
+    def body() -> int:
+        from gambit.training.storage import merge as run
+
+        put(f"{out}: {run(parts, out)} problems")
+        return OK
 
     exit_with(body)
 

@@ -26,6 +26,16 @@ class Problems:
     expected: Mapping[str, str] = field(default_factory=dict)  # right answers by problem id, where the file has them
 
 
+def shard_of(text: str) -> tuple[int, int]:
+    """`i/n`: the shard's number, from 0, and how many there are; a shard is every n-th problem from the i-th on."""
+    if re.fullmatch(r"[1-9]\d*/[1-9]\d*", text) is None:
+        raise UserError(f"shard {text!r}: give i/n, such as 1/4")
+    number, _, count = text.partition("/")
+    if int(number) > int(count):
+        raise UserError(f"shard {text}: there are {count} shards, from 1 to {count}")
+    return int(number) - 1, int(count)
+
+
 def read_problems(text: str | None, file: Path | None, stdin: TextIO) -> Problems:
     """From the argument, else the file, else stdin (also asked for with `-`)."""
     if text is not None and file is not None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gambit.config import EngineConfig, PresetSource, SearchConfig, build, unknown_key
 from gambit.errors import UserError
+from gambit.problems import shard_of
 from gambit.search.choice import check_search, load_policy, options_model
 
 Scalar: TypeAlias = bool | int | float | str
@@ -57,10 +58,7 @@ class BenchConfig(BaseModel):
     @property
     def part(self) -> tuple[int, int]:
         """The shard's number, from 0, and how many there are."""
-        number, _, count = self.shard.partition("/")
-        if int(number) > int(count):
-            raise UserError(f"shard {self.shard}: there are {count} shards, from 1 to {count}")
-        return int(number) - 1, int(count)
+        return shard_of(self.shard)
 
     @property
     def block_size(self) -> int:

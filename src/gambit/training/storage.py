@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -102,10 +102,22 @@ class CollectionWriter:
         from safetensors.torch import save
 
         # Named by its number: what an interrupted run wrote under that name was never in the index.
-        name = f"shard-{self.num_shards:05d}.safetensors"
         content = save(dict(tensors))
-        _write_synced(self._folder / name, content)
-        entry = ShardEntry(file=name, sha256=hashlib.sha256(content).hexdigest(), problems=tuple(problems))
+        _write_synced(self._folder / self._next_name, content)
+        digest = hashlib.sha256(content).hexdigest()
+        self._append(ShardEntry(file=self._next_name, sha256=digest, problems=tuple(problems)))
+
+    def adopt(self, folder: Path, entry: ShardEntry) -> None:
+        """Add a shard of another collection as it is, damaged ones too: reading tells, whatever way they came."""
+        with suppress(FileNotFoundError):
+            _write_synced(self._folder / self._next_name, (folder / entry.file).read_bytes())
+        self._append(entry.model_copy(update={"file": self._next_name}))
+
+    @property
+    def _next_name(self) -> str:
+        return f"shard-{self.num_shards:05d}.safetensors"
+
+    def _append(self, entry: ShardEntry) -> None:
         with (self._folder / INDEX_FILE).open("ab") as index:
             index.write(entry.model_dump_json().encode() + b"\n")
             index.flush()
@@ -123,6 +135,28 @@ def writing(folder: Path, header: Header) -> Iterator[CollectionWriter]:
         except OSError as error:
             raise UserError(f"{folder} is being written by another `gambit scorer collect`") from error
         yield _opened(folder, header)
+
+
+def merge(parts: Sequence[Path], out: Path) -> int:
+    """Collections made in the same way, as one; gives its number of problems. Begun before, it is gone on with."""
+    if out in parts:
+        raise UserError(f"{out} is one of the collections: choose a new folder")
+    headers = {part: read_header(part) for part in parts}
+    for part in parts[1:]:
+        _check_alike(part, headers[part], parts[0], headers[parts[0]])
+    with writing(out, headers[parts[0]].model_copy(update={"id": new_id()})) as writer:
+        done = set(writer.done)
+        for part in parts:
+            for entry in read_index(part):
+                new = {problem.id for problem in entry.problems} - done
+                if not new:
+                    continue
+                if len(new) < len(entry.problems):
+                    raise UserError(f"{part / entry.file} holds problems that {out} has already, and others: "
+                                    "collections of one problem file are merged by their shards")  # fmt: skip
+                writer.adopt(part, entry)
+                done |= new
+    return len(done)
 
 
 def new_id() -> str:
@@ -144,11 +178,22 @@ def _opened(folder: Path, header: Header) -> CollectionWriter:
 
 
 def _check_same(folder: Path, found: Header, wanted: Header) -> None:
+    for name, before, now in _differences(found, wanted):
+        raise UserError(f"{folder} was begun with {name} = {before}, this run has {now}: "
+                        "use the same settings, or give --out a new folder")  # fmt: skip
+
+
+def _check_alike(folder: Path, header: Header, other: Path, reference: Header) -> None:
+    for name, mine, theirs in _differences(header, reference):
+        raise UserError(f"{folder} has {name} = {mine}, {other} has {theirs}: "
+                        "only collections made in the same way can be one")  # fmt: skip
+
+
+def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, object]]:
     for name in Header.model_fields:
-        before, now = getattr(found, name), getattr(wanted, name)
-        if name not in _MAY_DIFFER and before != now:
-            raise UserError(f"{folder} was begun with {name} = {before}, this run has {now}: "
-                            "use the same settings, or give --out a new folder")  # fmt: skip
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if name not in _MAY_DIFFER and mine != theirs:
+            yield name, mine, theirs
 
 
 def _drop_torn_line(index: Path) -> None:
