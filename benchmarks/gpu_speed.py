@@ -73,6 +73,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="overhead: turns of all three")
     parser.add_argument("--repeats", type=int, default=2, help="saturation: turns of all three")
     parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
+    parser.add_argument("--no-short-cuts", action="store_true", help="leave every token to vLLM's own scheduler code")
     parser.add_argument("--max-seconds", type=float, default=520)
     args = parser.parse_args()
     is_tiny = args.shape == "tiny"
@@ -100,7 +101,8 @@ class Bench:
         self.say("starting both engines")
         with ThreadPoolExecutor() as threads:  # starting is mostly compiling
             stock = threads.submit(Stock, model, args.shape, self.room)
-            ours = threads.submit(start_ours, model, args.shape, self.room, exact_noise=args.exact_noise)
+            ours = threads.submit(start_ours, model, args.shape, self.room, exact_noise=args.exact_noise,
+                                  short_cuts=not args.no_short_cuts)  # fmt: skip
             self.stock, self.ours = stock.result(), ours.result()
         self.say(f"engine {self.ours.info}")
 
@@ -111,6 +113,7 @@ class Bench:
         return {
             "vllm": vllm.__version__, "torch": torch.__version__, "device": device, "shape": self.args.shape,
             "capacity": self.args.capacity, "room_tokens": self.room.kv_tokens, "exact_noise": self.args.exact_noise,
+            "short_cuts": not self.args.no_short_cuts,
         }  # fmt: skip
 
     def close(self) -> None:
