@@ -71,8 +71,8 @@ def check() -> dict:
         parts = {
             "states": lambda: states(engine, model), "branch": lambda: branch(engine),
             "repeat": lambda: repeat(engine), "pressure": lambda: pressure(model),
-            "confidence": lambda: confidence(model), "own process": lambda: own_process(model),
-            "pawn": pawn,
+            "recorded": lambda: recorded(model), "confidence": lambda: confidence(model),
+            "own process": lambda: own_process(model), "pawn": pawn,
         }  # fmt: skip
         for name, part in parts.items():
             try:
@@ -216,6 +216,33 @@ def confidence(model: str) -> dict:
     engine.close()
     assert len(scores) > 20 and all(0 < score < 1 for score in scores) and len(set(scores)) > 10, scores
     return {"thoughts": len(scores)}
+
+
+def recorded(model: str) -> dict:
+    """A scorer launched as one recording against the same one kernel by kernel."""
+    import torch
+
+    from engine_setups import finish, open_search, spec
+    from gambit.scorers.base import ScorerInfo
+    from gambit.scorers.mlp import MlpScorer
+
+    generator = torch.Generator().manual_seed(1)
+    weights = tuple(torch.randn(shape, generator=generator) / 4 for shape in ((16, 32), (16,), (1, 16), (1,)))
+    engine = start(model, MlpScorer(ScorerInfo("mlp", hidden_size=32), weights))
+    worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
+    assert (worker._recorded is not None) == torch.cuda.is_available()
+    scores = []
+    for recording in (worker._recorded, None):
+        worker._recorded = recording
+        open_search(engine, stops=())
+        engine.submit([spec(i) for i in range(48)])
+        scores.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})
+        engine.close_search(1)
+    engine.close()
+    both = scores[0].keys() & scores[1].keys()
+    furthest = max(abs(scores[0][thought] - scores[1][thought]) for thought in both)
+    assert len(both) > 50 and furthest < 0.01 and len(set(scores[0].values())) > 50, (len(both), furthest)
+    return {"thoughts": len(both), "largest difference": furthest}
 
 
 def pawn() -> dict:

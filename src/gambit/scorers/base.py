@@ -39,7 +39,11 @@ class ThoughtBatch:
 
 
 class Scorer(Protocol):
-    """Scores finished thoughts, each on its own."""
+    """Scores finished thoughts, each on its own.
+
+    One that looks at states alone and never lets the host see a value may say `is_recordable = True`: vLLM's worker
+    then records its kernels on a GPU and launches all of them by one call.
+    """
 
     @property
     def info(self) -> ScorerInfo: ...

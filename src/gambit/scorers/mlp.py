@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
@@ -26,6 +26,7 @@ class MlpScorer:
 
     info: ScorerInfo
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    is_recordable: ClassVar[bool] = True
 
     def to(self, device: torch.device) -> MlpScorer:
         w1, b1, w2, b2 = (tensor.to(device) for tensor in self.weights)

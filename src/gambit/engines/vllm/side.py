@@ -23,6 +23,11 @@ class SideStream:
     def is_apart(self) -> bool:
         return self._stream is not None
 
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        assert self._stream is not None
+        return self._stream
+
     @contextmanager
     def reading(self, *tensors: torch.Tensor) -> Iterator[None]:
         """What follows runs on this stream, after what the main one has been given so far."""
@@ -43,7 +48,6 @@ class DeviceRows:
         self._side = side
         self._sent: list[tuple[tuple[str, ...], list[int], torch.Tensor]] = []  # names, widths, host memory
         self._marks: list[Any] = []  # when a part began and ended on the device
-        self._event: torch.cuda.Event | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -56,9 +60,6 @@ class DeviceRows:
             self._mark()
             yield
             self._mark()
-            if self._side.is_apart and self._sent:
-                self._event = torch.cuda.Event(blocking=True)  # sleeps instead of asking the driver again and again
-                self._event.record()
 
     def send(self, columns: Mapping[str, torch.Tensor]) -> None:
         """One number per row, or several (an embedding): all in one copy."""
@@ -71,8 +72,8 @@ class DeviceRows:
 
     def values(self, waited: float = 0.0) -> RowValues:
         """`waited`: seconds for which the host had nothing to do but wait for this step."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self._side.is_apart:
+            self._marks[-1].synchronize()
         found = {}
         for names, widths, host in self._sent:
             parts = np.split(host.numpy(), np.cumsum(widths)[:-1], axis=1) if len(names) > 1 else [host.numpy()]
@@ -91,7 +92,8 @@ class DeviceRows:
         if not self._side.is_apart:
             self._marks.append(time.perf_counter())
             return
-        self._marks.append(torch.cuda.Event(enable_timing=True))
+        # Waiting for one sleeps instead of asking the driver again and again.
+        self._marks.append(torch.cuda.Event(enable_timing=True, blocking=True))
         self._marks[-1].record()
 
     def _seconds(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gambit.engines.sampling import Filters, filters_of, sample, token_confidenc
 from gambit.engines.vllm import adapter
 from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import GambitConfig, Order
+from gambit.engines.vllm.recorded import RecordedScorer, cuda_recorder
 from gambit.engines.vllm.side import DeviceRows, SideStream
 from gambit.scorers.base import HistoryScorer, ThoughtBatch
 from gambit.scorers.history import ThoughtMemory, on_device
@@ -56,6 +58,7 @@ class GambitWorker(adapter.Worker):
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
         self._side = SideStream(self.device)
+        self._recorded: RecordedScorer | None = None
         self._nothing = torch.zeros(1, device=self.device)  # the confidence of thoughts that nobody asks for it
         self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
@@ -64,6 +67,24 @@ class GambitWorker(adapter.Worker):
         # Always: a later search may ask for confidence, and what nobody asks for costs one call per step.
         adapter.tap_sampler(self.model_runner, self._see_logits)
         return result
+
+    def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().compile_or_warm_up_model(*args, **kwargs)
+        if self._side.is_apart and getattr(self._scorer, "is_recordable", False):
+            self._recorded = self._record_scorer()
+        return result
+
+    def _record_scorer(self) -> RecordedScorer | None:
+        model = self.model_config
+        if model.enforce_eager:
+            return None
+        like = torch.zeros(1, model.get_hidden_size(), dtype=model.dtype, device=self.device)
+        most_rows = self.vllm_config.scheduler_config.max_num_seqs
+        try:
+            return RecordedScorer(self._scorer, like, most_rows, cuda_recorder(self._side.stream))
+        except RuntimeError as error:
+            warnings.warn(f"the scorer is run kernel by kernel: it cannot be recorded ({error})", stacklevel=2)
+            return None
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._noise.follow(scheduler_output, wants_positions=self._exact_noise)
@@ -79,7 +100,8 @@ class GambitWorker(adapter.Worker):
         with rows.computed(states):
             rows.send(self._score(states))
         late = self._check(states)
-        self._rows = self._noise.known(adapter.row_ids(self.model_runner))
+        if self._looks_at_logits:
+            self._rows = self._noise.known(adapter.row_ids(self.model_runner))
         output = super().sample_tokens(grammar_output)
         self._rows = None
         if self._confidences is not None:
@@ -108,6 +130,8 @@ class GambitWorker(adapter.Worker):
 
     def _scores(self, states: torch.Tensor) -> torch.Tensor:
         """Of every row; a scorer that remembers thoughts looks only at rows that may end one."""
+        if self._recorded is not None:
+            return self._recorded.score(states)
         if self._memory is None:
             return self._scorer.score(ThoughtBatch(states, self._nothing.expand(len(states))))
         scores = torch.zeros(len(states), device=states.device)
@@ -122,11 +146,19 @@ class GambitWorker(adapter.Worker):
         most = min(self._scorer.max_past + 1, USUAL_THOUGHTS)
         return ThoughtMemory(self._scorer, self.vllm_config.scheduler_config.max_num_seqs * most)
 
+    @property
+    def _wants_confidence(self) -> bool:
+        return self._scorer.info.needs_confidence or self._noise.wants_confidence
+
+    @property
+    def _looks_at_logits(self) -> bool:
+        return self._exact_noise or self._wants_confidence
+
     def _see_logits(self, logits: torch.Tensor) -> None:
         """Between the forward pass and vLLM's sampler."""
-        if self._rows is None or logits is None:  # this rank has no logits
+        if self._rows is None or logits is None:  # nobody wants to know, or this rank has no logits
             return
-        if self._scorer.info.needs_confidence or self._noise.wants_confidence:
+        if self._wants_confidence:
             self._confidences = token_confidence(logits)
         if self._exact_noise:
             tokens = self._noise.draw(logits, self._rows)
