@@ -49,7 +49,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src")]
 PAPER_MEDIAN = 14_500  # tokens of a trace of parallel sampling (Phi-4, the one median the paper states)
 PAPER_WARMUP = 12_000
 PAPER_INTERVAL = 200
-STEP_COMPLETES = 0.475  # the paper's case: 45-50 %
+STEP_COMPLETES = 0.495  # as played through with blocks alone; engines complete 1 to 3 points fewer: 45-50 %, the paper's
 
 
 def main() -> None:
@@ -190,7 +190,7 @@ class Bench:
 
     def saturation(self) -> None:
         args, block = self.args, self.ours.info.block_tokens
-        median = saturating_median(self.room.kv_tokens, args.capacity, block, STEP_COMPLETES)
+        median = saturating_median(self.room.kv_tokens, args.capacity, block, STEP_COMPLETES, range(args.repeats))
         self.say(f"saturation: traces of {median:.0f} tokens (median)")
         runs: list[dict[str, Any]] = []
         names = ["step", "gambit", "sc"]

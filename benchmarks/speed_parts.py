@@ -250,30 +250,36 @@ def header_of(pool: Pool) -> Any:
     )  # fmt: skip
 
 
-def saturating_median(room_tokens: int, capacity: int, block_tokens: int, completing: float) -> float:
-    """The median length at which pruning the worst leaves this share of the pool to complete.
+def saturating_median(
+    room_tokens: int, capacity: int, block_tokens: int, completing: float, seeds: Sequence[int]
+) -> float:
+    """The median length at which pruning the worst leaves this share of the pool to complete, with these draws.
 
     What is pruned depends on scores only through their order, and random weights give a random one: STEP is played
-    through with blocks alone, and the median found by bisection.
+    through with blocks alone in several orders, and the median found by bisection.
     """
     low, high = 16.0, 64.0 * room_tokens / capacity
     for _ in range(40):
         middle = math.sqrt(low * high)
-        plays = [share_completing(Lengths(middle, seed), room_tokens, capacity, block_tokens) for seed in range(8)]
+        plays = [
+            share_completing(Lengths(middle, seed), order, room_tokens, capacity, block_tokens)
+            for seed in seeds
+            for order in range(8)
+        ]
         low, high = (middle, high) if sum(plays) / len(plays) > completing else (low, middle)
     return math.sqrt(low * high)
 
 
-def share_completing(lengths: Lengths, room_tokens: int, capacity: int, block_tokens: int) -> float:
+def share_completing(lengths: Lengths, order_seed: int, room_tokens: int, capacity: int, block_tokens: int) -> float:
     room = room_tokens // block_tokens - -(-PROMPT_TOKENS // block_tokens)
     alive = dict(enumerate(lengths.rooted(capacity)))
-    order = random.Random(lengths.seed).sample(sorted(alive), capacity)
+    order = random.Random(order_seed).sample(sorted(alive), capacity)
     completed = step = 0
     while alive:
-        step += block_tokens  # all grow alike, so that blocks are taken together
+        step += block_tokens  # all grow alike, so that blocks are taken together, before they are filled
+        while len(alive) * (step // block_tokens) > room:
+            alive.pop(next(t for t in order if t in alive))
         for trace in [t for t, length in alive.items() if length <= step]:
             del alive[trace]
             completed += 1
-        while len(alive) * (step // block_tokens) > room:
-            alive.pop(next(t for t in order if t in alive))
     return completed / capacity
