@@ -49,7 +49,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src")]
 PAPER_MEDIAN = 14_500  # tokens of a trace of parallel sampling (Phi-4, the one median the paper states)
 PAPER_WARMUP = 12_000
 PAPER_INTERVAL = 200
-STEP_COMPLETES = 0.495  # as played through with blocks alone; engines complete 1 to 3 points fewer: 45-50 %, the paper's
+STEP_COMPLETES = 0.495  # with blocks alone; engines complete 1 to 3 points fewer, 45-50 % as in the paper
 
 
 def main() -> None:
