@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ VERSION: str = vllm.__version__.partition("+")[0]
 _ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
 _THOUGHTS = "gambit_thoughts"  # of SchedulerOutput, likewise
 _POLL_SECONDS = 0.5
+SWITCH_SECONDS = 0.0002
 
 
 # -- the engine core, in this process or in its own -----------------------------------------------------------------
@@ -130,8 +132,12 @@ def ignore_interrupts() -> None:
 
 @functools.cache  # scheduler and worker may share a process
 def follow_parent() -> None:
-    """In a process of vLLM's: without the front there is nothing to do."""
+    """In a process of vLLM's: without the front there is nothing to do, and nothing goes before the next step."""
     ignore_interrupts()
+    if multiprocessing.parent_process() is not None:
+        # A thread that unpacks and hashes new traces gives way to the one that launches steps after 5 ms by default,
+        # half a step of a GPU, and again each time that one has waited for the device.
+        sys.setswitchinterval(SWITCH_SECONDS)
     # Not prctl(PR_SET_PDEATHSIG): that follows the thread which started the process, and a thread may end earlier.
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
