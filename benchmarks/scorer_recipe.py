@@ -95,10 +95,10 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
                 continue
             deadline = time.monotonic() + options.seconds
 
-            def is_late(deadline: float = deadline) -> bool:
-                return time.monotonic() > deadline
+            def is_early(deadline: float = deadline) -> bool:
+                return time.monotonic() < deadline
 
-            summary = collector.collect(tasks, options.out / "data" / name, source, should_stop=is_late)
+            summary = collector.collect(tasks, options.out / "data" / name, source, may_begin=is_early)
             clock.done(f"collect {name}", str(summary))
 
 
@@ -191,7 +191,9 @@ def main() -> None:
     parser.add_argument("--test-problems", type=int, default=200)
     parser.add_argument("--traces", type=int, default=16)
     parser.add_argument("--traces-at-once", type=int, default=1024)
-    parser.add_argument("--seconds", type=float, default=150, help="most seconds of sampling a collection")
+    parser.add_argument(
+        "--seconds", type=float, default=150, help="after which no more problems of a collection are begun"
+    )
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--engine", help="default: local for pawn, vllm for an LLM")

@@ -20,7 +20,7 @@ from gambit.pawn import Split, parse_puzzle
 from gambit.prompts import boundaries, boundary_rule, load_tokenizer
 from gambit.scorers.base import ScorerInfo
 from gambit.solver import Problem
-from gambit.training.collect import Plan, collect
+from gambit.training.collect import Collector, Plan, collect
 from gambit.training.dataset import load_dataset
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.states import Reading, StateReader
@@ -154,6 +154,14 @@ def test_a_stop_keeps_whole_problems_only(tiny_folder, tmp_path):
     assert summary.was_stopped and 0 < summary.num_problems < 6
     assert all(len(problem.traces) == 3 for entry in read_index(tmp_path / "c") for problem in entry.problems)
     assert collect(TASKS, plan).num_problems == 6 - summary.num_problems
+
+
+def test_what_was_begun_is_finished_once_no_more_may_begin(tiny_folder, tmp_path):
+    asked = []
+    with Collector(plan_for(tiny_folder, tmp_path)) as collector:
+        summary = collector.collect(TASKS, tmp_path, "made", may_begin=lambda: asked.append(1) or len(asked) <= 4)
+    assert (summary.num_problems, summary.num_traces, summary.was_stopped) == (4, 12, False)
+    assert {problem.id for entry in read_index(tmp_path) for problem in entry.problems} == {"p0", "p1", "p2", "p3"}
 
 
 def test_pawn_brings_its_own_problems():

@@ -97,7 +97,9 @@ class Collector:
         source: str,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         should_stop: Callable[[], bool] = lambda: False,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> Summary:
+        """`should_stop`: problems under way are left; `may_begin`: they are finished, others are not begun."""
         plan = self._plan
         order = Order(plan.search, plan.traces_per_problem, plan.traces_at_once)
         with (
@@ -111,7 +113,7 @@ class Collector:
             sink = _Sink(
                 self._reader, writer, summary, lambda: on_progress(summary.num_before + summary.num_problems, total)
             )
-            for sampled in sample(self._solver, todo, order, grading, summary.refused, should_stop):
+            for sampled in sample(self._solver, todo, order, grading, summary.refused, should_stop, may_begin):
                 sink.add(sampled)
             sink.flush()
         summary.was_stopped = should_stop()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -138,15 +138,18 @@ class Order:
 
 def sample(
     solver: Solver, tasks: Sequence[Task], order: Order, grading: Grading, refused: list[str],
-    should_stop: Callable[[], bool],
+    should_stop: Callable[[], bool], may_begin: Callable[[], bool] = lambda: True,
 ) -> Iterator[Sampled]:  # fmt: skip
-    """The problems as they finish, all their traces whole; `refused` gathers those that cannot be sampled."""
+    """The problems as they finish, all their traces whole; `refused` gathers those that cannot be sampled.
+
+    Once `may_begin` says no, those that were begun are finished and no more are.
+    """
     watch = Watch()
     of = {task.id: task for task in tasks}
     count = order.traces_per_problem
     config = order.config.model_copy(update={"policy": "sc", "capacity": count, "num_traces": count})
     results = solver.solve_many(
-        [task.problem for task in tasks],
+        (task.problem for task in takewhile(lambda _: may_begin(), tasks)),
         config,
         concurrency=max(1, order.traces_at_once // count),
         extractor=watch.keep_text,
