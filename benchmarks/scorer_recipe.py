@@ -6,7 +6,7 @@
 Problems to judge by are collected first, then those to train on, until there are enough or the time is up
 (`--seconds`). Scorers are chosen on held-out problems of the training collection and judged on the other one, which
 none of them has seen. OUT/data holds the collections (large), OUT/results what is worth keeping: a checkpoint for each
-objective, `mlp.safetensors` and `sequence.safetensors` (the best of each architecture) and `report.json`.
+objective, `mlp.safetensors` and the like (the best of each architecture) and `report.json`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--position", default="boundary", choices=["before", "boundary", "auto"])
     parser.add_argument("--no-confidence", action="store_true")
     parser.add_argument("--graders", type=int, default=6)
-    parser.add_argument("--architectures", default="mlp,sequence")
+    parser.add_argument("--architectures", default="mlp,mlp+confidence,sequence")
     parser.add_argument("--validation", type=float, default=0.15)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--width", type=int, help="of the sequence scorer; default: 128 for pawn, 256 for an LLM")

@@ -27,7 +27,13 @@ def problem_record(name: str, traces: list[TraceRecord]) -> ProblemRecord:
 
 
 def make_collection(
-    folder: Path, num_problems: int = 40, num_traces: int = 6, signal: float = 2.0, seed: int = 0, **changes: object
+    folder: Path,
+    num_problems: int = 40,
+    num_traces: int = 6,
+    signal: float = 2.0,
+    seed: int = 0,
+    confidence_signal: float = 0.0,
+    **changes: object,
 ) -> Path:
     """The signal grows over a trace's steps: the outcome shows late, as in a real one. Wrong traces are longer."""
     generator = torch.Generator().manual_seed(seed)
@@ -45,7 +51,8 @@ def make_collection(
                     noise[:, 0] += signal * (1 if is_correct else -1) * torch.linspace(0.2, 1, count)
                     states.append(3 * noise + 1)
                     ends += [5 * (i + 1) for i in range(count)]
-                    confidences += torch.rand(count, generator=generator).tolist()
+                    sure = confidence_signal if is_correct else 0.0
+                    confidences += (torch.rand(count, generator=generator) + sure).tolist()
                     tokens += list(range(5 * count))
                     records.append(trace_record(count, is_correct))
                 problems.append(problem_record(name, records))

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from gambit import registry
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo, ThoughtBatch, check_fit
-from gambit.scorers.mlp import MlpScorer, load_mlp, save_mlp
+from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
+from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp, save_mlp
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape
 from gambit.scorers.simple import ConfidenceScorer, ConstantScorer, RunQuantiles
 from gambit.types import Aggregation, StatePosition
@@ -30,6 +31,7 @@ SCORERS = {
     "constant": ConstantScorer(),
     "confidence": ConfidenceScorer(),
     "mlp": make_mlp(),
+    "mlp+confidence": BlendScorer(ScorerInfo("mlp+confidence", hidden_size=6), make_mlp(), 0.4),
     "sequence": SequenceScorer(ScorerInfo("sequence"), SequenceNetwork(SequenceShape(6, width=16))),
 }
 
@@ -63,6 +65,18 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     loaded = load_mlp(tmp_path / "s.safetensors")
     assert loaded.info == scorer.info
     assert all(torch.equal(a, b) for a, b in zip(loaded.weights, scorer.weights, strict=True))
+
+
+def test_a_blend_comes_back_as_it_was(tmp_path):
+    info = ScorerInfo("mlp+confidence", hidden_size=6, needs_confidence=True)
+    scorer = BlendScorer(info, dataclasses.replace(make_mlp(), info=info), 0.25)
+    save_checkpoint(scorer, tmp_path / "s.safetensors")
+    loaded = load_checkpoint(tmp_path / "s.safetensors")
+    assert isinstance(loaded, BlendScorer) and (loaded.info, loaded.slope) == (info, 0.25)
+    thoughts = ThoughtBatch(torch.randn(5, 6), torch.rand(5))
+    assert torch.equal(loaded.score(thoughts), scorer.score(thoughts))
+    with pytest.raises(UserError, match="'mlp'"):
+        load_mlp(tmp_path / "s.safetensors")
 
 
 def damaged(tmp_path, **changes):

@@ -19,7 +19,7 @@ from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.evaluate import conclusions, evaluate
 from gambit.training.fit import fit
 from gambit.training.judging import judge_scorers, report_json
-from gambit.training.networks import MlpNetwork, Spread, build_network
+from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network
 from gambit.training.objectives import (
     Batch,
     Unit,
@@ -153,7 +153,7 @@ def test_objectives_by_name():
     assert terms_of("prefix+pairwise") == ["prefix", "pairwise"]
     with pytest.raises(UserError, match="unknown objective 'margin': use auto, bce"):
         recipes_for("mlp", "bce+margin", {})
-    with pytest.raises(UserError, match="unknown architecture 'lstm': use mlp, sequence"):
+    with pytest.raises(UserError, match=r"unknown architecture 'lstm': use mlp, mlp\+confidence, seq"):
         recipes_for("lstm", "auto", {})
 
 
@@ -242,7 +242,8 @@ def test_an_unknown_network_is_refused():
 def checkpoints(folder, tmp_path_factory):
     """One of each architecture, trained on the same collection."""
     place, found = tmp_path_factory.mktemp("scorers"), {}
-    for architecture, objective in (("mlp", "prefix+pairwise"), ("sequence", "prefix")):
+    recipes = {"mlp": "prefix+pairwise", "mlp+confidence": "prefix+pairwise", "sequence": "prefix"}
+    for architecture, objective in recipes.items():
         plan = TrainPlan(folder, architecture, objective, "boundary", changes={"max_epochs": 3, "width": 32})
         trained = train(plan, datasets_of(plan))
         found[architecture] = place / f"{architecture}.safetensors"
@@ -259,6 +260,37 @@ def test_the_best_is_chosen_by_held_out_ranking(folder):
     best = max(candidates, key=lambda each: each["held_out_auc"])
     assert best["is_chosen"] and sum(each["is_chosen"] for each in candidates) == 1
     assert trained.best.held_out_auc == best["held_out_auc"]
+
+
+def test_confidence_beside_states_tells_what_states_cannot(tmp_path):
+    folder = make_collection(tmp_path / "c", signal=0.2, confidence_signal=1.0)
+    found = {}
+    for architecture in ("mlp", "mlp+confidence"):
+        plan = TrainPlan(folder, architecture, "pairwise", "boundary", changes={"max_epochs": 20})
+        found[architecture] = train(plan, datasets_of(plan)).best
+    assert found["mlp"].held_out_auc < 0.9 < found["mlp+confidence"].held_out_auc
+    scorer = found["mlp+confidence"].scorer
+    assert scorer.slope > 0 and scorer.info.needs_confidence and scorer.info.hidden_size == HIDDEN
+
+
+def test_a_folded_blend_scores_as_the_network_it_was(folder, data):
+    plan = TrainPlan(folder, "mlp+confidence", "bce+pairwise", "boundary", changes={"max_epochs": 2})
+    blended = datasets_of(plan)[0].with_confidences()
+    spread = Spread.of(blended.states)
+    network = build_network("mlp+confidence", blended.num_features, spread)
+    torch.nn.init.constant_(network.rise, 0.02)
+    scorer = as_scorer(network, info_for(data, "mlp+confidence"))
+    thoughts = ThoughtBatch(data.states.float(), torch.from_numpy(data.traces.confidences))
+    with torch.no_grad():
+        expected = network(blended.states.float()).sigmoid()
+    torch.testing.assert_close(scorer.score(thoughts), expected, atol=2e-4, rtol=0)  # features are halves
+    torch.testing.assert_close(scorer.whole(scorer.part(thoughts.states), thoughts.confidences), scorer.score(thoughts))
+
+
+def test_a_collection_without_confidences_is_refused(tmp_path):
+    plan = TrainPlan(make_collection(tmp_path / "c", has_confidence=False), "mlp+confidence", "pairwise", "boundary")
+    with pytest.raises(UserError, match="holds no confidences"):
+        train(plan, datasets_of(plan))
 
 
 def test_a_checkpoint_says_where_it_comes_from(checkpoints, data):

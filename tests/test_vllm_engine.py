@@ -30,7 +30,7 @@ from gambit.errors import EngineError, UserError
 from gambit.pawn.puzzles import Level, Split, generate
 from gambit.record import fold
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.mlp import MlpScorer, load_mlp
+from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.loop import run_searches
 from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
@@ -66,6 +66,26 @@ class _Rounded:
         return (self.mlp.score(thoughts) * 1000).round() / 1000
 
 
+@dataclasses.dataclass(frozen=True)
+class RoundedBlend:
+    """The same of states and confidences together."""
+
+    info = ScorerInfo("blend", state_position=StatePosition.BOUNDARY, hidden_size=32, needs_confidence=True)
+    blend: BlendScorer | None = None
+
+    def to(self, device):
+        return RoundedBlend(BlendScorer(self.info, _random_mlp(3), -0.6).to(device))
+
+    def part(self, states):
+        return self.blend.part(states)
+
+    def whole(self, parts, confidences):
+        return ((parts - 0.6 * confidences).sigmoid() * 1000).round() / 1000
+
+    def score(self, thoughts):
+        return self.whole(self.part(thoughts.states), thoughts.confidences)
+
+
 def _random_mlp(seed):
     generator = torch.Generator().manual_seed(seed)
     shapes = ((16, 32), (16,), (1, 16), (1,))
@@ -92,7 +112,7 @@ def tree_of(watched):
 # -- the same search as on the local engine ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scorer", [RoundedScorer(), ConfidenceScorer()])
+@pytest.mark.parametrize("scorer", [RoundedScorer(), ConfidenceScorer(), RoundedBlend()])
 def test_a_sampled_search_is_the_same_on_local_and_vllm(scorer):
     ours, reference = search_on(start_vllm(scorer)), search_on(start_local(scorer))
     assert tree_of(ours) == tree_of(reference)

@@ -173,7 +173,7 @@ def _layers(text: str) -> tuple[int, ...]:
 def train(
     data: Annotated[Path, typer.Option(help="Folder that `gambit scorer collect` wrote.")],
     out: Annotated[Path, typer.Option(help="The checkpoint to write (.safetensors).")],
-    architecture: Annotated[str, typer.Option(help="mlp (STEP's) or sequence (history-aware).")] = "mlp",
+    architecture: Annotated[str, typer.Option(help="mlp (STEP's), mlp+confidence or sequence.")] = "mlp",
     objective: Annotated[
         str, typer.Option(help="auto, bce, last-step-bce, prefix, pairwise, or a sum such as prefix+pairwise.")
     ] = AUTO,

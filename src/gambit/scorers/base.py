@@ -55,6 +55,17 @@ class Scorer(Protocol):
         """[n] float32 scores, higher is better; row i depends on row i alone."""
 
 
+@runtime_checkable
+class SplitScorer(Scorer, Protocol):
+    """Scores by states and confidences together, in two steps: vLLM has the two in different places."""
+
+    def part(self, states: torch.Tensor) -> torch.Tensor:
+        """[n], what the states alone say."""
+
+    def whole(self, parts: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
+        """[n] scores."""
+
+
 @dataclass(frozen=True, slots=True)
 class PastThoughts:
     """Where a history scorer finds what it remembers of n traces and where it puts what it remembers next.

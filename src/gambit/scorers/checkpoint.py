@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
-from gambit.scorers.mlp import METADATA_KEY, TENSORS, MlpScorer, load_mlp, save_mlp
+from gambit.scorers.mlp import BLEND, METADATA_KEY, TENSORS, BlendScorer, MlpScorer, load_blend, load_mlp, save_mlp
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ def load_checkpoint(path: Path) -> Scorer:
         from gambit.scorers.sequence import load_sequence
 
         return load_sequence(path)
-    return load_mlp(path)
+    return load_blend(path) if architecture == BLEND else load_mlp(path)
 
 
 def save_checkpoint(scorer: Scorer, path: Path, extra: dict[str, object] | None = None) -> None:
@@ -31,7 +31,7 @@ def save_checkpoint(scorer: Scorer, path: Path, extra: dict[str, object] | None 
     from gambit.scorers.sequence import SequenceScorer, save_sequence
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(scorer, MlpScorer):
+    if isinstance(scorer, MlpScorer | BlendScorer):
         save_mlp(scorer, path, extra)
     elif isinstance(scorer, SequenceScorer):
         save_sequence(scorer, path, extra)

@@ -1,9 +1,10 @@
-"""The two-layer scorer of STEP, read from a safetensors checkpoint; never unpickles anything."""
+"""The two-layer scorer of STEP, alone and with confidence beside it, in safetensors files; never unpickles anything."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 METADATA_KEY = "gambit"  # where the JSON metadata lives in a safetensors header
 FORMAT = 1
 TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's own names
+BLEND = "mlp+confidence"
+SLOPE = "confidence.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +35,82 @@ class MlpScorer:
         w1, b1, w2, b2 = (tensor.to(device) for tensor in self.weights)
         return MlpScorer(self.info, (w1, b1, w2, b2))
 
-    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import linear, relu
 
         w1, b1, w2, b2 = self.weights
-        hidden = relu(linear(thoughts.states.float(), w1, b1))
-        return linear(hidden, w2, b2).squeeze(-1).sigmoid()
+        return linear(relu(linear(states.float(), w1, b1)), w2, b2).squeeze(-1)
+
+    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
+        return self.logits(thoughts.states).sigmoid()
+
+
+@dataclass(frozen=True, slots=True)
+class BlendScorer:
+    """sigmoid(W₂·relu(W₁·h + b₁) + b₂ + a·c): what the state says and how sure the model was of the thought.
+
+    A sum, so that an engine can compute each part where its input is: states on the device, confidences where it is
+    known which tokens are a thought.
+    """
+
+    info: ScorerInfo
+    mlp: MlpScorer
+    slope: float  # a
+    is_recordable: ClassVar[bool] = True
+
+    def to(self, device: torch.device) -> BlendScorer:
+        return BlendScorer(self.info, self.mlp.to(device), self.slope)
+
+    def part(self, states: torch.Tensor) -> torch.Tensor:
+        return self.mlp.logits(states)
+
+    def whole(self, parts: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
+        return (parts + self.slope * confidences).sigmoid()
+
+    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
+        return self.whole(self.part(thoughts.states), thoughts.confidences)
 
 
 def load_mlp(path: Path) -> MlpScorer:
     """The scorer in a checkpoint, its shapes checked against its own metadata."""
+    info, (w1, b1, w2, b2) = _read(path, "mlp", TENSORS)
+    return MlpScorer(info, (w1, b1, w2, b2))
+
+
+def load_blend(path: Path) -> BlendScorer:
+    info, (w1, b1, w2, b2, slope) = _read(path, BLEND, (*TENSORS, SLOPE))
+    return BlendScorer(info, MlpScorer(info, (w1, b1, w2, b2)), float(slope))
+
+
+def _read(path: Path, architecture: str, names: Sequence[str]) -> tuple[ScorerInfo, list[torch.Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            info = read_info(path, file.metadata() or {}, "mlp")
-            missing = [name for name in TENSORS if name not in file.keys()]  # noqa: SIM118 (safe_open is no mapping)
+            info = read_info(path, file.metadata() or {}, architecture)
+            missing = [name for name in names if name not in file.keys()]  # noqa: SIM118 (safe_open is no mapping)
             if missing:
                 raise UserError(f"{path}: not an MLP scorer, tensors missing: {', '.join(missing)}")
-            w1, b1, w2, b2 = (file.get_tensor(name).float() for name in TENSORS)
+            tensors = [file.get_tensor(name).float() for name in names]
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a safetensors scorer ({error})") from error
-    if w1.shape[1] != (info.hidden_size or 0) * len(info.layers):
+    takes = tensors[0].shape[1]
+    if takes != (info.hidden_size or 0) * len(info.layers):
         layers = f" times {len(info.layers)} layers" if len(info.layers) > 1 else ""
-        raise UserError(f"{path}: metadata says hidden size {info.hidden_size}{layers}, the weights take {w1.shape[1]}")
-    return MlpScorer(info, (w1, b1, w2, b2))
+        raise UserError(f"{path}: metadata says hidden size {info.hidden_size}{layers}, the weights take {takes}")
+    return info, tensors
 
 
-def save_mlp(scorer: MlpScorer, path: Path, extra: dict[str, object] | None = None) -> None:
+def save_mlp(scorer: MlpScorer | BlendScorer, path: Path, extra: dict[str, object] | None = None) -> None:
     """Write a checkpoint; `extra` (training data, metrics) joins the metadata."""
+    import torch
     from safetensors.torch import save_file
 
     metadata = {"format": FORMAT, **dataclasses.asdict(scorer.info), **(extra or {})}
-    tensors = dict(zip(TENSORS, (t.contiguous() for t in scorer.weights), strict=True))
+    mlp = scorer.mlp if isinstance(scorer, BlendScorer) else scorer
+    tensors = dict(zip(TENSORS, (t.contiguous() for t in mlp.weights), strict=True))
+    if isinstance(scorer, BlendScorer):
+        tensors[SLOPE] = torch.tensor(scorer.slope)
     save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
 
 

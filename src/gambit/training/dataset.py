@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,6 +79,13 @@ class Dataset:
         """Traces of the problems that belong to a part."""
         is_in = np.array([division.part_of(problem.id) is part for problem in self.problems], dtype=np.bool_)
         return np.flatnonzero(is_in[self.traces.problem_of]) if len(self.problems) else np.zeros(0, np.int64)
+
+    def with_confidences(self) -> Dataset:
+        """The same with each step's confidence as its last feature."""
+        if not self.header.has_confidence:
+            raise UserError("the collection holds no confidences: collect without --no-confidence")
+        column = torch.from_numpy(self.traces.confidences).to(self.states.dtype)[:, None]
+        return dataclasses.replace(self, states=torch.cat((self.states, column), dim=1))
 
     def all_traces(self) -> npt.NDArray[np.int64]:
         return np.arange(len(self.traces.num_steps))

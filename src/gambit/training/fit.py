@@ -44,7 +44,7 @@ def fit(
     train = train[data.traces.num_steps[train] > 0]
     _check_enough(data, train, held_out)
     steps = Steps.of(data, device)
-    spread = Spread.of(_training_states(data, train)) if recipe.normalises and info.architecture == "mlp" else None
+    spread = Spread.of(_training_states(data, train)) if recipe.normalises and info.architecture != "sequence" else None
     network = build_network(info.architecture, data.num_features, spread, recipe.width, recipe.blocks).to(device)
     run = _Run(network, steps, train, recipe, AGGREGATIONS[info.architecture])
     best, best_epoch, weights, epoch = -1.0, 0, _copied(network), 0

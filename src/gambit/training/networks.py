@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
-from gambit.scorers.mlp import MlpScorer
+from gambit.scorers.mlp import BLEND, BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
 
 MLP_WIDTH = 512
+SLOPE_GAIN = 30.0  # one number beside a million, all with one learning rate
 SMALLEST_SPREAD = 1e-3  # of a feature: one that hardly varies must not be blown up
-ARCHITECTURES = ("mlp", "sequence")
+ARCHITECTURES = ("mlp", BLEND, "sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,41 @@ class MlpNetwork(nn.Module):
         return first.float(), bias.float(), weights["2.weight"].float(), weights["2.bias"].float()
 
 
+class BlendNetwork(nn.Module):
+    """The same two layers and, beside them, the thought's confidence: the last feature of each step."""
+
+    def __init__(self, features: int, spread: Spread | None = None) -> None:
+        super().__init__()
+        whole = Spread(torch.zeros(features), torch.ones(features)) if spread is None else spread
+        self.mlp = MlpNetwork(features - 1, Spread(whole.mean[:-1], whole.deviation[:-1]))
+        self._mean, self._deviation = float(whole.mean[-1]), float(whole.deviation[-1])
+        self.rise = nn.Parameter(torch.zeros(()))
+
+    @property
+    def slope(self) -> Tensor:
+        """Of the confidence in deviations; it finds its place before the layers have learned problems by heart."""
+        return SLOPE_GAIN * self.rise
+
+    def forward(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.mlp(states[..., :-1])
+        return logits + self.slope * (states[..., -1] - self._mean) / self._deviation
+
+    @torch.no_grad()
+    def folded(self) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], float]:
+        """The tensors of a checkpoint and the slope, which take states and confidences as they come."""
+        w1, b1, w2, b2 = self.mlp.folded()
+        slope = float(self.slope) / self._deviation
+        return (w1, b1, w2, b2 - slope * self._mean), slope
+
+
 def build_network(
     architecture: str, features: int, spread: Spread | None, width: int = 256, blocks: int = 2
 ) -> nn.Module:
     """The sequence scorer normalises each state itself, so it takes no spread."""
     if architecture == "mlp":
         return MlpNetwork(features, spread)
+    if architecture == BLEND:
+        return BlendNetwork(features, spread)
     if architecture == "sequence":
         return SequenceNetwork(SequenceShape(features, width, blocks))
     raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
@@ -83,5 +113,8 @@ def as_scorer(network: nn.Module, info: ScorerInfo) -> Scorer:
     """A trained network as what an engine takes and a checkpoint holds."""
     if isinstance(network, MlpNetwork):
         return MlpScorer(info, network.folded())
+    if isinstance(network, BlendNetwork):
+        weights, slope = network.folded()
+        return BlendScorer(info, MlpScorer(info, weights), slope)
     assert isinstance(network, SequenceNetwork)
     return SequenceScorer(sequence_info(network.shape, info), network.cpu().eval().requires_grad_(False))

@@ -146,9 +146,12 @@ PUBLISHED: Mapping[str, Recipe] = {
 }
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "mlp": ("bce", "bce+pairwise", "prefix+pairwise", "pairwise"),
+    "mlp+confidence": ("bce+pairwise", "prefix+pairwise", "pairwise"),
     "sequence": ("last-step-bce", "prefix", "prefix+pairwise", "pairwise"),
 }
-AGGREGATIONS: Mapping[str, Aggregation] = {"mlp": Aggregation.MEAN, "sequence": Aggregation.LAST}
+AGGREGATIONS: Mapping[str, Aggregation] = {
+    "mlp": Aggregation.MEAN, "mlp+confidence": Aggregation.MEAN, "sequence": Aggregation.LAST,
+}  # fmt: skip
 
 
 def recipe_for(objective: str, architecture: str) -> Recipe:
@@ -160,7 +163,7 @@ def recipe_for(objective: str, architecture: str) -> Recipe:
         is_alone = architecture == "sequence" and recipe.unit is Unit.STEP
         return dataclasses.replace(recipe, unit=Unit.TRACE) if is_alone else recipe
     recipe = Recipe(objective)
-    if architecture == "mlp":
+    if architecture != "sequence":
         return recipe
     # It has far more to overfit with: seen on 130 puzzles, where it was best after a few epochs.
     return dataclasses.replace(recipe, rate=2e-4, weight_decay=0.1, input_dropout=0.3, max_epochs=40)

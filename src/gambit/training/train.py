@@ -12,6 +12,7 @@ import torch
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
+from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.fit import Fitted, Say, fit
 from gambit.training.networks import ARCHITECTURES
@@ -66,6 +67,8 @@ def train(
     recipes = recipes_for(plan.architecture, plan.objective, plan.changes)
     device = pick_device(plan.device)
     tried: list[tuple[Dataset, Fitted]] = []
+    if plan.architecture == BLEND:
+        datasets = [data.with_confidences() for data in datasets]
     for data in datasets:
         for recipe in recipes:
             on_progress(len(tried), len(datasets) * len(recipes))
@@ -100,6 +103,7 @@ def info_for(data: Dataset, architecture: str) -> ScorerInfo:
         architecture=architecture,
         state_position=data.position,
         aggregation=AGGREGATIONS[architecture],
+        needs_confidence=architecture == BLEND,
         hidden_size=data.header.hidden_size,
         boundary_rule=data.header.boundary_rule,
         layers=data.layers,

@@ -15,7 +15,7 @@ from gambit.engines.pressure import expendability, search_to_tax
 from gambit.engines.vllm.census import BlockCensus
 from gambit.engines.vllm.messages import Announcement, Order, Report, RowValues
 from gambit.prompts import THINKING, BoundaryRule, ThoughtTables
-from gambit.scorers.base import Scorer, ThoughtBatch
+from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.simple import RunQuantiles
 from gambit.types import RunningScore, StatePosition, TraceKey
 
@@ -228,13 +228,18 @@ class TraceBook:
                 report.embedded.append((request, (vector / np.linalg.norm(vector)).tolist()))
 
     def _scores_of(self, values: RowValues, ended: Sequence[int], row_of: Mapping[str, int]) -> list[float]:
-        if values.scores is not None:
-            return [float(values.scores[row_of[self._rows[at]]]) for at in ended]
+        found = [] if values.scores is None else [float(values.scores[row_of[self._rows[at]]]) for at in ended]
+        if not self._scorer.info.needs_confidence:
+            return found
         # A scorer of confidences needs whole thoughts, and only here is known where a thought ends.
         import torch
 
         confidences = torch.from_numpy(self._batch["thought_confidence"][ended]).float()
-        scores: torch.Tensor = self._scorer.score(ThoughtBatch(confidences.new_zeros(len(ended), 0), confidences))
+        scores: torch.Tensor
+        if found and isinstance(self._scorer, SplitScorer):
+            scores = self._scorer.whole(torch.tensor(found), confidences)
+        else:
+            scores = self._scorer.score(ThoughtBatch(confidences.new_zeros(len(ended), 0), confidences))
         return [float(score) for score in scores.tolist()]
 
     def may_end_thought(self, requests: list[str], *, knows_fed: bool) -> list[str]:

@@ -19,7 +19,7 @@ from gambit.engines.vllm.versions import is_tested, note_on
 from gambit.engines.vllm.weights import weights_folder
 from gambit.errors import EngineError, UserError
 from gambit.prompts import Tokenizer, load_tokenizer
-from gambit.scorers.base import HistoryScorer, Scorer
+from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 
 CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
@@ -75,9 +75,10 @@ def _check(engine: VllmEngine, vocab_size: int) -> None:
 
 def _check_scorer(scorer: Scorer) -> None:
     """Where a thought ends is known in the scheduler, and states never go there."""
-    if scorer.info.needs_confidence and scorer.info.hidden_size is not None:
-        raise UserError(f"the scorer {scorer.info.architecture!r} wants states and confidences together: "
-                        "the vllm engine gives one or the other, use --engine local")  # fmt: skip
+    is_in_one = not isinstance(scorer, SplitScorer)
+    if is_in_one and scorer.info.needs_confidence and scorer.info.hidden_size is not None:
+        raise UserError(f"the scorer {scorer.info.architecture!r} wants states and confidences together: the vllm "
+                        "engine needs one that takes them in turn (`part`, `whole`), use --engine local")  # fmt: skip
 
 
 def _check_device(wanted: str, found: str) -> None:

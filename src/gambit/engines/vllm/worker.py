@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import GambitConfig, Order
 from gambit.engines.vllm.recorded import RecordedScorer, cuda_recorder
 from gambit.engines.vllm.side import DeviceRows, SideStream
-from gambit.scorers.base import HistoryScorer, ThoughtBatch
+from gambit.scorers.base import HistoryScorer, ScorerInfo, SplitScorer, ThoughtBatch
 from gambit.scorers.history import ThoughtMemory, on_device
 
 USUAL_THOUGHTS = 256  # of a trace: memory for so many is there from the start, for more it grows
@@ -45,6 +46,23 @@ class _AsyncRows(adapter.AsyncModelRunnerOutput):
         return adapter.attach_rows(output, self._rows.values(waited))
 
 
+@dataclass(frozen=True, slots=True)
+class _StatesPart:
+    """Of a scorer that also needs confidences, what it makes of states; the scheduler does the rest."""
+
+    scorer: SplitScorer
+
+    @property
+    def info(self) -> ScorerInfo:
+        return self.scorer.info
+
+    def to(self, device: torch.device) -> _StatesPart:
+        return _StatesPart(self.scorer.to(device))
+
+    def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
+        return self.scorer.part(thoughts.states)
+
+
 class GambitWorker(adapter.Worker):
     """Scores every row of every step: which rows end a thought is known on the host only, one step later."""
 
@@ -54,6 +72,8 @@ class GambitWorker(adapter.Worker):
         config: GambitConfig = self.vllm_config.additional_config
         # Before vLLM measures what memory is left, so that the scorer is counted.
         self._scorer = config.scorer.to(self.device)
+        # What is computed of a thought here: all, unless its score needs more than states.
+        self._device_scorer: Any = _StatesPart(self._scorer) if isinstance(self._scorer, SplitScorer) else self._scorer
         self._memory = self._allocate_memory() if isinstance(self._scorer, HistoryScorer) else None
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
@@ -81,7 +101,7 @@ class GambitWorker(adapter.Worker):
         like = torch.zeros(1, model.get_hidden_size(), dtype=model.dtype, device=self.device)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
         try:
-            return RecordedScorer(self._scorer, like, most_rows, cuda_recorder(self._side.stream))
+            return RecordedScorer(self._device_scorer, like, most_rows, cuda_recorder(self._side.stream))
         except RuntimeError as error:
             warnings.warn(f"the scorer is run kernel by kernel: it cannot be recorded ({error})", stacklevel=2)
             return None
@@ -117,7 +137,7 @@ class GambitWorker(adapter.Worker):
 
     def _score(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
         columns = {}
-        if not self._scorer.info.needs_confidence:
+        if not self._scorer.info.needs_confidence or isinstance(self._device_scorer, _StatesPart):
             columns["scores"] = self._scores(states)
         if size := self._noise.embedding_size:
             columns["embeddings"] = self._projection.embed(states, size)
@@ -133,7 +153,7 @@ class GambitWorker(adapter.Worker):
         if self._recorded is not None:
             return self._recorded.score(states)
         if self._memory is None:
-            return self._scorer.score(ThoughtBatch(states, self._nothing.expand(len(states))))
+            return self._device_scorer.score(ThoughtBatch(states, self._nothing.expand(len(states))))
         scores = torch.zeros(len(states), device=states.device)
         if self._thoughts is not None and self._thoughts.requests:
             row_of = {request: row for row, request in enumerate(adapter.row_ids(self.model_runner))}
