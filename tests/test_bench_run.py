@@ -95,6 +95,21 @@ def test_every_search_has_one_row_and_its_log(whole: Path) -> None:
     assert any(row.queued for row in rows if row.variant == "sc"), "the room is meant to be too small"
 
 
+def test_right_traces_count_whether_they_may_vote_or_not(base: list[str], tmp_path: Path) -> None:
+    """DeepConf lets only the surest vote."""
+    run = tmp_path / "run"
+    bench(*base, "--policies", "deepconf", "--policy-option", "warmup_traces=2", "--out", str(run), "--no-report")
+    seen = []
+    for row in read_rows(run):
+        lines = [json.loads(line) for line in (run / row.log).read_text().splitlines()]
+        right = sum(line["event"] == "Finished" and line["answer"] == row.gold for line in lines)
+        [voted] = [line for line in lines if line["event"] == "Voted"]
+        voting = sum(entry["traces"] for entry in voted["votes"] if entry["answer"] == row.gold)
+        assert row.right_traces == right
+        seen.append((right, voting))
+    assert any(right > voting for right, voting in seen), "some right traces have no vote here"
+
+
 def test_a_row_survives_its_json(whole: Path) -> None:
     for row in read_rows(whole):
         assert Row.from_json(row.to_json()) == row

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from gambit import events as ev
 from gambit.bench.rows import Row, Series, Spent, TaskKey
 from gambit.record import SearchRecord, SearchResult, fold
-from gambit.tree import TraceState, TraceTree
+from gambit.tree import Trace, TraceState, TraceTree
 from gambit.vote import VoteKind
 
 # What every completed trace can be weighed by.
@@ -38,6 +39,7 @@ def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equa
     done = sorted(record.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
     return dataclasses.replace(
         row,
+        right_traces=_num_right(done, about.gold, equal),
         productive=productive_tokens(record.tree),
         queued=sum(isinstance(event, ev.Queued) for event in events),
         waited_steps=record.waiting.steps,
@@ -71,11 +73,16 @@ def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
         evicted=counts.evicted,
         completed=counts.completed,
         cancelled=counts.cancelled,
-        right_traces=sum(entry.traces for entry in result.votes if equal(entry.answer, about.gold)),
         began=about.began,
         shard=about.shard,
         log=about.log,
     )
+
+
+def _num_right(traces: Sequence[Trace], gold: str, equal: Judge) -> int:
+    """Whether they have a vote or not: some policies let only the surest vote."""
+    answers = Counter(trace.answer for trace in traces)
+    return sum(count for answer, count in answers.items() if _is_right(answer, gold, equal))
 
 
 def _is_right(answer: str | None, gold: str, equal: Judge) -> bool:
