@@ -132,7 +132,8 @@ static void attend_head(const struct step *s, int64_t row, int64_t head, float *
     for (int64_t j = 0; j < AHEAD; j++) fetch(keys + j * s->own.positions, at);
     for (int64_t g = 0; g < even; g++) { /* an odd group computes its last query twice */
         int64_t query = head * s->group + (g < s->group ? g : g - 1);
-        place(q + g * dim, x + query * dim, s->norm ? s->norm + query * dim : 0, s->eps, cosines, sines, dim, s->scaling);
+        const float *norm = s->norm ? s->norm + query * dim : 0;
+        place(q + g * dim, x + query * dim, norm, s->eps, cosines, sines, dim, s->scaling);
     }
     int64_t key = heads + head;
     place(k, x + key * dim, s->norm ? s->norm + key * dim : 0, s->eps, cosines, sines, dim, 1.0f);

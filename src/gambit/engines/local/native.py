@@ -85,7 +85,7 @@ class NativeOps:
         call: LayerCall,
         kv_heads: int,
     ) -> torch.Tensor:
-        """Head norms, rotary positions, the new keys and values, attention: qkv [n, heads, dim] to [n, queries × dim]."""
+        """Head norms, rotary positions, new keys and values, attention: qkv [n, heads, dim] to [n, queries × dim]."""
         n, heads, dim = qkv.shape
         queries = heads - 2 * kv_heads
         group = queries // kv_heads
