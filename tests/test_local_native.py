@@ -19,7 +19,7 @@ SMALL = {name: getattr(tiny_config(), name) for name in ("vocab_size", "hidden_s
 MODELS = {
     "head norms": tiny_model,
     "one query": lambda: tiny_model(num_attention_heads=2),
-    "three queries, wide heads": lambda: tiny_model(num_attention_heads=6, head_dim=64),
+    "three queries": lambda: tiny_model(num_attention_heads=6),
     "biases": lambda: livened(Qwen2ForCausalLM(Qwen2Config(**SMALL))),
 }
 
@@ -94,8 +94,10 @@ def attend(generator):
     return native.native_ops().attend(0, qkv, None, tuple(rotation), plan, call, kv_heads=2)
 
 
-def test_layers_that_ask_for_more_stay_with_torch():
-    engine = start_local(model=livened(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=9))))
+@pytest.mark.parametrize("kind", ["sliding window", "wide heads"])
+def test_layers_that_ask_for_more_stay_with_torch(kind):
+    sliding = livened(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=9)))
+    engine = start_local(model=sliding if kind == "sliding window" else tiny_model(head_dim=64))
     assert engine._model.is_fused and {type(layer) for layer in engine._model._fused._layers} == {fused.Layer}
 
 

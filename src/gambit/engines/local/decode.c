@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BLOCK 32 /* floats of a head that are summed in registers; a head is a multiple of it */
+#define BLOCK 32 /* floats of a head that are summed in registers; a head must be a multiple of it */
 #define AHEAD 8  /* dimensions of keys asked for before they are needed: rows are too short for the hardware to guess */
 
 static inline float exponential(float x) {
