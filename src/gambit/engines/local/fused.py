@@ -8,6 +8,7 @@ module calls. Weights stay in memory once: transformers' modules, which compute 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn.functional import rms_norm
 
 from gambit.engines.local.attention import DecodePlan, LayerCall, Plan, PoolStore, PromptPlan
+from gambit.engines.local.native import NativeOps, native_ops, serves
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -124,6 +126,24 @@ class Layer:
         self.down.add_to(x, self.activation(gate).mul_(up))
 
 
+@dataclass(frozen=True, slots=True)
+class NativeLayer:
+    """A decoder layer whose operations between its products are compiled ones."""
+
+    layer: Layer
+    ops: NativeOps
+
+    def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, call: LayerCall) -> None:
+        layer, n = self.layer, len(x)
+        qkv = layer.qkv(self._norm(layer.before_attention, x)).view(n, layer.heads + 2 * layer.kv_heads, -1)
+        norms = None if layer.head_norms is None else (layer.head_norms.weight, layer.head_norms.eps)
+        layer.output.add_to(x, self.ops.attend(index, qkv, norms, rotation, plan, call, layer.kv_heads))
+        layer.down.add_to(x, self.ops.gated_silu(layer.gate_up(self._norm(layer.before_mlp, x))))
+
+    def _norm(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
+        return self.ops.rms_norm(x, norm.weight, norm.eps)
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Rotary positions of x [n, heads, dim]."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
@@ -139,7 +159,7 @@ class FusedDecoder:
     def __init__(self, model: PreTrainedModel, calls: Sequence[LayerCall]) -> None:
         trunk = cast(_Trunk, model.base_model)
         self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
-        self._layers = [_fuse(layer) for layer in trunk.layers]
+        self._layers: list[Layer | NativeLayer] = [_fuse(layer) for layer in trunk.layers]
         self._calls = calls
         self._norm = _norm(trunk.norm)
         self._head = cast(nn.Linear, model.get_output_embeddings())
@@ -150,12 +170,29 @@ class FusedDecoder:
         x = self._embed(tokens)
         cos, sin = self._rotary(x, positions)  # [n, 1, dim], which serves all heads
         first, second = sin.chunk(2, dim=-1)
-        rotation = cos, torch.cat((-first, second), dim=-1)
+        rotation = cos.contiguous(), torch.cat((-first, second), dim=-1)
         x = x[:, 0]
         for index, (layer, call) in enumerate(zip(self._layers, self._calls, strict=True)):
             layer.forward(index, x, rotation, plan, call)
         states = self._norm(x)
         return states, nn.functional.linear(states, self._head.weight, self._head.bias)
+
+    def with_native(self, ops: NativeOps) -> FusedDecoder:
+        """The same model, compiled operations in the layers that they serve."""
+        native = copy(self)
+        native._layers = [
+            NativeLayer(layer, ops) if isinstance(layer, Layer) and _can_be_native(layer, call) else layer
+            for layer, call in zip(self._layers, self._calls, strict=True)
+        ]
+        return native
+
+
+def _can_be_native(layer: Layer, call: LayerCall) -> bool:
+    weight = layer.qkv.weight
+    head_dim = weight.shape[1] // (layer.heads + 2 * layer.kv_heads)
+    gates = torch.linspace(-9, 9, 19)
+    is_silu = torch.equal(layer.activation(gates), nn.functional.silu(gates))  # it has several classes
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and is_silu and serves(call, head_dim)
 
 
 # -- the proof at the start -------------------------------------------------------------------------------------------
@@ -178,7 +215,11 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
     step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:1, 0].repeat(2))
     expected = run_modules(*step)
     fused = FusedDecoder(model, calls)
-    return fused if all(map(_alike, fused.forward(*step), expected)) else None
+    if not all(map(_alike, fused.forward(*step), expected)):
+        return None
+    ops = native_ops() if model.device.type == "cpu" else None
+    native = None if ops is None else fused.with_native(ops)
+    return native if native is not None and all(map(_alike, native.forward(*step), expected)) else fused
 
 
 _PROOF_PROMPT = 3
