@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ def examine() -> list[Finding]:
         Finding("python", Condition.OK, f"{platform.python_version()} ({sys.executable})"),
         *map(_package, NEEDED),
         *_devices(torch),
+        _compiler(),
         *_engines(torch),
         _bundled_model(),
         Finding("policies", Condition.OK, ", ".join(registry.names("gambit.policies"))),
@@ -74,6 +76,12 @@ def _package(name: str) -> Finding:
         return Finding(label, Condition.OK, version(name))
     except PackageNotFoundError:
         return Finding(label, Condition.MISSING, f"not installed: pip install {name}")
+
+
+def _compiler() -> Finding:
+    if (path := shutil.which("gcc")) is not None:
+        return Finding("gcc", Condition.OK, f"{path} (the local engine compiles small operations of CPU decode steps)")
+    return Finding("gcc", Condition.OPTIONAL, "not installed: small models decode about a third slower on a CPU")
 
 
 def _devices(torch: ModuleType | None) -> Iterator[Finding]:
