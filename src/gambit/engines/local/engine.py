@@ -216,7 +216,7 @@ class LocalEngine:
 
     def _finish(self, said_stop: npt.NDArray[np.bool_], doubtful: Sequence[TraceKey]) -> None:
         table = self._pool.rows.table
-        context_left = self.info.context_tokens - 1 - table["prompt_length"]
+        context_left = self._model.context_tokens - 1 - table["prompt_length"]
         is_full = table["num_tokens"] >= np.minimum(table["max_new_tokens"], context_left)
         ended = [(self._pool.rows.traces[row], bool(said_stop[row])) for row in np.flatnonzero(said_stop | is_full)]
         reasons = {trace: EndReason.STOP if stopped else EndReason.LENGTH for trace, stopped in ended}

@@ -161,21 +161,27 @@ class FusedDecoder:
         self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
         self._layers: list[Layer | NativeLayer] = [_fuse(layer) for layer in trunk.layers]
         self._calls = calls
-        self._norm = _norm(trunk.norm)
+        self._norm: Callable[[torch.Tensor], torch.Tensor] = _norm(trunk.norm)
         self._head = cast(nn.Linear, model.get_output_embeddings())
+        self._table = _rotary_table(model, trunk)
 
     @torch.inference_mode()
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan) -> Output:
         """One token a row: tokens and positions are [n, 1]."""
         x = self._embed(tokens)
-        cos, sin = self._rotary(x, positions)  # [n, 1, dim], which serves all heads
-        first, second = sin.chunk(2, dim=-1)
-        rotation = cos.contiguous(), torch.cat((-first, second), dim=-1)
+        rotation = self._rotation(x, positions)
         x = x[:, 0]
         for index, (layer, call) in enumerate(zip(self._layers, self._calls, strict=True)):
             layer.forward(index, x, rotation, plan, call)
         states = self._norm(x)
         return states, nn.functional.linear(states, self._head.weight, self._head.bias)
+
+    def _rotation(self, x: torch.Tensor, positions: torch.Tensor) -> Rotation:
+        """[n, 1, dim] each, which serve all heads."""
+        if self._table is None:
+            return _signed(*self._rotary(x, positions))
+        cosines, signed_sines = self._table
+        return cosines[positions], signed_sines[positions]
 
     def with_native(self, ops: NativeOps) -> FusedDecoder:
         """The same model, compiled operations in the layers that they serve."""
@@ -184,7 +190,26 @@ class FusedDecoder:
             NativeLayer(layer, ops) if isinstance(layer, Layer) and _can_be_native(layer, call) else layer
             for layer, call in zip(self._layers, self._calls, strict=True)
         ]
+        norm = self._norm
+        if isinstance(norm, Norm) and all(isinstance(layer, NativeLayer) for layer in native._layers):
+            native._norm = lambda x: ops.rms_norm(x, norm.weight, norm.eps)
         return native
+
+
+def _rotary_table(model: PreTrainedModel, trunk: _Trunk) -> Rotation | None:
+    """The rotations of all positions, where they depend on nothing else; a GPU's memory has better uses."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    is_plain = getattr(trunk.rotary_emb, "rope_type", None) == "default"
+    if model.device.type != "cpu" or not is_plain or not positions:
+        return None
+    like = torch.zeros(1, dtype=model.dtype)
+    cosines, signed_sines = _signed(*trunk.rotary_emb(like, torch.arange(positions)[None]))
+    return cosines[0], signed_sines[0]
+
+
+def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
+    first, second = sines.chunk(2, dim=-1)
+    return cosines.contiguous(), torch.cat((-first, second), dim=-1)
 
 
 def _can_be_native(layer: Layer, call: LayerCall) -> bool:
