@@ -24,8 +24,8 @@ from transformers import (
 
 from engine_setups import GREEDY, PROMPT, ProjectionScorer, finish, open_search, run, spec, start_local, tokens_of
 from gambit.engines.local.blocks import KvBlocks
-from gambit.engines.local.fused import can_fuse
 from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
+from gambit.engines.local.structure import can_fuse
 from gambit.errors import UserError
 from gambit.types import TraceKey
 from tiny import copied, livened, tiny_model, tiny_tokenizer
