@@ -16,7 +16,7 @@ _LAYER_NORMS = {"input_layernorm", "post_attention_layernorm"}
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """By structure alone. Two models of one structure may still compute differently: `fused_if_alike` finds that out."""
+    """By structure alone. Two models of one may still compute differently: `fused_if_alike` finds that out."""
     parts = dict(model.base_model.named_children())
     return (
         set(parts) == {"embed_tokens", "layers", "norm", "rotary_emb"}
