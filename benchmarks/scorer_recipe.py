@@ -25,7 +25,7 @@ from gambit.config import EngineConfig, SearchConfig
 from gambit.problems import read_problems, shard_of
 from gambit.scorers.checkpoint import add_metrics, save_checkpoint
 from gambit.training.collect import Collector, Plan
-from gambit.training.dataset import Division
+from gambit.training.dataset import Dataset, Division
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.storage import merge
@@ -108,10 +108,9 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
     results.mkdir(parents=True, exist_ok=True)
     if parts := sorted((options.out / "data").glob("train-*")):
         merge(parts, options.out / "data" / "train")
-    layers = tuple(int(layer) for layer in options.layers.split(","))
     division = Division(options.validation, 0.0)
     plans = [
-        TrainPlan(options.out / "data" / "train", architecture, "auto", options.position, layers, division,
+        TrainPlan(options.out / "data" / "train", architecture, "auto", options.position, None, division,
                   _changes(options), options.device)
         for architecture in options.architectures.split(",")
     ]  # fmt: skip
@@ -120,8 +119,7 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
     for plan in plans:
         trained = train(plan, datasets, lambda done, total: None)
         for data, fitted in trained.tried:
-            position = f"-{data.position}" if len(datasets) > 1 else ""
-            path = results / f"{plan.architecture}-{fitted.recipe.objective}{position}.safetensors"
+            path = results / f"{plan.architecture}-{fitted.recipe.objective}{_label(data, datasets)}.safetensors"
             save_checkpoint(fitted.scorer, path, trained.metadata_of(fitted))
             made.append(path)
             print(f"    {path.stem}: held-out AUC {fitted.held_out_auc:.4f}, epoch {fitted.best_epoch} of "
@@ -130,6 +128,13 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
                 best[plan.architecture] = path
         clock.done(f"train {plan.architecture}", f"best: {trained.best.recipe.objective}")
     return made, best
+
+
+def _label(data: Dataset, datasets: list[Dataset]) -> str:
+    """What tells a dataset from the others."""
+    position = f"-{data.position}" if len({each.position for each in datasets}) > 1 else ""
+    layers = f"-layer{','.join(map(str, data.layers))}" if len({each.layers for each in datasets}) > 1 else ""
+    return position + layers
 
 
 def _changes(options: argparse.Namespace) -> dict[str, int]:

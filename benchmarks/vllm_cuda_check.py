@@ -70,7 +70,7 @@ def check() -> dict:
         engine = start(model)  # starting takes most of the time: what needs no engine of its own shares one
         parts = {
             "states": lambda: states(engine, model), "branch": lambda: branch(engine),
-            "repeat": lambda: repeat(engine), "pressure": lambda: pressure(model),
+            "repeat": lambda: repeat(engine), "layers": lambda: layers(model), "pressure": lambda: pressure(model),
             "recorded": lambda: recorded(model), "confidence": lambda: confidence(model),
             "own process": lambda: own_process(model), "pawn": pawn,
         }  # fmt: skip
@@ -113,7 +113,18 @@ def small_engine() -> dict:
     }  # fmt: skip
 
 
-def states(engine: object, model: str) -> dict:
+def layers(model: str) -> dict:
+    """The same of inner layers, which vLLM gives as it does for drafts."""
+    from engine_setups import ProjectionScorer
+
+    wanted = (-1, 0, 1)
+    engine = start(model, ProjectionScorer(layers=wanted))
+    found = states(engine, model, wanted)
+    engine.close()
+    return found
+
+
+def states(engine: object, model: str, layers: tuple[int, ...] = (-1,)) -> dict:
     """Scores against transformers' states, at the right position and at its neighbours."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -132,8 +143,10 @@ def states(engine: object, model: str) -> dict:
     scores = {}
     with torch.inference_mode():
         for trace, said in tokens.items():
-            found = reference.model(input_ids=torch.tensor([[*PROMPT, *said]], device=device)).last_hidden_state[0]
-            scores[trace] = found.float().cpu() @ projection(32)
+            ids = torch.tensor([[*PROMPT, *said]], device=device)
+            hidden = reference.model(input_ids=ids, output_hidden_states=True).hidden_states
+            found = torch.cat([hidden[layer][0] for layer in layers], dim=-1)
+            scores[trace] = found.float().cpu() @ projection(32 * len(layers))
     for thought in (t for step in steps for t in step.scored):
         at = len(PROMPT) + thought.num_tokens - 1
         right.append(abs(float(scores[thought.trace][at]) - thought.score))

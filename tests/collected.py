@@ -33,9 +33,13 @@ def make_collection(
     signal: float = 2.0,
     seed: int = 0,
     confidence_signal: float = 0.0,
+    told_by: int = -1,
     **changes: object,
 ) -> Path:
-    """The signal grows over a trace's steps: the outcome shows late, as in a real one. Wrong traces are longer."""
+    """The signal grows over a trace's steps: the outcome shows late, as in a real one. Wrong traces are longer.
+
+    `told_by` is the layer that has the signal; others have noise.
+    """
     generator = torch.Generator().manual_seed(seed)
     made = header(traces_per_problem=num_traces, **changes)
     with writing(folder, made) as writer:
@@ -56,7 +60,14 @@ def make_collection(
                     tokens += list(range(5 * count))
                     records.append(trace_record(count, is_correct))
                 problems.append(problem_record(name, records))
-            tensors = {state_name(-1, position): torch.cat(states).half() for position in made.positions}
+            told = torch.cat(states).half()
+            tensors = {
+                state_name(layer, position): told.clone()
+                if layer == told_by
+                else torch.randn(told.shape, generator=generator).half()
+                for position in made.positions
+                for layer in made.layers
+            }
             tensors["step_ends"] = torch.tensor(ends, dtype=torch.int32)
             tensors["confidences"] = torch.tensor(confidences)
             tensors["tokens"] = torch.tensor(tokens, dtype=torch.int32)

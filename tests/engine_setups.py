@@ -44,14 +44,15 @@ class ProjectionScorer:
     """A state's product with a fixed random vector: two states score alike only if they are alike."""
 
     position: StatePosition = StatePosition.BOUNDARY
+    layers: tuple[int, ...] = (-1,)
     vector: torch.Tensor | None = None
 
     @property
     def info(self) -> ScorerInfo:
-        return ScorerInfo("projection", state_position=self.position, is_probability=False)
+        return ScorerInfo("projection", state_position=self.position, is_probability=False, layers=self.layers)
 
     def to(self, device: torch.device) -> ProjectionScorer:
-        return replace(self, vector=projection(32).to(device))
+        return replace(self, vector=projection(32 * len(self.layers)).to(device))
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
         return thoughts.states.float() @ self.vector

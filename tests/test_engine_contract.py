@@ -61,11 +61,11 @@ def most_recomputed(engine):
     return 0 if engine.info.name == "local" else engine.info.block_tokens - 1
 
 
-def reference_states(tokens):
-    """Post-norm states of transformers for prompt + tokens, one per position."""
+def reference_states(tokens, layers=(-1,)):
+    """States of transformers for prompt + tokens, one per position; those of the last layer are post-norm."""
     with torch.inference_mode():
-        out = tiny_model().model(input_ids=torch.tensor([[*PROMPT, *tokens]]))
-    return out.last_hidden_state[0]
+        out = tiny_model().model(input_ids=torch.tensor([[*PROMPT, *tokens]]), output_hidden_states=True)
+    return torch.cat([out.hidden_states[layer][0] for layer in layers], dim=-1)
 
 
 # -- traces ------------------------------------------------------------------------------------------------------
@@ -197,9 +197,12 @@ def test_the_context_ends_a_trace_too(start):
 # -- thoughts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("position", StatePosition)
-def test_scores_come_from_the_state_at_the_scorers_position(start, position):
-    engine = start(ProjectionScorer(position))
+@pytest.mark.parametrize(
+    ("position", "layers"),
+    [(StatePosition.BOUNDARY, (-1,)), (StatePosition.BEFORE, (-1,)), (StatePosition.BOUNDARY, (-1, 1, 0, -2))],
+)
+def test_scores_come_from_the_states_at_the_scorers_position_and_layers(start, position, layers):
+    engine = start(ProjectionScorer(position, layers))
     open_search(engine, stops=())
     engine.submit([spec(i) for i in range(6)])
     steps = run(engine, 20)
@@ -209,14 +212,19 @@ def test_scores_come_from_the_state_at_the_scorers_position(start, position):
     shift = 0 if position is StatePosition.BOUNDARY else -1
     checked = 0
     for thought in (t for step in steps for t in step.scored):
-        states = reference_states(tokens[thought.trace])
+        states = reference_states(tokens[thought.trace], layers)
         at = len(PROMPT) + thought.num_tokens - 1 + shift
-        scores = states @ projection(32)
+        scores = states @ projection(32 * len(layers))
         assert abs(float(scores[at]) - thought.score) < 1e-4
         assert abs(float(scores[at - 1]) - thought.score) > 1e-4
         assert abs(float(scores[at + 1]) - thought.score) > 1e-4
         checked += 1
     assert checked > 20
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused(start):
+    with pytest.raises(UserError, match="layer 3: the model has 2; 0 is the embedding, -1 the last one"):
+        start(ProjectionScorer(layers=(-1, 3)))
 
 
 @pytest.mark.parametrize("position", StatePosition)

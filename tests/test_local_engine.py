@@ -22,7 +22,18 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from engine_setups import GREEDY, PROMPT, ProjectionScorer, finish, open_search, run, spec, start_local, tokens_of
+from engine_setups import (
+    GREEDY,
+    PROMPT,
+    ProjectionScorer,
+    finish,
+    open_search,
+    projection,
+    run,
+    spec,
+    start_local,
+    tokens_of,
+)
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
 from gambit.engines.local.structure import can_fuse
@@ -88,6 +99,25 @@ def test_any_architecture_says_what_transformers_says(name):
         clear = (top[:, 0] - top[:, 1]) > 1e-4  # rounding may settle a tie either way
         assert clear.sum() > 35
         assert (logits.argmax(-1) == torch.tensor(tokens))[clear].all()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_any_architecture_gives_the_states_of_its_inner_layers(name):
+    layers = (1, -1, 0)
+    engine = start_local(ProjectionScorer(layers=layers), model=build(name))
+    open_search(engine, stops=())
+    engine.submit([spec(i, tokens=40) for i in range(4)])
+    steps = finish(engine)
+    said, reference = tokens_of(steps), build(name)
+    thoughts = [thought for step in steps for thought in step.scored]
+    assert len(thoughts) > 4
+    for thought in thoughts:
+        ids = torch.tensor([[*PROMPT, *said[thought.trace][: thought.num_tokens]]])
+        with torch.inference_mode():
+            hidden = reference(input_ids=ids, output_hidden_states=True).hidden_states
+        states = torch.cat([hidden[layer][0, -1] for layer in layers])
+        expected = float(states @ projection(32 * len(layers)))
+        assert thought.score == pytest.approx(expected, abs=1e-4 * float(states.abs().max() + 1) * 10)
 
 
 def pool_model(model):

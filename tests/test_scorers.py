@@ -125,7 +125,6 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path):
     [
         (ScorerInfo("mlp", hidden_size=2560), "expects hidden size 2560, the model has 32"),
         (ScorerInfo("mlp", boundary_rule="marker"), "'marker'"),
-        (ScorerInfo("mlp", layers=(12, -1)), "layer 12 and -1"),
     ],
 )
 def test_a_scorer_for_another_model_is_refused_with_both_values(info, message):

@@ -262,6 +262,19 @@ def test_the_best_is_chosen_by_held_out_ranking(folder):
     assert trained.best.held_out_auc == best["held_out_auc"]
 
 
+def test_the_layer_that_tells_is_found(tmp_path):
+    folder = make_collection(tmp_path / "c", layers=(-1, 3, 5), told_by=3)
+    plan = TrainPlan(folder, "mlp", "pairwise", "boundary", changes={"max_epochs": 8})
+    trained = train(plan, datasets_of(plan))
+    tried = {tuple(each["layers"]): each["held_out_auc"] for each in trained.metadata["candidates"]}
+    assert set(tried) == {(-1,), (3,), (5,), (-1, 3, 5)}
+    assert min(tried[3,], tried[-1, 3, 5]) > 0.75 > 0.7 > max(tried[-1,], tried[5,])
+    info = trained.best.scorer.info
+    assert info.layers == (3,) and info.hidden_size == HIDDEN
+    asked = TrainPlan(folder, "mlp", "pairwise", "boundary", (5, -1))
+    assert [data.layers for data in datasets_of(asked)] == [(5, -1)]
+
+
 def test_confidence_beside_states_tells_what_states_cannot(tmp_path):
     folder = make_collection(tmp_path / "c", signal=0.2, confidence_signal=1.0)
     found = {}

@@ -15,6 +15,7 @@ from engine_setups import (
     PROMPT,
     RULE,
     SAMPLED,
+    ProjectionScorer,
     finish,
     open_search,
     run,
@@ -233,6 +234,16 @@ def test_a_scorer_of_states_and_confidences_is_refused():
         start_own_vllm(Both())
 
 
+def test_layers_that_vllm_does_not_give_are_refused(monkeypatch):
+    from vllm.model_executor.models.gemma2 import Gemma2ForCausalLM
+
+    from gambit.engines.vllm import adapter
+
+    monkeypatch.setattr(adapter, "get_model_cls", lambda config: Gemma2ForCausalLM)
+    with pytest.raises(UserError, match=r"the scorer reads layers \[-1, 1\]: .* use --engine local"):
+        start_own_vllm(ProjectionScorer(layers=(-1, 1)))
+
+
 def test_an_untested_version_warns(monkeypatch):
     from gambit.engines.vllm import adapter
 
@@ -255,6 +266,17 @@ def test_states_of_the_wrong_rows_are_refused(monkeypatch):
     monkeypatch.setattr(adapter, "sampled_states", lambda runner: right(runner).roll(1, 0))
     with pytest.raises(EngineError, match="do not make the token"):
         start_own_vllm(self_check=True)
+
+
+def test_inner_states_of_the_wrong_rows_are_refused(monkeypatch):
+    """They are picked by the same index as the last ones, which make tokens and can be checked by that."""
+    from gambit.engines.vllm import adapter
+
+    start_own_vllm(ProjectionScorer(layers=(-1, 1)), self_check=True).close()
+    right = adapter._last_tokens
+    monkeypatch.setattr(adapter, "_last_tokens", lambda *args: right(*args).roll(1, 0))
+    with pytest.raises(EngineError, match="do not make the token"):
+        start_own_vllm(ProjectionScorer(layers=(-1, 1)), self_check=True)
 
 
 def test_a_wrong_victim_is_refused(monkeypatch):

@@ -178,7 +178,9 @@ def train(
         str, typer.Option(help="auto, bce, last-step-bce, prefix, pairwise, or a sum such as prefix+pairwise.")
     ] = AUTO,
     state_position: Annotated[str, typer.Option(help="before, boundary, or auto: the better one.")] = AUTO,
-    layers: Annotated[str, typer.Option(help="Layers to read, concatenated; engines give -1 only.")] = "-1",
+    layers: Annotated[
+        str, typer.Option(help="Layers to read, concatenated; auto: each alone and all together, the best is kept.")
+    ] = AUTO,
     validation: Annotated[float, typer.Option(help="Share of problems to choose by.")] = 0.15,
     test: Annotated[float, typer.Option(help="Share of problems kept for `eval`.")] = 0.15,
     seed: Annotated[int, typer.Option(help="Of weights and batches; the split has its own.")] = 0,
@@ -210,8 +212,8 @@ def train(
                    "width": width, "blocks": blocks}  # fmt: skip
         given = {name: value for name, value in changes.items() if value is not None}
         division = Division(validation, test, split_seed)
-        plan = TrainPlan(data, architecture, objective, state_position, _layers(layers), division, given, device,
-                         skip_corrupted)  # fmt: skip
+        plan = TrainPlan(data, architecture, objective, state_position, None if layers == AUTO else _layers(layers),
+                         division, given, device, skip_corrupted)  # fmt: skip
         recipes_for(architecture, objective, given)  # a mistake is told before gigabytes are read
         skipped: list[str] = []
         datasets = datasets_of(plan, skipped)

@@ -73,12 +73,13 @@ def show_training(out: Path, trained: Trained, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"checkpoint": str(out), **metadata}))
         return
-    table = Table("objective", "state", "held-out AUC", "epochs", "seconds", box=None)
+    table = Table("objective", "state", "layers", "held-out AUC", "epochs", "seconds", box=None)
     candidates = metadata["candidates"]
     assert isinstance(candidates, list)
     for each in candidates:
         chosen = "bold" if each["is_chosen"] else None
-        row = (each["objective"], each["state_position"], f"{each['held_out_auc']:.4f}", str(each["epochs"]))
+        layers = ",".join(map(str, each["layers"]))
+        row = (each["objective"], each["state_position"], layers, f"{each['held_out_auc']:.4f}", str(each["epochs"]))
         table.add_row(*row, f"{each['seconds']:.0f}", style=chosen)
     put(table)
     put(f"{out}: {best.recipe.objective}; held-out AUC within problems, mean over 25-100 % of the steps: "

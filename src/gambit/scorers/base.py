@@ -34,7 +34,7 @@ class ScorerInfo:
 class ThoughtBatch:
     """Finished thoughts, one per row, on the engine's device."""
 
-    states: torch.Tensor  # [n, hidden], after the final norm, at the scorer's state position
+    states: torch.Tensor  # [n, hidden × layers] of the scorer's layers, at its state position; the last after its norm
     confidences: torch.Tensor  # [n], mean token confidence over the thought; zeros unless the scorer needs it
 
 
@@ -114,6 +114,3 @@ def check_fit(info: ScorerInfo, *, hidden_size: int, boundary_rule: str) -> None
         )
     if info.boundary_rule != boundary_rule:
         raise UserError(f"the scorer expects thoughts cut by {info.boundary_rule!r}, this run uses {boundary_rule!r}")
-    if info.layers != (-1,):
-        wanted = " and ".join(map(str, info.layers))
-        raise UserError(f"the scorer reads layer {wanted}; engines give the last layer (-1) only")

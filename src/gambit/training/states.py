@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gambit.engines.layers import LayerChoice
 from gambit.engines.local.model import pick_device, pick_dtype
 from gambit.errors import UserError
 from gambit.training.storage import state_name
@@ -61,7 +62,7 @@ class StateReader:
         self._layers, self._positions = tuple(layers), tuple(positions)
         self.hidden_size = int(self._model.config.get_text_config().hidden_size)
         self.batch_tokens = batch_tokens or BATCH_TOKENS[self._device.type]
-        _check_layers(self._layers, int(self._model.config.get_text_config().num_hidden_layers))
+        LayerChoice.of(self._layers, int(self._model.config.get_text_config().num_hidden_layers))
 
     def read(self, readings: Sequence[Reading]) -> list[dict[str, torch.Tensor]]:
         """For each reading its states by tensor name, [steps, hidden] in half precision on the CPU."""
@@ -110,12 +111,6 @@ def _load(model: str, dtype: str, device: torch.device) -> PreTrainedModel:
         raise UserError(f"cannot load model {model!r}: {str(error).strip().partition(chr(10))[0]}") from error
     base: PreTrainedModel = whole.base_model.to(device).eval()
     return base
-
-
-def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    for layer in layers:
-        if not -num_layers - 1 <= layer <= num_layers:
-            raise UserError(f"layer {layer}: the model has {num_layers}; 0 is the embedding, -1 the last one")
 
 
 def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -31,7 +31,7 @@ class TrainPlan:
     architecture: str = "mlp"
     objective: str = AUTO
     state_position: str = AUTO
-    layers: tuple[int, ...] = (-1,)
+    layers: tuple[int, ...] | None = None  # None: each one of the collection by itself, and all of them together
     division: Division = field(default_factory=Division)
     changes: Mapping[str, int | float | bool] = field(default_factory=dict)  # of the recipes' own values
     device: str = AUTO
@@ -63,7 +63,7 @@ def train(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     say: Say = lambda _: None,
 ) -> Trained:
-    """Every recipe at every state position, chosen by within-problem ranking and never by telling steps apart."""
+    """Every recipe on every dataset, chosen by within-problem ranking and never by telling steps apart."""
     recipes = recipes_for(plan.architecture, plan.objective, plan.changes)
     device = pick_device(plan.device)
     tried: list[tuple[Dataset, Fitted]] = []
@@ -86,15 +86,22 @@ def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | f
 
 
 def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Dataset]:
-    """The collection at each state position that is to be tried; `skipped` gathers shards that were left out."""
+    """The collection as it is to be tried: state positions, layers. `skipped` gathers shards that were left out."""
     known = [str(each) for each in StatePosition]
     if plan.state_position not in (AUTO, *known):
         raise UserError(f"unknown state position {plan.state_position!r}: use auto, {', '.join(known)}")
-    wanted = read_header(plan.data).positions if plan.state_position == AUTO else (plan.state_position,)
+    header = read_header(plan.data)
+    positions = header.positions if plan.state_position == AUTO else (plan.state_position,)
+    choices = layer_choices(header.layers) if plan.layers is None else [plan.layers]
     return [
-        load_dataset(plan.data, StatePosition(each), plan.layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
-        for each in wanted
+        load_dataset(plan.data, StatePosition(position), layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
+        for position in positions
+        for layers in choices
     ]
+
+
+def layer_choices(layers: Sequence[int]) -> list[tuple[int, ...]]:
+    return [*dict.fromkeys([*((layer,) for layer in layers), tuple(layers)])]
 
 
 def info_for(data: Dataset, architecture: str) -> ScorerInfo:
@@ -138,6 +145,7 @@ def metadata_of(
         {
             "objective": fitted.recipe.objective,
             "state_position": str(each.position),
+            "layers": list(each.layers),
             "held_out_auc": fitted.held_out_auc,
             "epochs": fitted.epochs,
             "seconds": fitted.seconds,

@@ -47,6 +47,7 @@ class LocalEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._scorer = scorer.to(model.device)
+        self._layers = model.choose_layers(scorer.info.layers)
         room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
         self._clock = Stopwatch()
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
@@ -173,20 +174,21 @@ class LocalEngine:
         for search, count in layout.rows_per_search.items():
             self._pool.drafts[search].num_generated += count
         if self._scorer.info.state_position is StatePosition.BOUNDARY:
-            self._score(output.states, np.flatnonzero(was_pending), fed_length)
+            self._score(output, np.flatnonzero(was_pending), fed_length)
         else:
-            self._score(output.states, np.flatnonzero(is_boundary), table["num_tokens"])
+            self._score(output, np.flatnonzero(is_boundary), table["num_tokens"])
         self._finish(layout.is_stop(tokens), doubtful)
 
-    def _score(self, states: torch.Tensor, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+    def _score(self, output: ForwardOutput, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
         if len(rows) == 0:
             return
         with self._clock.part("scoring"), torch.inference_mode():
             confidences = torch.from_numpy(self._pool.rows.table["thought_confidence"][rows]).float()
-            index = torch.from_numpy(rows).to(states.device)
-            thoughts = ThoughtBatch(states[index], confidences.to(states.device))
+            index = torch.from_numpy(rows).to(self._model.device)
+            states = self._layers.join(output.states[index], [layer[index] for layer in output.inner])
+            thoughts = ThoughtBatch(states, confidences.to(self._model.device))
             scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
-            embeddings = self._embed(states, rows)
+            embeddings = self._embed(output.states, rows)
         # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
         for trace, row, score in sorted(scored, key=lambda entry: entry[0].key):

@@ -145,7 +145,8 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> tor
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
-Output = tuple[torch.Tensor, torch.Tensor]  # states after the final norm [n, hidden], logits [n, vocabulary]
+# States after the final norm [n, hidden], logits [n, vocabulary], and [n, hidden] of each inner layer asked for.
+Output = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
 Forward = Callable[[torch.Tensor, torch.Tensor, Plan], Output]  # tokens, positions, both [n, length]
 
 
@@ -162,15 +163,20 @@ class FusedDecoder:
         self._table = _rotary_table(model, trunk)
 
     @torch.inference_mode()
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan) -> Output:
-        """One token a row: tokens and positions are [n, 1]."""
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan, inner: Sequence[int] = ()
+    ) -> Output:
+        """One token a row: tokens and positions are [n, 1]. `inner`: layers whose states are wanted, lowest first."""
         x = self._embed(tokens)
         rotation = self._rotation(x, positions)
         x = x[:, 0]
+        kept = [x.clone()] if 0 in inner else []
         for index, (layer, call) in enumerate(zip(self._layers, self._calls, strict=True)):
             layer.forward(index, x, rotation, plan, call)
+            if index + 1 in inner:
+                kept.append(x.clone())
         states = self._norm(x)
-        return states, nn.functional.linear(states, self._head.weight, self._head.bias)
+        return states, nn.functional.linear(states, self._head.weight, self._head.bias), kept
 
     def _rotation(self, x: torch.Tensor, positions: torch.Tensor) -> Rotation:
         """[n, 1, dim] each, which serve all heads."""
@@ -236,11 +242,11 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
     step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:1, 0].repeat(2))
     expected = run_modules(*step)
     fused = FusedDecoder(model, calls)
-    if not all(map(_alike, fused.forward(*step), expected)):
+    if not _same_output(fused.forward(*step), expected):
         return None
     ops = native_ops() if model.device.type == "cpu" else None
     native = None if ops is None else fused.with_native(ops)
-    return native if native is not None and all(map(_alike, native.forward(*step), expected)) else fused
+    return native if native is not None and _same_output(native.forward(*step), expected) else fused
 
 
 _PROOF_PROMPT = 3
@@ -268,6 +274,10 @@ def _proof_plan(store: PoolStore, positions: torch.Tensor) -> DecodePlan:
         prompt_lengths=torch.full_like(positions[:1], _PROOF_PROMPT), prompt_length=_PROOF_PROMPT,
         row_slots=zeros, members=None, places=None, level=0, has_even_prompts=True,
     )  # fmt: skip
+
+
+def _same_output(got: Output, expected: Output) -> bool:
+    return _alike(got[0], expected[0]) and _alike(got[1], expected[1])
 
 
 def _alike(got: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from gambit.engines.layers import LayerChoice
 from gambit.engines.local.attention import ATTENTION_NAME, DecodePlan, Plan, pool_attention
-from gambit.engines.local.fused import fused_if_alike
+from gambit.engines.local.fused import Output, fused_if_alike
 from gambit.errors import UserError
 from gambit.prompts import Tokenizer, load_tokenizer
 
@@ -24,6 +26,7 @@ class ForwardOutput:
 
     states: torch.Tensor  # [n, hidden], after the final norm
     logits: torch.Tensor  # [n, vocabulary]
+    inner: Sequence[torch.Tensor] = ()  # [n, hidden] of each layer that was asked for; decode steps alone have them
 
 
 class PoolModel:
@@ -36,6 +39,7 @@ class PoolModel:
         self.config = model.config.get_text_config()
         self._model = _with_pool_attention(model, name)
         self._head_input: list[torch.Tensor] = []
+        self._inner: tuple[int, ...] = ()
         head = self._model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._keep_states)
         self._fused = fused_if_alike(self._model, self._run_modules, self.context_tokens - 1)
@@ -48,23 +52,32 @@ class PoolModel:
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self._head_input[:] = [args[0]]
 
+    def choose_layers(self, layers: Sequence[int]) -> LayerChoice:
+        """From now on decode steps give the states of these layers too."""
+        choice = LayerChoice.of(layers, int(self.config.num_hidden_layers))
+        self._inner = choice.inner
+        return choice
+
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan) -> ForwardOutput:
         """`tokens` and `positions` are [n, length]."""
-        if self._fused is not None and isinstance(plan, DecodePlan):
-            return ForwardOutput(*self._fused.forward(tokens, positions, plan))
-        return ForwardOutput(*self._run_modules(tokens, positions, plan))
+        if not isinstance(plan, DecodePlan):
+            states, logits, _ = self._run_modules(tokens, positions, plan)
+            return ForwardOutput(states, logits)
+        run = self._run_modules if self._fused is None else self._fused.forward
+        return ForwardOutput(*run(tokens, positions, plan, self._inner))
 
     @torch.inference_mode()
     def _run_modules(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, inner: Sequence[int] = ()
+    ) -> Output:
         try:
             out = self._model(
-                input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, pool=plan
+                input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, pool=plan,
+                output_hidden_states=bool(inner),
             )  # fmt: skip
         except TypeError as error:
             raise UserError(f"{self.name}: the local engine cannot run this architecture ({error})") from error
-        return self._head_input.pop()[:, -1], out.logits[:, -1]
+        return self._head_input.pop()[:, -1], out.logits[:, -1], [out.hidden_states[layer][:, -1] for layer in inner]
 
     @property
     def hidden_size(self) -> int:

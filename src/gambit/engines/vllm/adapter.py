@@ -18,6 +18,8 @@ import torch
 import vllm
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import get_model_cls
+from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -286,11 +288,44 @@ def sampled_states(runner: Any) -> torch.Tensor | None:
     state = getattr(runner, "execute_model_state", None)
     if state is None:
         return None
-    if hasattr(state, "sample_hidden_states"):  # model runner V1
-        return state.sample_hidden_states
     if state.hidden_states is None:  # V2 on a pipeline stage that is not the last
         return None
-    return state.hidden_states[state.input_batch.logits_indices]
+    if _is_v1(state) and state.aux_hidden_states is None:
+        return state.sample_hidden_states
+    return state.hidden_states[_last_tokens(runner, state)]
+
+
+def _is_v1(state: Any) -> bool:
+    return hasattr(state, "sample_hidden_states")
+
+
+def _last_tokens(runner: Any, state: Any) -> torch.Tensor:
+    """Where each row's last token stands among those of the step."""
+    if _is_v1(state):  # which forgets what it has picked the states by
+        return runner.query_start_loc.gpu[1 : len(state.sample_hidden_states) + 1] - 1
+    return state.input_batch.logits_indices
+
+
+def num_layers(config: Any) -> int:
+    return int(config.model_config.hf_text_config.num_hidden_layers)
+
+
+def gives_inner_states(config: Any) -> bool:
+    """Whether vLLM can have this model give states of inner layers: it does so for EAGLE-3's drafts."""
+    return supports_eagle3(get_model_cls(config.model_config))
+
+
+def ask_for_layers(runner: Any, layers: tuple[int, ...]) -> None:
+    """Have the model give the states of inner layers too. Before vLLM compiles it, which changes what it returns."""
+    runner.use_aux_hidden_state_outputs = True
+    runner.get_model().set_aux_hidden_state_layers(layers)
+
+
+def inner_states(runner: Any) -> list[torch.Tensor]:
+    """Of the layers asked for, lowest first, the states of the rows about to be sampled."""
+    state = runner.execute_model_state
+    rows = _last_tokens(runner, state)
+    return [states[rows] for states in state.aux_hidden_states]
 
 
 def row_ids(runner: Any) -> list[str]:

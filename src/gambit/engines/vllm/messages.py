@@ -32,8 +32,8 @@ class GambitConfig:
     short_cuts: bool = False  # vLLM's scheduler does for usual tokens only what they need
 
     def compute_hash(self) -> str:
-        """Of what changes the compiled model: nothing here does, so a new scorer costs no new compilation."""
-        return "gambit"
+        """Of what changes the compiled model: a new scorer costs no new compilation unless it reads other layers."""
+        return f"gambit {self.scorer.info.layers}"
 
 
 @dataclass(frozen=True, slots=True)

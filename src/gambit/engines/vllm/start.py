@@ -12,6 +12,7 @@ from typing import Any
 
 from gambit.config import EngineConfig
 from gambit.engines.base import EngineInfo
+from gambit.engines.layers import LayerChoice
 from gambit.engines.vllm.check import has_room, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
@@ -54,6 +55,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
+        _check_layers(adapter, vllm_config, scorer)
         core = _Core(adapter, vllm_config, gambit, own_process=own_process)
     info = _info(vllm_config, model, adapter)
     engine = VllmEngine(core, info, tokenizer, remembers=isinstance(scorer, HistoryScorer))
@@ -79,6 +81,14 @@ def _check_scorer(scorer: Scorer) -> None:
     if is_in_one and scorer.info.needs_confidence and scorer.info.hidden_size is not None:
         raise UserError(f"the scorer {scorer.info.architecture!r} wants states and confidences together: the vllm "
                         "engine needs one that takes them in turn (`part`, `whole`), use --engine local")  # fmt: skip
+
+
+def _check_layers(adapter: Any, vllm_config: Any, scorer: Scorer) -> None:
+    choice = LayerChoice.of(scorer.info.layers, adapter.num_layers(vllm_config))
+    if choice.inner and not adapter.gives_inner_states(vllm_config):
+        architecture = vllm_config.model_config.architecture
+        raise UserError(f"the scorer reads layers {list(scorer.info.layers)}: vLLM gives those of {architecture} in "
+                        "the last one (-1) only; use --engine local, or a scorer of the last layer")  # fmt: skip
 
 
 def _check_device(wanted: str, found: str) -> None:
@@ -131,6 +141,7 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
         "dtype": "float32" if is_cpu and config.dtype == "auto" else config.dtype,
         "skip_tokenizer_init": True,  # vLLM gets and gives token ids
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,  # our own display has the terminal
         "gpu_memory_utilization": config.memory_ratio,
     }
     if is_cpu:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.engines.layers import LayerChoice
 from gambit.engines.projection import Projection
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
@@ -74,6 +75,9 @@ class GambitWorker(adapter.Worker):
         self._scorer = config.scorer.to(self.device)
         # What is computed of a thought here: all, unless its score needs more than states.
         self._device_scorer: Any = _StatesPart(self._scorer) if isinstance(self._scorer, SplitScorer) else self._scorer
+        self._layers = LayerChoice.of(self._scorer.info.layers, adapter.num_layers(self.vllm_config))
+        if self._layers.inner:
+            adapter.ask_for_layers(self.model_runner, self._layers.inner)
         self._memory = self._allocate_memory() if isinstance(self._scorer, HistoryScorer) else None
         self._exact_noise = config.exact_noise
         self._noise = _Noise(self.device)
@@ -98,7 +102,8 @@ class GambitWorker(adapter.Worker):
         model = self.model_config
         if model.enforce_eager:
             return None
-        like = torch.zeros(1, model.get_hidden_size(), dtype=model.dtype, device=self.device)
+        width = model.get_hidden_size() * len(self._layers.numbers)
+        like = torch.zeros(1, width, dtype=model.dtype, device=self.device)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
         try:
             return RecordedScorer(self._device_scorer, like, most_rows, cuda_recorder(self._side.stream))
@@ -117,8 +122,9 @@ class GambitWorker(adapter.Worker):
         if states is None:
             return super().sample_tokens(grammar_output)
         rows = DeviceRows(self._side)
-        with rows.computed(states):
-            rows.send(self._score(states))
+        scored = self._read_layers(states)
+        with rows.computed(states, scored):
+            rows.send(self._score(states, scored))
         late = self._check(states)
         if self._looks_at_logits:
             self._rows = self._noise.known(adapter.row_ids(self.model_runner))
@@ -135,10 +141,16 @@ class GambitWorker(adapter.Worker):
             return _AsyncRows(output, rows)
         return adapter.attach_rows(output, rows.values()) if output.req_ids else output
 
-    def _score(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _read_layers(self, states: torch.Tensor) -> torch.Tensor:
+        """What the scorer reads of the rows whose last states these are."""
+        if not self._layers.inner:
+            return self._layers.join(states, ())
+        return self._layers.join(states, adapter.inner_states(self.model_runner))
+
+    def _score(self, states: torch.Tensor, scored: torch.Tensor) -> dict[str, torch.Tensor]:
         columns = {}
         if not self._scorer.info.needs_confidence or isinstance(self._device_scorer, _StatesPart):
-            columns["scores"] = self._scores(states)
+            columns["scores"] = self._scores(scored)
         if size := self._noise.embedding_size:
             columns["embeddings"] = self._projection.embed(states, size)
         return columns
