@@ -4,9 +4,10 @@
     python benchmarks/scorer_recipe.py llm --model DIR --train math_train.jsonl --test math500_dev.jsonl --out OUT
 
 Problems to judge by are collected first, then those to train on, until there are enough or the time is up
-(`--seconds`). Scorers are chosen on held-out problems of the training collection and judged on the other one, which
-none of them has seen. OUT/data holds the collections (large), OUT/results what is worth keeping: a checkpoint for each
-objective, `mlp.safetensors` and the like (the best of each architecture) and `report.json`.
+(`--seconds`). Scorers, and the layers they read, are chosen on held-out problems of the training collection and judged
+on the other one, which none of them has seen. OUT/data holds the collections (large), OUT/results what is worth
+keeping: a checkpoint for each objective, `mlp.safetensors` and the like (the best of each architecture),
+`best.safetensors` and `report.json`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from gambit.config import EngineConfig, SearchConfig
 from gambit.problems import read_problems, shard_of
 from gambit.scorers.checkpoint import add_metrics, save_checkpoint
 from gambit.training.collect import Collector, Plan
-from gambit.training.dataset import Dataset, Division
+from gambit.training.dataset import Division
+from gambit.training.fit import Fitted
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.storage import merge
-from gambit.training.train import TrainPlan, datasets_of, train
+from gambit.training.train import Trained, TrainPlan, datasets_of, train
 from gambit.types import StatePosition
 
 
@@ -103,8 +105,9 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
 
 
 def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], dict[str, Path]]:
-    """One checkpoint per architecture and objective, and which is the best of each architecture."""
+    """One checkpoint per architecture and objective, and which is the best of each architecture and of all."""
     results, made, best = options.out / "results", [], {}
+    highest = 0.0
     results.mkdir(parents=True, exist_ok=True)
     if parts := sorted((options.out / "data").glob("train-*")):
         merge(parts, options.out / "data" / "train")
@@ -119,22 +122,30 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
     for plan in plans:
         trained = train(plan, datasets, lambda done, total: None)
         for data, fitted in trained.tried:
-            path = results / f"{plan.architecture}-{fitted.recipe.objective}{_label(data, datasets)}.safetensors"
+            layers = ",".join(map(str, data.layers))
+            print(f"    {plan.architecture} {fitted.recipe.objective}, {data.position} of {layers}: held-out AUC "
+                  f"{fitted.held_out_auc:.4f}, epoch {fitted.best_epoch} of {fitted.epochs}, {fitted.seconds:.1f} s",
+                  flush=True)  # fmt: skip
+        for fitted in best_of_objectives(trained):
+            path = results / f"{plan.architecture}-{fitted.recipe.objective}.safetensors"
             save_checkpoint(fitted.scorer, path, trained.metadata_of(fitted))
             made.append(path)
-            print(f"    {path.stem}: held-out AUC {fitted.held_out_auc:.4f}, epoch {fitted.best_epoch} of "
-                  f"{fitted.epochs}, {fitted.seconds:.1f} s", flush=True)  # fmt: skip
             if fitted is trained.best:
                 best[plan.architecture] = path
+                best["best"] = path if fitted.held_out_auc > highest else best["best"]
+                highest = max(highest, fitted.held_out_auc)
         clock.done(f"train {plan.architecture}", f"best: {trained.best.recipe.objective}")
     return made, best
 
 
-def _label(data: Dataset, datasets: list[Dataset]) -> str:
-    """What tells a dataset from the others."""
-    position = f"-{data.position}" if len({each.position for each in datasets}) > 1 else ""
-    layers = f"-layer{','.join(map(str, data.layers))}" if len({each.layers for each in datasets}) > 1 else ""
-    return position + layers
+def best_of_objectives(trained: Trained) -> list[Fitted]:
+    """Of each objective the state position and layers that rank held-out problems best: only those are judged."""
+    best: dict[str, Fitted] = {}
+    for _, fitted in trained.tried:
+        known = best.setdefault(fitted.recipe.objective, fitted)
+        if fitted.held_out_auc > known.held_out_auc:
+            best[fitted.recipe.objective] = fitted
+    return list(best.values())
 
 
 def _changes(options: argparse.Namespace) -> dict[str, int]:
@@ -153,8 +164,8 @@ def judge_all(options: argparse.Namespace, made: list[Path], best: dict[str, Pat
     clock.done("judge")
     for path in made:
         _record(path, plain)
-    for architecture, path in best.items():
-        shutil.copy(path, results / f"{architecture}.safetensors")
+    for name, path in best.items():
+        shutil.copy(path, results / f"{name}.safetensors")
     settings = {key: str(value) for key, value in vars(options).items() if key not in ("out", "model", "train", "test")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     full = {"options": settings, "device": device, "seconds": clock.seconds, **plain}
