@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every figure that needs a GPU, one phase after the other; each can be called by itself.
 #
-#     OUT=DIR bash benchmarks/gpu_all.sh check speed                       # an H200: 3 + 9 minutes, no weights
+#     OUT=DIR bash benchmarks/gpu_all.sh check profile speed               # an H200: 3 + 4 + 9 minutes, no weights
 #     OUT=DIR MODEL=DIR DATA=DIR bash benchmarks/gpu_all.sh scorers bench  # 8 + 13 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
@@ -16,6 +16,10 @@ mkdir -p "$OUT/results"
 
 check() {
   "$python" benchmarks/vllm_cuda_check.py --out "$OUT/results/vllm_cuda_check.json"
+}
+
+profile() {
+  "$python" benchmarks/gpu_profile.py --out "$OUT/results/gpu_profile.json"
 }
 
 speed() {

@@ -54,16 +54,16 @@ def write_shape(folder: Path, shape: str) -> str:
     return str(folder)
 
 
-def random_scorer(hidden_size: int) -> Any:
+def random_scorer(hidden_size: int, layers: tuple[int, ...] = (-1,)) -> Any:
     import torch
 
     from gambit.scorers.base import ScorerInfo
     from gambit.scorers.mlp import MlpScorer
 
     generator = torch.Generator().manual_seed(0)
-    shapes = ((SCORER_WIDTH, hidden_size), (SCORER_WIDTH,), (1, SCORER_WIDTH), (1,))
+    shapes = ((SCORER_WIDTH, hidden_size * len(layers)), (SCORER_WIDTH,), (1, SCORER_WIDTH), (1,))
     w1, b1, w2, b2 = (torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for shape in shapes)
-    return MlpScorer(ScorerInfo("mlp", hidden_size=hidden_size), (w1, b1, w2, b2))
+    return MlpScorer(ScorerInfo("mlp", hidden_size=hidden_size, layers=layers), (w1, b1, w2, b2))
 
 
 def prompt_of(number: int) -> list[int]:
@@ -101,14 +101,18 @@ class Room:
 class Stock:
     """vLLM as it comes."""
 
-    def __init__(self, model: str, shape: str, room: Room) -> None:
+    def __init__(self, model: str, shape: str, room: Room, **more: Any) -> None:
         from vllm import LLM
 
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         self._llm = LLM(
             model=model, dtype=room.dtype, skip_tokenizer_init=True, disable_log_stats=True,
-            enable_prefix_caching=True, gpu_memory_utilization=0.4, **room.options(shape),
+            enable_prefix_caching=True, gpu_memory_utilization=0.4, **room.options(shape), **more,
         )  # fmt: skip
+
+    @property
+    def core_client(self) -> Any:
+        return self._llm.llm_engine.engine_core
 
     def generate(self, prompt: list[int], count: int, tokens: int) -> int:
         from vllm import SamplingParams
@@ -118,14 +122,16 @@ class Stock:
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     def close(self) -> None:
-        self._llm.llm_engine.engine_core.shutdown()
+        self.core_client.shutdown()
 
 
 class NoTokenizer:
     """Random weights have nothing to say."""
 
 
-def start_ours(model: str, shape: str, room: Room, *, exact_noise: bool = False, **more: Any) -> Any:
+def start_ours(
+    model: str, shape: str, room: Room, *, exact_noise: bool = False, layers: tuple[int, ...] = (-1,), **more: Any
+) -> Any:
     from gambit.config import EngineConfig
     from gambit.engines.vllm.start import start_vllm
 
@@ -134,7 +140,7 @@ def start_ours(model: str, shape: str, room: Room, *, exact_noise: bool = False,
         model=model, engine="vllm", dtype=room.dtype, memory_ratio=0.4, kv_budget_tokens=room.kv_tokens,
         engine_options={**room.options(shape), **own, **more},
     )  # fmt: skip
-    return start_vllm(config, model, random_scorer(SHAPES[shape]["hidden_size"]), tokenizer=NoTokenizer())
+    return start_vllm(config, model, random_scorer(SHAPES[shape]["hidden_size"], layers), tokenizer=NoTokenizer())
 
 
 @dataclass(slots=True)
