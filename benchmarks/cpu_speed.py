@@ -26,7 +26,7 @@ os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HU
 
 import torch  # vLLM reads the environment when it is imported, and some of it with torch
 
-from gambit.engines.local.native import native_ops
+from gambit.engines.local.native import native_decode
 from gambit.models import SCORER_FILE, locate
 from gambit.prompts import boundary_rule, load_tokenizer
 
@@ -217,7 +217,7 @@ def write(args: argparse.Namespace, found: dict[str, object], prompt_tokens: int
         "prompt_tokens": prompt_tokens,
         "tokens_per_turn": args.chunk,
         "threads": args.threads,
-        "compiled_operations": native_ops() is not None,
+        "compiled_operations": native_decode() is not None,
         "load_average_at_end": round(os.getloadavg()[0], 1),
         "seconds": round(seconds),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "vllm": vllm.__version__},

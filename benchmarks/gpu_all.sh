@@ -30,7 +30,7 @@ speed() {
 scorers() {
   "$python" benchmarks/scorer_recipe.py llm --model "$MODEL" --train "$DATA/math_train.jsonl" \
     --test "$DATA/math500_dev.jsonl" --out "$OUT/scorers" --max-new-tokens 1024 --temperature 0.8 \
-    --memory-ratio 0.4 ${SCORERS:---seconds 130 --train-problems 2000 --architectures mlp,mlp+confidence} || return
+    --memory-ratio 0.4 ${SCORERS:---seconds 130 --train-problems 2000 --layers 14,20,-1 --architectures mlp,mlp+confidence} || return
   cp "$OUT/scorers/results/report.json" "$OUT/results/llm_scorers.json"
   cp "$OUT/scorers/results/best.safetensors" "$OUT/results/"
 }

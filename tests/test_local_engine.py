@@ -147,7 +147,9 @@ def test_fused_weights_are_in_memory_once_and_are_those_of_the_modules():
     after = dict(model.named_parameters())
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in after.values()}
-    joined = [w for layer in pool._fused._layers for w in (layer.qkv.weight, layer.gate_up.weight, layer.down.weight)]
+    joined = [
+        w for layer in pool._fused.stack.layers for w in (layer.qkv.weight, layer.gate_up.weight, layer.down.weight)
+    ]
     assert {w.untyped_storage().data_ptr() for w in joined} <= storages.keys()
     assert sum(storages.values()) == sum(p.nbytes for p in before.values())
 

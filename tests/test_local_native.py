@@ -1,18 +1,28 @@
-"""The compiled operations of a decode step: they say what torch says, and nobody misses them where there is no GCC."""
+"""The compiled decode step: it says what torch says, and nobody misses it where there is no GCC."""
 
 import subprocess
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-from engine_setups import PROMPT, open_search, run, spec, start_local
-from gambit.engines.local import fused, native
-from gambit.engines.local.attention import DecodePlan, LayerCall, PoolStore
+from engine_setups import PROMPT, ProjectionScorer, open_search, run, spec, start_local
+from gambit.engines.local import compiled, fused, native
+from gambit.engines.local.attention import DecodePlan, PoolStore
+from gambit.engines.local.compiled import CompiledStack
+from gambit.engines.local.model import PoolModel
+from gambit.scorers.base import ScorerInfo
 from gambit.types import TraceKey
 from tiny import livened, tiny_config, tiny_model
 
-needs_compiler = pytest.mark.skipif(native.native_ops() is None, reason="no GCC, or not on Linux and x86")
+needs_compiler = pytest.mark.skipif(native.native_decode() is None, reason="no GCC, or not on Linux and x86")
 SMALL = {name: getattr(tiny_config(), name) for name in ("vocab_size", "hidden_size", "intermediate_size")} | {
     "num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 512,
 }  # fmt: skip
@@ -21,7 +31,22 @@ MODELS = {
     "one query": lambda: tiny_model(num_attention_heads=2),
     "three queries": lambda: tiny_model(num_attention_heads=6),
     "biases": lambda: livened(Qwen2ForCausalLM(Qwen2Config(**SMALL))),
+    "biases everywhere": lambda: with_biases(LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+    "wide heads": lambda: tiny_model(head_dim=96),
+    "odd sizes": lambda: tiny_model(intermediate_size=57, hidden_size=44),
 }
+
+
+def with_biases(config):
+    model = livened(LlamaForCausalLM(config))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def kind(engine):
+    return type(engine._model._fused.stack)
 
 
 def start(name, monkeypatch, is_native):
@@ -29,10 +54,9 @@ def start(name, monkeypatch, is_native):
     torch.manual_seed(3)
     with monkeypatch.context() as patched:
         if not is_native:
-            patched.setattr(fused, "native_ops", lambda: None)
-        engine = start_local(model=MODELS[name]())
-    kinds = {type(layer) for layer in engine._model._fused._layers}
-    assert kinds == {fused.NativeLayer if is_native else fused.Layer}
+            patched.setattr(fused, "native_decode", lambda: None)
+        engine = start_local(FirstState(), model=MODELS[name]())
+    assert kind(engine) is (CompiledStack if is_native else fused.TorchStack)
     outputs, forward = [], engine._model._fused.forward
 
     def recorded(*step):
@@ -41,6 +65,18 @@ def start(name, monkeypatch, is_native):
 
     engine._model._fused.forward = recorded
     return engine, outputs
+
+
+class FirstState(ProjectionScorer):
+    """Reads inner layers too, so that steps have to give them; what it makes of them is not looked at."""
+
+    info = ScorerInfo("first", is_probability=False, layers=(-1, 0, 1))
+
+    def to(self, device):
+        return self
+
+    def score(self, thoughts):
+        return thoughts.states[:, 0]
 
 
 def story(engine):
@@ -64,64 +100,100 @@ def test_compiled_steps_say_what_torch_says(name, monkeypatch):
     story(plain)
     assert len(got) == len(expected) > 60
     for ours, theirs in zip(got, expected, strict=True):
-        for a, b in zip(ours, theirs, strict=True):  # states, logits
+        for a, b in zip((*ours[:2], *ours[2]), (*theirs[:2], *theirs[2]), strict=True):  # states, logits, inner layers
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+        assert len(ours[2]) == 2
 
 
 @needs_compiler
-def test_the_number_of_threads_changes_no_bit():
-    def attended(threads):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            return attend(torch.Generator().manual_seed(0))
-        finally:
-            torch.set_num_threads(before)
+def test_neither_threads_nor_neighbours_change_a_bit():
+    model = pool_model()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        whole = decoded(model, 71)
+        for threads, rows in ((2, 71), (3, 71), (16, 71), (2, 1), (1, 5), (2, 33), (2, 38)):
+            torch.set_num_threads(threads)
+            parts = decoded(model, rows)
+            assert all(torch.equal(part, all_rows[:rows]) for part, all_rows in zip(parts, whole, strict=True))
+    finally:
+        torch.set_num_threads(before)
 
-    assert all(torch.equal(attended(1), attended(threads)) for threads in (2, 3, 16))
+
+def pool_model():
+    found = PoolModel(tiny_model(), "tiny")
+    assert isinstance(found._fused.stack, CompiledStack)
+    return found
 
 
-def attend(generator):
-    store, own = PoolStore(), torch.tensor([0, 3, 6, 2, 1])
-    store.reserve("row", 5, 7)
+def decoded(model, rows):
+    """One step of rows of all lengths over made-up keys and values."""
+    generator = torch.Generator().manual_seed(0)
+    store, own = PoolStore(), torch.arange(71) % 7
+    store.reserve("row", 71, 7)
     store.reserve("prompt", 2, 4)
+    for index in range(2):
+        layer = store.layer(index, *[torch.zeros(1, 2, 32)] * 2)
+        for part in (layer.row_keys, layer.row_values, layer.prompt_keys, layer.prompt_values):
+            part.copy_(torch.randn(part.shape, generator=generator))
     plan = DecodePlan(
-        store=store, own=own, positions=own + 4, own_length=7, prompt_lengths=torch.tensor([4, 2]), prompt_length=4,
-        row_slots=torch.tensor([0, 1, 0, 1, 1]), members=None, places=None, level=None, has_even_prompts=False,
+        store=store, own=own[:rows], positions=own[:rows] + 4, own_length=7, prompt_lengths=torch.tensor([4, 2]),
+        prompt_length=4, row_slots=torch.arange(rows) % 2, members=None, places=None, level=None,
+        has_even_prompts=False,
     )  # fmt: skip
-    qkv, *rotation = (torch.randn(5, heads, 32, generator=generator) for heads in (8, 1, 1))
-    call = LayerCall(0.2, sliding_window=None, softcap=None, sinks=None)
-    return native.native_ops().attend(0, qkv, None, tuple(rotation), plan, call, kv_heads=2)
+    tokens = torch.arange(rows)[:, None] % 30
+    output = model.forward(tokens, plan.positions[:, None], plan)
+    return output.states, output.logits
 
 
-@pytest.mark.parametrize("kind", ["sliding window", "wide heads"])
-def test_layers_that_ask_for_more_stay_with_torch(kind):
+def test_layers_that_ask_for_more_stay_with_torch():
     sliding = livened(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=9)))
-    engine = start_local(model=sliding if kind == "sliding window" else tiny_model(head_dim=64))
-    assert engine._model.is_fused and {type(layer) for layer in engine._model._fused._layers} == {fused.Layer}
+    narrow = tiny_model(head_dim=16)
+    for model in (sliding, narrow):
+        engine = start_local(model=model)
+        assert engine._model.is_fused and kind(engine) is fused.TorchStack
+
+
+@needs_compiler
+def test_large_models_and_few_rows_of_many_threads_stay_with_torch(monkeypatch):
+    monkeypatch.setattr(compiled, "CACHED_BYTES", 0)
+    model = pool_model()
+    used = []
+    real = fused.TorchStack.run
+    monkeypatch.setattr(fused.TorchStack, "run", lambda *args: used.append(len(args[1])) or real(*args))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(8)
+        for rows in (3, 8, 12, 13, 70):
+            decoded(model, rows)
+    finally:
+        torch.set_num_threads(before)
+    assert used == [3, 8, 12], "a thread takes four rows: half of them would have none"
+    monkeypatch.setattr(compiled, "MOST_BYTES", 1000)
+    assert kind(start_local()) is fused.TorchStack
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """As if nothing had been built yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.native_ops.cache_clear()
+    native.native_decode.cache_clear()
     yield tmp_path
-    native.native_ops.cache_clear()
+    native.native_decode.cache_clear()
 
 
 @needs_compiler
 def test_it_is_built_once_a_machine(fresh, monkeypatch):
-    assert native.native_ops() is not None
+    assert native.native_decode() is not None
     (library,) = (fresh / "gambit").iterdir()
-    native.native_ops.cache_clear()
+    native.native_decode.cache_clear()
     monkeypatch.setattr(subprocess, "run", None)
-    assert native.native_ops() is not None and list((fresh / "gambit").iterdir()) == [library]
+    assert native.native_decode() is not None and list((fresh / "gambit").iterdir()) == [library]
 
 
 @pytest.mark.parametrize("compiler", [None, "/bin/false", "/nowhere/gcc"])
 def test_without_a_working_compiler_torch_does_it(fresh, monkeypatch, compiler):
     monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
-    assert native.native_ops() is None
+    assert native.native_decode() is None
     assert start_local()._model.is_fused
     assert not list(fresh.glob("gambit/*"))

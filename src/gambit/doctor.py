@@ -80,8 +80,8 @@ def _package(name: str) -> Finding:
 
 def _compiler() -> Finding:
     if (path := shutil.which("gcc")) is not None:
-        return Finding("gcc", Condition.OK, f"{path} (the local engine compiles small operations of CPU decode steps)")
-    return Finding("gcc", Condition.OPTIONAL, "not installed: small models decode about a third slower on a CPU")
+        return Finding("gcc", Condition.OK, f"{path} (the local engine compiles its decode step on a CPU)")
+    return Finding("gcc", Condition.OPTIONAL, "not installed: the local engine decodes at half its speed on a CPU")
 
 
 def _devices(torch: ModuleType | None) -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
 gated MLP. For these a decode step is written out here: joined projections, residuals added by the product itself, no
 module calls. Weights stay in memory once: transformers' modules, which compute the prompts, become slices of them.
+Models that `compiled.py` serves run a step that GCC has compiled instead, for which their weights are kept once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.functional import rms_norm
 
 from gambit.engines.local.attention import DecodePlan, LayerCall, Plan, PoolStore, PromptPlan
-from gambit.engines.local.native import NativeOps, native_ops, serves
+from gambit.engines.local.compiled import CompiledStack, can_compile
+from gambit.engines.local.native import native_decode
 from gambit.engines.local.structure import can_fuse
 
 if TYPE_CHECKING:
@@ -108,6 +109,14 @@ class Layer:
     heads: int
     kv_heads: int
 
+    @property
+    def head_dim(self) -> int:
+        return self.qkv.weight.shape[1] // (self.heads + 2 * self.kv_heads)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.weight.nbytes for part in (self.qkv, self.output, self.gate_up, self.down))
+
     def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, call: LayerCall) -> None:
         """Adds to x [n, hidden] in place, as everything in a residual stream does."""
         n = len(x)
@@ -122,24 +131,6 @@ class Layer:
         self.down.add_to(x, self.activation(gate).mul_(up))
 
 
-@dataclass(frozen=True, slots=True)
-class NativeLayer:
-    """A decoder layer whose operations between its products are compiled ones."""
-
-    layer: Layer
-    ops: NativeOps
-
-    def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, call: LayerCall) -> None:
-        layer, n = self.layer, len(x)
-        qkv = layer.qkv(self._norm(layer.before_attention, x)).view(n, layer.heads + 2 * layer.kv_heads, -1)
-        norms = None if layer.head_norms is None else (layer.head_norms.weight, layer.head_norms.eps)
-        layer.output.add_to(x, self.ops.attend(index, qkv, norms, rotation, plan, call, layer.kv_heads))
-        layer.down.add_to(x, self.ops.gated_silu(layer.gate_up(self._norm(layer.before_mlp, x))))
-
-    def _norm(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
-        return self.ops.rms_norm(x, norm.weight, norm.eps)
-
-
 def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Rotary positions of x [n, heads, dim]."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
@@ -150,33 +141,54 @@ Output = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
 Forward = Callable[[torch.Tensor, torch.Tensor, Plan], Output]  # tokens, positions, both [n, length]
 
 
-class FusedDecoder:
-    """A whole model's decode step. `calls` is what its attention layers ask for, as seen in a pass of its modules."""
+class Stack(Protocol):
+    """Everything between the embedding and the logits."""
 
-    def __init__(self, model: PreTrainedModel, calls: Sequence[LayerCall]) -> None:
+    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
+        """x [n, hidden] may be overwritten. `inner`: layers whose states are wanted, lowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStack:
+    """In torch's operations. `calls` is what the attention layers ask for, as seen in a pass of the model's modules."""
+
+    layers: Sequence[Layer]
+    calls: Sequence[LayerCall]
+    norm: Norm
+    head_weight: torch.Tensor  # [vocabulary, hidden]
+    head_bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the matrices that a step reads."""
+        return self.head_weight.nbytes + sum(layer.nbytes for layer in self.layers)
+
+    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
+        kept = []
+        for index, (layer, call) in enumerate(zip(self.layers, self.calls, strict=True)):
+            if index in inner:
+                kept.append(x.clone())
+            layer.forward(index, x, rotation, plan, call)
+        states = self.norm(x)
+        return states, nn.functional.linear(states, self.head_weight, self.head_bias), kept
+
+
+class FusedDecoder:
+    """A whole model's decode step."""
+
+    def __init__(self, model: PreTrainedModel, stack: Stack) -> None:
         trunk = cast(_Trunk, model.base_model)
+        self.stack = stack
         self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
-        self._layers: list[Layer | NativeLayer] = [_fuse(layer) for layer in trunk.layers]
-        self._calls = calls
-        self._norm: Callable[[torch.Tensor], torch.Tensor] = _norm(trunk.norm)
-        self._head = cast(nn.Linear, model.get_output_embeddings())
         self._table = _rotary_table(model, trunk)
 
     @torch.inference_mode()
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan, inner: Sequence[int] = ()
     ) -> Output:
-        """One token a row: tokens and positions are [n, 1]. `inner`: layers whose states are wanted, lowest first."""
+        """One token a row: tokens and positions are [n, 1]."""
         x = self._embed(tokens)
-        rotation = self._rotation(x, positions)
-        x = x[:, 0]
-        kept = [x.clone()] if 0 in inner else []
-        for index, (layer, call) in enumerate(zip(self._layers, self._calls, strict=True)):
-            layer.forward(index, x, rotation, plan, call)
-            if index + 1 in inner:
-                kept.append(x.clone())
-        states = self._norm(x)
-        return states, nn.functional.linear(states, self._head.weight, self._head.bias), kept
+        return self.stack.run(x[:, 0], self._rotation(x, positions), plan, inner)
 
     def _rotation(self, x: torch.Tensor, positions: torch.Tensor) -> Rotation:
         """[n, 1, dim] each, which serve all heads."""
@@ -184,18 +196,6 @@ class FusedDecoder:
             return _signed(*self._rotary(x, positions))
         cosines, signed_sines = self._table
         return cosines[positions], signed_sines[positions]
-
-    def with_native(self, ops: NativeOps) -> FusedDecoder:
-        """The same model, compiled operations in the layers that they serve."""
-        native = copy(self)
-        native._layers = [
-            NativeLayer(layer, ops) if isinstance(layer, Layer) and _can_be_native(layer, call) else layer
-            for layer, call in zip(self._layers, self._calls, strict=True)
-        ]
-        norm = self._norm
-        if isinstance(norm, Norm) and all(isinstance(layer, NativeLayer) for layer in native._layers):
-            native._norm = lambda x: ops.rms_norm(x, norm.weight, norm.eps)
-        return native
 
 
 def _rotary_table(model: PreTrainedModel, trunk: _Trunk) -> Rotation | None:
@@ -212,14 +212,6 @@ def _rotary_table(model: PreTrainedModel, trunk: _Trunk) -> Rotation | None:
 def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
     first, second = sines.chunk(2, dim=-1)
     return cosines.contiguous(), torch.cat((-first, second), dim=-1)
-
-
-def _can_be_native(layer: Layer, call: LayerCall) -> bool:
-    weight = layer.qkv.weight
-    head_dim = weight.shape[1] // (layer.heads + 2 * layer.kv_heads)
-    gates = torch.linspace(-9, 9, 19)
-    is_silu = torch.equal(layer.activation(gates), nn.functional.silu(gates))  # it has several classes
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and is_silu and serves(call, head_dim)
 
 
 # -- the proof at the start -------------------------------------------------------------------------------------------
@@ -241,12 +233,13 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
     positions = torch.tensor([[_PROOF_PROMPT], [last_position]], device=model.device)
     step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:1, 0].repeat(2))
     expected = run_modules(*step)
-    fused = FusedDecoder(model, calls)
+    stack = _stack_of(model, calls)
+    fused = FusedDecoder(model, stack)
     if not _same_output(fused.forward(*step), expected):
         return None
-    ops = native_ops() if model.device.type == "cpu" else None
-    native = None if ops is None else fused.with_native(ops)
-    return native if native is not None and _same_output(native.forward(*step), expected) else fused
+    decode = native_decode() if model.device.type == "cpu" and can_compile(stack) else None
+    compiled = None if decode is None else FusedDecoder(model, CompiledStack(stack, decode))
+    return compiled if compiled is not None and _same_output(compiled.forward(*step), expected) else fused
 
 
 _PROOF_PROMPT = 3
@@ -286,6 +279,12 @@ def _alike(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 # -- taking a model's weights -----------------------------------------------------------------------------------------
+
+
+def _stack_of(model: PreTrainedModel, calls: Sequence[LayerCall]) -> TorchStack:
+    trunk = cast(_Trunk, model.base_model)
+    head = cast(nn.Linear, model.get_output_embeddings())
+    return TorchStack([_fuse(layer) for layer in trunk.layers], calls, _norm(trunk.norm), head.weight, head.bias)
 
 
 def _fuse(layer: _DecoderLayer) -> Layer:
