@@ -2,7 +2,7 @@
 # Every figure that needs a GPU, one phase after the other; each can be called by itself.
 #
 #     OUT=DIR bash benchmarks/gpu_all.sh check profile speed               # an H200: 3 + 4 + 9 minutes, no weights
-#     OUT=DIR MODEL=DIR DATA=DIR bash benchmarks/gpu_all.sh scorers bench  # 8 + 13 minutes
+#     OUT=DIR MODEL=DIR DATA=DIR bash benchmarks/gpu_all.sh scorers bench  # 10 + 13 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
@@ -30,7 +30,8 @@ speed() {
 scorers() {
   "$python" benchmarks/scorer_recipe.py llm --model "$MODEL" --train "$DATA/math_train.jsonl" \
     --test "$DATA/math500_dev.jsonl" --out "$OUT/scorers" --max-new-tokens 1024 --temperature 0.8 \
-    --memory-ratio 0.4 ${SCORERS:---seconds 130 --train-problems 2000 --layers 14,20,-1 --architectures mlp,mlp+confidence} || return
+    --memory-ratio 0.4 --train-problems 2000 --layers 14,20,-1 --architectures mlp,mlp+confidence \
+    --seconds 250 --engine-options '{"exact_noise": false, "own_process": true}' ${SCORERS:-} || return
   cp "$OUT/scorers/results/report.json" "$OUT/results/llm_scorers.json"
   cp "$OUT/scorers/results/best.safetensors" "$OUT/results/"
 }
