@@ -162,13 +162,15 @@ class Bench:
             return {"tokens_per_second": count / (time.perf_counter() - began)}
         pool = Pool("sc" if name == "scoring" else "gambit", args.capacity, args.tokens, args.swap_size, args.interval)
         waited = self.ours.seconds_waiting
-        done, seconds = run_pool(Watched(self.ours), pool, self.number, self.vocab_size)
+        engine = Watched(self.ours)
+        done, seconds = run_pool(engine, pool, self.number, self.vocab_size)
         assert done.result.counts.completed >= args.capacity, done.result.counts
         share_waiting = (self.ours.seconds_waiting - waited) / seconds  # of vLLM's core for the device: its slack
         return {
             "tokens_per_second": done.num_generated / seconds,
             **shares(done, seconds),
             "share_waiting": share_waiting,
+            **{f"share_spikes_{kind}": lost / seconds for kind, lost in engine.spikes().items()},
         }
 
     # -- reuse -------------------------------------------------------------------------------------------------

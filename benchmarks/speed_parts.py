@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,8 @@ SHAPES = {
 SCORER_WIDTH = 512
 THOUGHT_TOKENS = 32  # mean length: that share of the vocabulary ends a thought
 PROMPT_TOKENS = 96
+NEIGHBOURS = 10  # steps on either side that say how long a step usually takes
+AFTER_ADMISSION = 4  # steps that may still be longer: reports come late where steps are scheduled ahead
 
 
 def write_shape(folder: Path, shape: str) -> str:
@@ -175,7 +178,10 @@ class Watched:
     series: list[tuple[float, int, int]] = field(default_factory=list)  # seconds, tokens of a step, KV tokens in use
     peak_kv: int = 0
     num_queued: int = 0
+    step_seconds: list[float] = field(default_factory=list)  # from one step's report to the next
+    admissions: list[int] = field(default_factory=list)  # steps in which traces were admitted
     _began: float = field(default_factory=time.perf_counter)
+    _last: float = field(default_factory=time.perf_counter)
     _steps: int = 0
 
     def submit(self, specs: Sequence[Any]) -> None:
@@ -185,6 +191,11 @@ class Watched:
 
     def step(self) -> Any:
         batch = self.engine.step()
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._last)
+        self._last = now
+        if any(step.admitted for step in batch.searches.values()):
+            self.admissions.append(self._steps)
         self.peak_kv = max(self.peak_kv, batch.kv_used_tokens)
         lost = (evicted for step in batch.searches.values() for evicted in step.evicted)
         self.num_queued += sum(evicted.action == "queue" for evicted in lost)
@@ -193,6 +204,15 @@ class Watched:
             self.series.append((round(time.perf_counter() - self._began, 3), tokens, batch.kv_used_tokens))
         self._steps += 1
         return batch
+
+    def spikes(self) -> dict[str, float]:
+        """Seconds that steps took beyond the median of their neighbours: those that admit traces, and all others."""
+        found = {"admitting": 0.0, "others": 0.0}
+        near = {step + late for step in self.admissions for late in range(-1, AFTER_ADMISSION)}
+        for step, seconds in enumerate(self.step_seconds):
+            around = statistics.median(self.step_seconds[max(step - NEIGHBOURS, 0) : step + NEIGHBOURS + 1])
+            found["admitting" if step in near else "others"] += max(seconds - around, 0.0)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
