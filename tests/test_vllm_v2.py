@@ -27,6 +27,7 @@ CONTRACT = [
 def test_the_contract_holds_on_the_second_model_runner():
     chosen = [f"{TESTS / 'test_engine_contract.py'}::{name}" for name in CONTRACT]
     chosen.append(f"{TESTS / 'test_vllm_engine.py'}::test_the_self_check_passes")
+    chosen.append(f"{TESTS / 'v2_only.py'}::test_vllms_own_noise_comes_from_seed_trace_and_position")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "v2_on_cpu", "-p", "no:cacheprovider", *chosen],
         env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True, timeout=900,

@@ -162,6 +162,11 @@ def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> An
     return config
 
 
+def has_seeded_noise(config: Any) -> bool:
+    """Whether vLLM's sampler makes its noise from a request's seed and position at no cost: model runner V2 does."""
+    return bool(getattr(config, "use_v2_model_runner", False))
+
+
 def num_blocks(config: Any) -> int:
     """Those that traces may use: the first block is a placeholder, and a smaller budget leaves some unused."""
     blocks = int(config.cache_config.num_gpu_blocks) - 1

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -56,6 +57,9 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
         _check_layers(adapter, vllm_config, scorer)
+        # Noise of the same kind and as repeatable, but from the kernel that samples anyway; not that of `local`.
+        if own["exact_noise"] is None and not is_cpu and adapter.has_seeded_noise(vllm_config):
+            gambit = vllm_config.additional_config = replace(gambit, exact_noise=False)
         core = _Core(adapter, vllm_config, gambit, own_process=own_process)
     info = _info(vllm_config, model, adapter)
     engine = VllmEngine(core, info, tokenizer, remembers=isinstance(scorer, HistoryScorer))
@@ -212,6 +216,7 @@ class _Core:
     def __init__(self, adapter: Any, vllm_config: Any, gambit: GambitConfig, *, own_process: bool) -> None:
         self._adapter = adapter
         self._exact_noise = gambit.exact_noise
+        self._seeds_vllm = adapter.has_seeded_noise(vllm_config)
         self._num_added = 0
         try:
             self._core = adapter.Core(vllm_config, own_process=own_process)
@@ -221,6 +226,8 @@ class _Core:
     def add(self, order: Order, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None:
         # With our own noise the token is decided before vLLM samples: it only has to take the highest logit.
         sampling = {"temperature": 0.0} if self._exact_noise else _stock_sampling(order)
+        if self._seeds_vllm and not self._exact_noise:
+            sampling["seed"] = order.noise_key >> 1  # signed there
         params = self._adapter.sampling_params(
             extra_args=order.pack(), max_tokens=max_tokens, stop_ids=stop_ids, **sampling
         )
@@ -238,5 +245,5 @@ class _Core:
         self._core.shutdown()
 
 
-def _stock_sampling(order: Order) -> dict[str, float]:
+def _stock_sampling(order: Order) -> dict[str, Any]:
     return {"temperature": order.temperature, "top_p": order.top_p, "top_k": order.top_k, "min_p": order.min_p}
