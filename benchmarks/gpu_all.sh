@@ -48,5 +48,6 @@ bench() {
 for phase in "$@"; do
   echo "$(date +%T) $phase begins" >> "$OUT/log.txt"
   "$phase" > "$OUT/$phase.txt" 2>&1
-  echo "$(date +%T) $phase ended with $?" >> "$OUT/log.txt"
+  code=$?
+  echo "$(date +%T) $phase ended with $code" >> "$OUT/log.txt"
 done

@@ -218,6 +218,7 @@ def test_stock_sampling_when_exact_noise_is_off():
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size"),
         ({"scheduler_cls": "mine"}, "set by Gambit itself"),
         ({"no_such_option": 1}, "no_such_option"),
+        ({"max_model_len": 100_000}, "max_model_len .100000. is greater than"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(options, message):

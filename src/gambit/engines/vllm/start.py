@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
+from pydantic import ValidationError
+
 from gambit.config import EngineConfig
 from gambit.engines.base import EngineInfo
 from gambit.engines.layers import LayerChoice
@@ -181,7 +183,14 @@ def _build(adapter: Any, options: dict[str, Any], kv_budget_tokens: int | None) 
     try:
         return adapter.build_config(options, kv_budget_tokens)
     except (TypeError, ValueError) as error:
-        raise UserError(f"vLLM refuses these options: {_first_line(error)}") from error
+        raise UserError(f"vLLM refuses these options: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """vLLM's configs are pydantic's, whose first line only counts the errors."""
+    if not isinstance(error, ValidationError):
+        return _first_line(error)
+    return "; ".join(each["msg"].partition("\n")[0] for each in error.errors())
 
 
 def _first_line(error: Exception) -> str:
