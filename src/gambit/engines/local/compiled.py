@@ -69,30 +69,31 @@ class CompiledStack:
         return None if bias is None else self._panels(bias[None])
 
     def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
-        n, threads = len(x), torch.get_num_threads()
+        threads = torch.get_num_threads()
         # Threads share rows, torch's share columns: with few rows and large weights most of these would only wait.
-        if not self._is_cached and 2 * -(-n // FEW) < threads:
+        if not self._is_cached and 2 * -(-len(x) // FEW) < threads:
             return self._torch.run(x, rotation, plan, inner)
         self._find_pools(plan, like=x.new_empty(1, self._kv_heads, self._dim))
-        states, logits = torch.empty_like(x), x.new_empty(n, self._vocabulary)
+        states, logits, kept = torch.empty_like(x), x.new_empty(len(x), self._vocabulary), []
+        step = self._step(x, rotation, plan, threads)
+        for step.first, step.last in pairwise([0, *inner, len(self._layers)]):
+            if step.last == len(self._layers):
+                step.states, step.logits = states.data_ptr(), logits.data_ptr()
+            self._decode(step)
+            if step.last < len(self._layers):
+                kept.append(x.clone())
+        return states, logits, kept
+
+    def _step(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, threads: int) -> StepArgs:
         scratch, of_thread = self._scratch_for(threads, plan)
-        step = StepArgs(
-            rows=n, hidden=self._hidden, inner=self._inner, vocabulary=self._vocabulary, kv_heads=self._kv_heads,
+        return StepArgs(
+            rows=len(x), hidden=self._hidden, inner=self._inner, vocabulary=self._vocabulary, kv_heads=self._kv_heads,
             group=self._heads // self._kv_heads, dim=self._dim, threads=threads,
             layers=ctypes.addressof(self._layers), norm=self._norm, head=self._head, head_bias=self._head_bias,
             cosines=rotation[0].data_ptr(), signed_sines=rotation[1].data_ptr(), own_at=plan.own.data_ptr(),
             slots=plan.row_slots.data_ptr(), prompt_lengths=plan.prompt_lengths.data_ptr(), x=x.data_ptr(),
-            logits=logits.data_ptr(), scratch=scratch.data_ptr(), scratch_floats=of_thread, eps=self._eps,
+            scratch=scratch.data_ptr(), scratch_floats=of_thread, eps=self._eps,
         )  # fmt: skip
-        kept = []
-        for first, last in pairwise([0, *inner, len(self._layers)]):
-            step.first, step.last = first, last
-            is_end = last == len(self._layers)
-            step.states = states.data_ptr() if is_end else None
-            self._decode(step)
-            if not is_end:
-                kept.append(x.clone())
-        return states, logits, kept
 
     def _find_pools(self, plan: DecodePlan, like: torch.Tensor) -> None:
         """They move when they grow."""
