@@ -70,8 +70,8 @@ def sample(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor) -> tor
     temperature = filters.temperature.clamp(min=1e-6)
     scaled = logits.float() / temperature[:, None]
     if filters.has_filters:
-        scaled = scaled.masked_fill(scaled < _thresholds(scaled, filters)[:, None], float("-inf"))
-    cumulative = torch.softmax(scaled, dim=-1).cumsum(-1)
+        scaled.masked_fill_(scaled < _thresholds(scaled, filters)[:, None], float("-inf"))
+    cumulative = torch.softmax(scaled, dim=-1).cumsum_(-1)  # in place: new memory of this size costs as much again
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))  # never a token of probability zero at the end
     target = torch.minimum(uniform[:, None].to(total.dtype) * total, below_total)
