@@ -1,6 +1,7 @@
 """Tokens per second on a CPU: local engine, stock vLLM-CPU (eager), transformers' `generate`; the same work for all.
 
     python benchmarks/cpu_speed.py --out benchmarks/results/cpu_speed.json        # 2 cores: 4 minutes
+    python benchmarks/cpu_speed.py --model DIR --tokens 32 --rounds 5 --max-seconds 600 --out ...    # another model
 
 The bundled model, a pool of 64 traces of one puzzle, as many tokens each as its traces have in the median,
 temperature 1. The local engine also scores every thought, as in a search; the others only generate. All three live in
@@ -43,9 +44,11 @@ class Local:
         from gambit.engines.local.engine import LocalEngine
         from gambit.engines.local.model import load_model
         from gambit.scorers.mlp import load_mlp
+        from gambit.scorers.simple import ConstantScorer
 
         pool_model, tokenizer = load_model(model, "cpu")
-        self._engine = LocalEngine(pool_model, tokenizer, load_mlp(Path(model) / SCORER_FILE))
+        own = Path(model) / SCORER_FILE
+        self._engine = LocalEngine(pool_model, tokenizer, load_mlp(own) if own.exists() else ConstantScorer())
         self._rule = boundary_rule(tokenizer)
         self._prompt, self._pool, self._round = tuple(prompt), pool, 0
 
@@ -76,7 +79,7 @@ class Vllm:
 
         self._llm = LLM(
             model=weights_folder(model), dtype="float32", enforce_eager=True, skip_tokenizer_init=True, block_size=32,
-            kv_cache_memory_bytes=1 << 30, max_num_seqs=pool, disable_log_stats=True,
+            kv_cache_memory_bytes=1 << 30, max_num_seqs=pool, max_model_len=1024, disable_log_stats=True,
         )  # fmt: skip
         self._prompt, self._pool, self._num_requests = prompt, pool, 0
 
@@ -173,6 +176,9 @@ def spread(values: list[float]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="pawn", help="or a folder; without a scorer of its own a constant one scores"
+    )
     parser.add_argument("--pool", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=176, help="of each trace, a multiple of --chunk")
     parser.add_argument("--chunk", type=int, default=8, help="tokens of a turn")
@@ -183,7 +189,7 @@ def main() -> None:
     args = parser.parse_args()
     assert args.tokens % args.chunk == 0
     began = time.monotonic()
-    model = locate("pawn")
+    model = locate(args.model)
     tokenizer = load_tokenizer(model)
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PUZZLE}], add_generation_prompt=True)
     prompt = list(prompt if isinstance(prompt, list) else prompt["input_ids"])
@@ -211,7 +217,7 @@ def write(args: argparse.Namespace, found: dict[str, object], prompt_tokens: int
 
     report = {
         **found,
-        "model": "pawn",
+        "model": Path(args.model).name,
         "pool": args.pool,
         "tokens_per_trace": args.tokens,
         "prompt_tokens": prompt_tokens,
