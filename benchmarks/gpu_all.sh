@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Every figure that needs a GPU, one phase after the other; each can be called by itself.
 #
-#     OUT=DIR bash benchmarks/gpu_all.sh check profile speed               # an H200: 3 + 4 + 9 minutes, no weights
-#     OUT=DIR MODEL=DIR DATA=DIR bash benchmarks/gpu_all.sh scorers bench  # 10 + 13 minutes
+#     OUT=DIR bash benchmarks/gpu_all.sh check profile speed               # an H200: about 3 + 4 + 9 minutes
+#     OUT=DIR MODEL=DIR DATA=DIR bash benchmarks/gpu_all.sh scorers bench  # about 10 + 13
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
+# SPEED, SCORERS and BENCH are further flags for theirs. check, profile and speed need no weights.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:?where results go}"
@@ -23,7 +24,7 @@ profile() {
 }
 
 speed() {
-  "$python" benchmarks/gpu_speed.py ${SPEED:---tokens 450} --out "$OUT/results/gpu_speed.json"
+  "$python" benchmarks/gpu_speed.py --tokens 450 ${SPEED:-} --out "$OUT/results/gpu_speed.json"
 }
 
 # What is judged by is collected first, then what is trained on, each until its seconds are up.
@@ -31,7 +32,7 @@ scorers() {
   "$python" benchmarks/scorer_recipe.py llm --model "$MODEL" --train "$DATA/math_train.jsonl" \
     --test "$DATA/math500_dev.jsonl" --out "$OUT/scorers" --max-new-tokens 1024 --temperature 0.8 \
     --memory-ratio 0.4 --train-problems 2000 --layers 14,20,-1 --architectures mlp,mlp+confidence \
-    --seconds 250 --engine-options '{"exact_noise": false, "own_process": true}' ${SCORERS:-} || return
+    --seconds 250 --engine-options '{"own_process": true}' ${SCORERS:-} || return
   cp "$OUT/scorers/results/report.json" "$OUT/results/llm_scorers.json"
   cp "$OUT/scorers/results/best.safetensors" "$OUT/results/"
 }

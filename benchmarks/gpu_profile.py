@@ -1,6 +1,6 @@
 """Where a step's time goes, stock vLLM and Gambit's engine: a few steps of each as torch's profiler sees them.
 
-    python benchmarks/gpu_profile.py --out OUT/gpu_profile.json        # H200, vLLM 0.25.1: 3 minutes
+    python benchmarks/gpu_profile.py --out OUT/gpu_profile.json        # two engine starts: about 4 minutes
     python benchmarks/gpu_profile.py --shape tiny --out profile.json   # any CPU, for debugging: operators, not kernels
 
 `gpu_speed.py` says what scoring costs, this says what it consists of. Of each engine: milliseconds a step, how much of

@@ -106,8 +106,8 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
 
 def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], dict[str, Path]]:
     """One checkpoint per architecture and objective, and which is the best of each architecture and of all."""
-    results, made, best = options.out / "results", [], {}
-    highest = 0.0
+    results, made = options.out / "results", []
+    best: dict[str, tuple[float, Path]] = {}
     results.mkdir(parents=True, exist_ok=True)
     if parts := sorted((options.out / "data").glob("train-*")):
         merge(parts, options.out / "data" / "train")
@@ -126,26 +126,22 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
             print(f"    {plan.architecture} {fitted.recipe.objective}, {data.position} of {layers}: held-out AUC "
                   f"{fitted.held_out_auc:.4f}, epoch {fitted.best_epoch} of {fitted.epochs}, {fitted.seconds:.1f} s",
                   flush=True)  # fmt: skip
+        saved = []
         for fitted in best_of_objectives(trained):
             path = results / f"{plan.architecture}-{fitted.recipe.objective}.safetensors"
             save_checkpoint(fitted.scorer, path, trained.metadata_of(fitted))
-            made.append(path)
-            if fitted is trained.best:
-                best[plan.architecture] = path
-                best["best"] = path if fitted.held_out_auc > highest else best["best"]
-                highest = max(highest, fitted.held_out_auc)
-        clock.done(f"train {plan.architecture}", f"best: {trained.best.recipe.objective}")
-    return made, best
+            saved.append((fitted.held_out_auc, path))
+        made += [path for _, path in saved]
+        best[plan.architecture] = max(saved)
+        clock.done(f"train {plan.architecture}", f"best: {best[plan.architecture][1].stem}")
+    best["best"] = max(best.values())
+    return made, {name: path for name, (_, path) in best.items()}
 
 
 def best_of_objectives(trained: Trained) -> list[Fitted]:
     """Of each objective the state position and layers that rank held-out problems best: only those are judged."""
-    best: dict[str, Fitted] = {}
-    for _, fitted in trained.tried:
-        known = best.setdefault(fitted.recipe.objective, fitted)
-        if fitted.held_out_auc > known.held_out_auc:
-            best[fitted.recipe.objective] = fitted
-    return list(best.values())
+    tried = sorted((fitted for _, fitted in trained.tried), key=lambda fitted: fitted.held_out_auc)
+    return list({fitted.recipe.objective: fitted for fitted in tried}.values())
 
 
 def _changes(options: argparse.Namespace) -> dict[str, int]:

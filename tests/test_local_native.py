@@ -13,7 +13,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from engine_setups import PROMPT, ProjectionScorer, open_search, run, spec, start_local
+from engine_setups import PROMPT, open_search, run, spec, start_local
 from gambit.engines.local import compiled, fused, native
 from gambit.engines.local.attention import DecodePlan, PoolStore
 from gambit.engines.local.compiled import CompiledStack
@@ -67,7 +67,7 @@ def start(name, monkeypatch, is_native):
     return engine, outputs
 
 
-class FirstState(ProjectionScorer):
+class FirstState:
     """Reads inner layers too, so that steps have to give them; what it makes of them is not looked at."""
 
     info = ScorerInfo("first", is_probability=False, layers=(-1, 0, 1))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
+from gambit.engines.layers import LayerChoice
 from gambit.engines.local.attention import DecodePlan
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.layout import Layout
@@ -47,7 +48,7 @@ class LocalEngine:
         self._model = model
         self._tokenizer = tokenizer
         self._scorer = scorer.to(model.device)
-        self._layers = model.choose_layers(scorer.info.layers)
+        self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
         room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
         self._clock = Stopwatch()
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
@@ -146,7 +147,7 @@ class LocalEngine:
             has_even_prompts=layout.has_even_prompts,
         )
         tokens = torch.from_numpy(self._pool.rows.last_tokens(layout.first_tokens)).long().to(self._model.device)
-        return self._model.forward(tokens[:, None], positions[:, None], plan)
+        return self._model.forward(tokens[:, None], positions[:, None], plan, self._layers.inner)
 
     @torch.inference_mode()
     def _sample(self, output: ForwardOutput) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:

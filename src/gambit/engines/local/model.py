@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gambit.engines.layers import LayerChoice
 from gambit.engines.local.attention import ATTENTION_NAME, DecodePlan, Plan, pool_attention
 from gambit.engines.local.fused import Output, fused_if_alike
 from gambit.errors import UserError
@@ -26,7 +25,7 @@ class ForwardOutput:
 
     states: torch.Tensor  # [n, hidden], after the final norm
     logits: torch.Tensor  # [n, vocabulary]
-    inner: Sequence[torch.Tensor] = ()  # [n, hidden] of each layer that was asked for; decode steps alone have them
+    inner: Sequence[torch.Tensor]  # [n, hidden] of each inner layer that was asked for
 
 
 class PoolModel:
@@ -39,7 +38,6 @@ class PoolModel:
         self.config = model.config.get_text_config()
         self._model = _with_pool_attention(model, name)
         self._head_input: list[torch.Tensor] = []
-        self._inner: tuple[int, ...] = ()
         head = self._model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._keep_states)
         self._fused = fused_if_alike(self._model, self._run_modules, self.context_tokens - 1)
@@ -52,19 +50,13 @@ class PoolModel:
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self._head_input[:] = [args[0]]
 
-    def choose_layers(self, layers: Sequence[int]) -> LayerChoice:
-        """From now on decode steps give the states of these layers too."""
-        choice = LayerChoice.of(layers, int(self.config.num_hidden_layers))
-        self._inner = choice.inner
-        return choice
-
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan) -> ForwardOutput:
-        """`tokens` and `positions` are [n, length]."""
-        if not isinstance(plan, DecodePlan):
-            states, logits, _ = self._run_modules(tokens, positions, plan)
-            return ForwardOutput(states, logits)
-        run = self._run_modules if self._fused is None else self._fused.forward
-        return ForwardOutput(*run(tokens, positions, plan, self._inner))
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, inner: Sequence[int] = ()
+    ) -> ForwardOutput:
+        """`tokens` and `positions` are [n, length]. `inner`: layers whose states are wanted too, lowest first."""
+        if self._fused is not None and isinstance(plan, DecodePlan):
+            return ForwardOutput(*self._fused.forward(tokens, positions, plan, inner))
+        return ForwardOutput(*self._run_modules(tokens, positions, plan, inner))
 
     @torch.inference_mode()
     def _run_modules(
@@ -80,6 +72,10 @@ class PoolModel:
         return self._head_input.pop()[:, -1], out.logits[:, -1], [out.hidden_states[layer][:, -1] for layer in inner]
 
     @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
     def hidden_size(self) -> int:
         return int(self.config.hidden_size)
 
@@ -91,7 +87,7 @@ class PoolModel:
     def kv_bytes_per_token(self) -> int:
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
         dim = getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
-        return int(2 * self.config.num_hidden_layers * heads * dim * self.dtype.itemsize)
+        return int(2 * self.num_layers * heads * dim * self.dtype.itemsize)
 
     def kv_room_tokens(self, memory_ratio: float) -> int:
         """How many tokens fit: the share of the GPU that the weights leave free, or a fixed room elsewhere."""

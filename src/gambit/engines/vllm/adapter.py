@@ -329,6 +329,8 @@ def ask_for_layers(runner: Any, layers: tuple[int, ...]) -> None:
 def inner_states(runner: Any) -> list[torch.Tensor]:
     """Of the layers asked for, lowest first, the states of the rows about to be sampled."""
     state = runner.execute_model_state
+    if state.aux_hidden_states is None:
+        return []
     rows = _last_tokens(runner, state)
     return [states[rows] for states in state.aux_hidden_states]
 

@@ -225,7 +225,7 @@ class _Core:
     def __init__(self, adapter: Any, vllm_config: Any, gambit: GambitConfig, *, own_process: bool) -> None:
         self._adapter = adapter
         self._exact_noise = gambit.exact_noise
-        self._seeds_vllm = adapter.has_seeded_noise(vllm_config)
+        self._seeds_vllm = not gambit.exact_noise and adapter.has_seeded_noise(vllm_config)
         self._num_added = 0
         try:
             self._core = adapter.Core(vllm_config, own_process=own_process)
@@ -235,7 +235,7 @@ class _Core:
     def add(self, order: Order, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None:
         # With our own noise the token is decided before vLLM samples: it only has to take the highest logit.
         sampling = {"temperature": 0.0} if self._exact_noise else _stock_sampling(order)
-        if self._seeds_vllm and not self._exact_noise:
+        if self._seeds_vllm:
             sampling["seed"] = order.noise_key >> 1  # signed there
         params = self._adapter.sampling_params(
             extra_args=order.pack(), max_tokens=max_tokens, stop_ids=stop_ids, **sampling

@@ -122,7 +122,7 @@ class GambitWorker(adapter.Worker):
         if states is None:
             return super().sample_tokens(grammar_output)
         rows = DeviceRows(self._side)
-        scored = self._read_layers(states)
+        scored = self._layers.join(states, adapter.inner_states(self.model_runner))
         with rows.computed(states, scored):
             rows.send(self._score(states, scored))
         late = self._check(states)
@@ -141,13 +141,8 @@ class GambitWorker(adapter.Worker):
             return _AsyncRows(output, rows)
         return adapter.attach_rows(output, rows.values()) if output.req_ids else output
 
-    def _read_layers(self, states: torch.Tensor) -> torch.Tensor:
-        """What the scorer reads of the rows whose last states these are."""
-        if not self._layers.inner:
-            return self._layers.join(states, ())
-        return self._layers.join(states, adapter.inner_states(self.model_runner))
-
     def _score(self, states: torch.Tensor, scored: torch.Tensor) -> dict[str, torch.Tensor]:
+        """`scored` is what the scorer reads: states of its layers."""
         columns = {}
         if not self._scorer.info.needs_confidence or isinstance(self._device_scorer, _StatesPart):
             columns["scores"] = self._scores(scored)
