@@ -250,6 +250,7 @@ def test_plain_comparisons_start_no_process(monkeypatch: pytest.MonkeyPatch) -> 
     with Grader() as grader:
         assert grader.equivalent("0.5", r"\frac12")
         assert not grader.equivalent("184321", "184320")
+        assert not grader.equivalent("12.5", r"\frac{37}{3}")
         assert not grader.equivalent("x" * 3000, "y")
         assert not grader.equivalent("", "5")
 
@@ -437,3 +438,26 @@ def test_the_worker_bears_lower_limits_of_the_system() -> None:
 def test_plain_notation_is_read_as_latex() -> None:
     assert _grader_worker._to_latex("2*sqrt((1+sqrt(3))/2)") == r"2 \cdot \sqrt{(1+\sqrt{3})/2}"
     assert _grader_worker._to_latex("$sqrt(2$ + pi") == r"sqrt(2 + \pi "
+
+
+FORMS = (
+    r"\frac{3}{4}", "0.75", r"\frac{\sqrt{3}}{2}", "0.866", "x^2+2x+1", "(x+1)^2", "x = 3", "3", "y = 2x + 3", "2x+3",
+    r"(3, \frac{\pi}{2})", r"\left(3, 1.570796\right)", "(-\\infty, 2)", "x < 2", "[0,1]", "(0,1)", "0, 1", "1, 0",
+    r"\text{Evelyn}", "evelyn", "6 - 5i", "-5i + 6", r"\begin{pmatrix}1\\2\end{pmatrix}", r"10\%", "0.1", "10", "e^{x}",
+    r"\frac{1}{x}", "x^{-1}", r"\int_0^1 x\,dx",
+)  # fmt: skip
+
+
+def test_no_pair_that_math_verify_calls_equal_is_turned_away_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(first, second) for place, first in enumerate(FORMS) for second in FORMS[:place]]
+    quick = [_grader_worker._compare_safely(*pair) for pair in pairs]
+    turned_away = [
+        _grader_worker._clearly_differ(a.values, b.values)
+        for first, second in pairs
+        for a in _grader_worker._readings(first)
+        for b in _grader_worker._readings(second)
+    ]
+    monkeypatch.setattr(_grader_worker, "_clearly_differ", lambda first, second: False)
+    assert quick == [_grader_worker._compare_safely(*pair) for pair in pairs]
+    assert sum(quick) >= 10
+    assert sum(turned_away) >= len(pairs) // 2

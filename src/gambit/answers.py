@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -184,6 +185,7 @@ CHOICE = re.compile(r"\(?([A-Da-d])\)?|\(([E-Je-j])\)")
 MAX_ANSWER_LENGTH = 2000  # a longer "answer" is prose; also keeps a request within one pipe buffer, so no write blocks
 
 
+@lru_cache(maxsize=65_536)  # a vote asks for the same answers again and again
 def canonical(answer: str) -> str:
     """A cheap, idempotent normal form: equal forms mean equal answers, unequal ones may still be equivalent."""
     text = " ".join(answer.split())
@@ -305,18 +307,29 @@ class Grader:
 
 
 def _known_equality(first: str, second: str) -> bool | None:
-    """What needs no symbolic comparison: equal forms, blank answers, two plain integers, and prose."""
+    """What needs no symbolic comparison: equal forms, blank answers, two numbers far apart, and prose."""
     left, right = canonical(first), canonical(second)
     if not left or not right:
         return False
     if left == right:
         return True
-    if INTEGER.fullmatch(left) and INTEGER.fullmatch(right) and "%" not in first + second:
+    if _are_different_numbers(left, right) and "%" not in first + second:  # 9% is 9 as well as 0.09: a convention
         return False
     return False if max(len(first), len(second)) > MAX_ANSWER_LENGTH else None
 
 
-INTEGER = re.compile(r"-?[0-9]+")
+CLEAR_DIFFERENCE = Fraction(1, 1000)  # relative: what is nearer may be a rounded form of the same number
+
+
+def _are_different_numbers(left: str, right: str) -> bool:
+    first, second = _rational(left), _rational(right)
+    if first is None or second is None:
+        return False
+    if first.denominator == second.denominator == 1:
+        return first != second
+    return abs(first - second) > CLEAR_DIFFERENCE * max(abs(first), abs(second), Fraction(1))
+
+
 LOST = (OSError, EOFError, ValueError)  # too late (TimeoutError is an OSError), gone, or talking nonsense
 
 

@@ -148,6 +148,10 @@ class Solver:
             for run in runs.values():
                 run.sink.close()
 
+    def equivalent(self, first: str, second: str) -> bool:
+        """Whether two answers are equal, as the votes decide it; what they have compared is remembered."""
+        return self._grader.equivalent(first, second)
+
     def close(self) -> None:
         self._grader.close()
         self.engine.close()
@@ -188,7 +192,7 @@ class Solver:
         started = self._header(problem, config, settings, policy, prompt)
         hooks = Hooks(
             self._answer_reader(extractor or extractor_for(config.answer)),
-            self._grader.equivalent,
+            self.equivalent,
             sink.write,
             self.engine.tokenizer.decode,
             embed,

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gambit import events as ev
-from gambit.answers import Grader
 from gambit.bench.datasets import Benchmark, Item, slug
 from gambit.bench.folder import LOGS_FOLDER, Plan
 from gambit.bench.meter import About, measure
@@ -75,22 +74,20 @@ class Runner:
         self._done = done
         self._on_row = on_row
         self._should_stop = should_stop
-        self._grader = Grader()
         self._unsure: list[Row] = []  # failures that may be the engine's and not the problem's
 
     def run(self) -> None:
         """Every search that has no row yet; a signal ends it after the row that is being written."""
         is_warm = False
-        with self._grader:
-            for group, items in self._groups():
-                pending = [item for item in items if group.key(item) not in self._done]
-                if pending and not is_warm:
-                    self._warm_up(group, pending[0])
-                    is_warm = True
-                self._run_group(group, pending)
-                if self._should_stop():
-                    return
-            self._keep_unsure()
+        for group, items in self._groups():
+            pending = [item for item in items if group.key(item) not in self._done]
+            if pending and not is_warm:
+                self._warm_up(group, pending[0])
+                is_warm = True
+            self._run_group(group, pending)
+            if self._should_stop():
+                return
+        self._keep_unsure()
 
     def _groups(self) -> Iterator[tuple[_Group, list[Item]]]:
         """In an order that depends on the plan alone; whoever comes first changes by block and shard."""
@@ -163,7 +160,7 @@ class Runner:
             name = result.problem_id
             key = TaskKey(group.variant.label, group.benchmark.name, name, group.seed)
             about = About(key, golds[name], times.get(name, time.time()), self._bench.shard, self._log(group, name))
-            self._keep(measure(about, result, begun.pop(name, []), self._grader.equivalent))
+            self._keep(measure(about, result, begun.pop(name, []), self._solver.equivalent))
 
     def _problems(self, group: _Group, items: list[Item]) -> Iterator[Problem]:
         for item in items:
@@ -194,7 +191,7 @@ class Runner:
     def _failed(self, group: _Group, item: Item, error: Exception) -> None:
         result = SearchResult.failed(item.id, group.variant.policy, group.seed, f"{type(error).__name__}: {error}")
         about = About(group.key(item), item.answer, time.time(), self._bench.shard, self._log(group, item.id))
-        self._unsure.append(measure(about, result, [], self._grader.equivalent))
+        self._unsure.append(measure(about, result, [], self._solver.equivalent))
         self._done.add(group.key(item))
         if len(self._unsure) >= MOST_FAILURES_IN_A_ROW:
             raise GambitError(
