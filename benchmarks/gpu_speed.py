@@ -1,6 +1,6 @@
 """Speed on real hardware: what scoring and searching cost beside stock vLLM, and what a saturated room completes.
 
-    python benchmarks/gpu_speed.py --phases overhead,reuse --out OUT/overhead.json      # H200, vLLM 0.25.1: 5 minutes
+    python benchmarks/gpu_speed.py --phases overhead,reuse,profile --out OUT/a.json     # H200, vLLM 0.25.1: 5 minutes
     python benchmarks/gpu_speed.py --phases saturation --tokens 300 --out OUT/room.json # half the room, half the time
     python benchmarks/gpu_speed.py --shape tiny --out gpu_speed.json                    # any CPU, for debugging
 
@@ -10,6 +10,7 @@ its own process on the same GPU and taking turns:
 - overhead: the same tokens at the same concurrency from stock vLLM (the ceiling), with every thought scored (SC), and
   with tournaments (Gambit, K = 16, every 200 steps), in rotating order; ratios are of neighbours in time;
 - reuse: branches from long prefixes while the pool is below the room;
+- profile: a few steps of stock vLLM and of ours, scoring, as torch's profiler sees them;
 - saturation: SC, STEP and Gambit in a room in which STEP completes about half of its traces. Trace lengths are drawn
   from a log-normal whose median is set for that; w and Δ are the paper's, scaled with it from the paper's median.
 """
@@ -24,11 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import step_profile
 from speed_parts import (
     PROMPT_TOKENS,
     SHAPES,
@@ -55,7 +59,7 @@ STEP_COMPLETES = 0.495  # with blocks alone; engines complete 1 to 3 points fewe
 def main() -> None:
     args = parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, write_shape(Path(folder), args.shape))
+        bench = Bench(args, Path(folder))
         try:
             for phase in args.phases.split(","):
                 PHASES[phase](bench)
@@ -87,10 +91,11 @@ def parse_args() -> argparse.Namespace:
 class Bench:
     """Two engines, three comparisons, one result file that grows as they finish."""
 
-    def __init__(self, args: argparse.Namespace, model: str) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         import torch
 
         self.args = args
+        self.folder = folder
         self.began = time.monotonic()
         self.vocab_size = SHAPES[args.shape]["vocab_size"]
         is_cpu = not torch.cuda.is_available()
@@ -99,10 +104,13 @@ class Bench:
         self.results: dict[str, Any] = {"environment": self.environment(torch)}
         self.number = 0
         self.say("starting both engines")
+        model = write_shape(folder, args.shape)
         with ThreadPoolExecutor() as threads:  # starting is mostly compiling
-            stock = threads.submit(Stock, model, args.shape, self.room)
-            ours = threads.submit(start_ours, model, args.shape, self.room, exact_noise=args.exact_noise,
-                                  short_cuts=not args.no_short_cuts)  # fmt: skip
+            stock = threads.submit(Stock, model, args.shape, self.room, **self.profiler("stock"))
+            ours = threads.submit(
+                start_ours, model, args.shape, self.room, exact_noise=args.exact_noise,
+                short_cuts=not args.no_short_cuts, **self.profiler("ours"),
+            )  # fmt: skip
             self.stock, self.ours = stock.result(), ours.result()
         self.say(f"engine {self.ours.info}")
 
@@ -188,6 +196,23 @@ class Bench:
         self.say(f"reuse below the room: {found}")
         self.keep("reuse", found)
 
+    # -- profile -----------------------------------------------------------------------------------------------
+
+    def profiler(self, name: str) -> dict[str, Any]:
+        wanted = "profile" in self.args.phases.split(",")
+        return {"profiler_config": step_profile.profiler_config(self.folder / name)} if wanted else {}
+
+    def profile(self) -> None:
+        tokens = step_profile.AFTER + step_profile.STEPS + 20
+        self.number += 1
+        with profiled(self.stock.core_client):
+            self.stock.generate(prompt_of(self.number), self.args.capacity, tokens)
+        with profiled(self.ours._core._core._client):
+            run_pool(Watched(self.ours), Pool("sc", self.args.capacity, tokens), self.number, self.vocab_size)
+        found = {name: step_profile.summarise(self.folder / name) for name in ("stock", "ours")}
+        self.say(f"profile: {json.dumps(found)}")
+        self.keep("profile", found)
+
     # -- saturation --------------------------------------------------------------------------------------------
 
     def saturation(self) -> None:
@@ -231,7 +256,16 @@ class Bench:
         return run
 
 
-PHASES = {"overhead": Bench.overhead, "reuse": Bench.reuse, "saturation": Bench.saturation}
+PHASES = {
+    "overhead": Bench.overhead, "reuse": Bench.reuse, "profile": Bench.profile, "saturation": Bench.saturation
+}  # fmt: skip
+
+
+@contextmanager
+def profiled(client: Any) -> Iterator[None]:
+    client.profile(True)
+    yield
+    client.profile(False)
 
 
 def summarise(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:

@@ -256,7 +256,12 @@ def test_the_best_is_chosen_by_held_out_ranking(folder):
     plan = TrainPlan(folder, "mlp", "auto", changes={"max_epochs": 1})
     trained = train(plan, datasets_of(plan), lambda done, total: told.append((done, total)))
     candidates = trained.metadata["candidates"]
-    assert len(candidates) == 8 == told[-1][1], "four objectives at two state positions"
+    assert [each["objective"] for each in candidates] == ["pairwise", "pairwise", "bce", "bce+pairwise",
+                                                          "prefix+pairwise"]  # fmt: skip
+    assert len(candidates) == told[-1][1]
+    scouted = max(candidates[:2], key=lambda each: each["held_out_auc"])
+    assert {each["state_position"] for each in candidates[:2]} == {"before", "boundary"}
+    assert {each["state_position"] for each in candidates[2:]} == {scouted["state_position"]}
     best = max(candidates, key=lambda each: each["held_out_auc"])
     assert best["is_chosen"] and sum(each["is_chosen"] for each in candidates) == 1
     assert trained.best.held_out_auc == best["held_out_auc"]

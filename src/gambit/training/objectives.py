@@ -144,10 +144,10 @@ PUBLISHED: Mapping[str, Recipe] = {
     "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.STEP),
     "last-step-bce": dataclasses.replace(_PUBLISHED, objective="last-step-bce", unit=Unit.TRACE),
 }
-CANDIDATES: Mapping[str, tuple[str, ...]] = {
-    "mlp": ("bce", "bce+pairwise", "prefix+pairwise", "pairwise"),
-    "mlp+confidence": ("bce+pairwise", "prefix+pairwise", "pairwise"),
-    "sequence": ("last-step-bce", "prefix", "prefix+pairwise", "pairwise"),
+CANDIDATES: Mapping[str, tuple[str, ...]] = {  # the first one finds out which states tell most
+    "mlp": ("pairwise", "bce", "bce+pairwise", "prefix+pairwise"),
+    "mlp+confidence": ("pairwise", "bce+pairwise", "prefix+pairwise"),
+    "sequence": ("pairwise", "last-step-bce", "prefix", "prefix+pairwise"),
 }
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mlp": Aggregation.MEAN, "mlp+confidence": Aggregation.MEAN, "sequence": Aggregation.LAST,

@@ -1,0 +1,70 @@
+"""Where a step's time goes, as torch's profiler sees a few of them: by kernel and stream. Used by gpu_speed.py.
+
+Profiling itself costs host time, so that only the device's figures should be compared with those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+AFTER = 100  # steps before the first profiled one
+STEPS = 20
+TOP_KERNELS = 25
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def profiler_config(traces: Path) -> dict[str, Any]:
+    """vLLM's own: it begins so many steps after it was asked to, and ends by itself; until then it costs nothing."""
+    return {
+        "profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False,
+        "delay_iterations": AFTER, "max_iterations": STEPS, "ignore_frontend": True,
+    }  # fmt: skip
+
+
+def read_events(traces: Path) -> list[dict[str, Any]]:
+    files = sorted(traces.rglob("*.json*"))
+    assert files, f"no trace in {traces}"
+    raw = files[-1].read_bytes()
+    events = json.loads(gzip.decompress(raw) if files[-1].suffix == ".gz" else raw)["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def summarise(traces: Path) -> dict[str, Any]:
+    """Milliseconds a step; `busy` counts what runs side by side once."""
+    events, steps = read_events(traces), STEPS
+    on_device = [event for event in events if event.get("cat") in DEVICE_WORK]
+    on_device = on_device or [event for event in events if event.get("cat") == "cpu_op"]  # a CPU has no kernels
+    calls = [event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")]
+    first, last = min(e["ts"] for e in on_device), max(e["ts"] + e["dur"] for e in on_device)
+    streams = {stream_of(event) for event in on_device}
+    kernels: Counter[str] = Counter()
+    for event in on_device:
+        kernels[event["name"][:120]] += event["dur"]
+    return {
+        "ms_per_step": (last - first) / 1000 / steps,
+        "device_busy": busy(on_device) / 1000 / steps,
+        "streams": {stream: busy(e for e in on_device if stream_of(e) == stream) / 1000 / steps for stream in streams},
+        "kernels_per_step": len(on_device) / steps,
+        "host_calls_per_step": len(calls) / steps,
+        "host_calls_ms": sum(event["dur"] for event in calls) / 1000 / steps,
+        "top_kernels": {name: microseconds / 1000 / steps for name, microseconds in kernels.most_common(TOP_KERNELS)},
+    }
+
+
+def stream_of(event: dict[str, Any]) -> str:
+    return str(event.get("args", {}).get("stream", event.get("tid")))
+
+
+def busy(events: Iterable[dict[str, Any]]) -> float:
+    """Microseconds in which at least one of them runs."""
+    total, end = 0.0, 0.0
+    for event in sorted(events, key=lambda event: event["ts"]):
+        begin, finish = max(event["ts"], end), event["ts"] + event["dur"]
+        total += max(finish - begin, 0.0)
+        end = max(end, finish)
+    return total
