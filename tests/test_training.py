@@ -17,7 +17,7 @@ from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_check
 from gambit.scorers.simple import ConstantScorer
 from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.evaluate import conclusions, evaluate
-from gambit.training.fit import fit
+from gambit.training.fit import fit, parts_of, spread_of
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network
 from gambit.training.objectives import (
@@ -31,7 +31,8 @@ from gambit.training.objectives import (
     terms_of,
 )
 from gambit.training.plot import draw
-from gambit.training.ranking import last_steps, mean_estimate, pairs, ratio_estimate, trace_scores
+from gambit.training.ranking import QUARTERS, last_steps, mean_auc, mean_estimate, pairs, ratio_estimate, trace_scores
+from gambit.training.ridge import STRENGTHS, Moments, calibrated
 from gambit.training.scoring import Steps, step_scores
 from gambit.training.train import TrainPlan, datasets_of, info_for, recipes_for, train
 from gambit.types import Aggregation, StatePosition
@@ -256,8 +257,8 @@ def test_the_best_is_chosen_by_held_out_ranking(folder):
     plan = TrainPlan(folder, "mlp", "auto", changes={"max_epochs": 1})
     trained = train(plan, datasets_of(plan), lambda done, total: told.append((done, total)))
     candidates = trained.metadata["candidates"]
-    assert [each["objective"] for each in candidates] == ["pairwise", "pairwise", "bce", "bce+pairwise",
-                                                          "prefix+pairwise"]  # fmt: skip
+    others = ["pairwise", "bce", "bce+pairwise", "prefix+pairwise"]
+    assert [each["objective"] for each in candidates] == ["ridge", "ridge", *others]
     assert len(candidates) == told[-1][1]
     scouted = max(candidates[:2], key=lambda each: each["held_out_auc"])
     assert {each["state_position"] for each in candidates[:2]} == {"before", "boundary"}
@@ -278,6 +279,66 @@ def test_the_layer_that_tells_is_found(tmp_path):
     assert info.layers == (3,) and info.hidden_size == HIDDEN
     asked = TrainPlan(folder, "mlp", "pairwise", "boundary", (5, -1))
     assert [data.layers for data in datasets_of(asked)] == [(5, -1)]
+
+
+@pytest.mark.parametrize("architecture", ["mlp", "mlp+confidence"])
+def test_a_line_finds_what_a_network_learns_by_heart(tmp_path, architecture):
+    """A weak signal in one of many features, and few problems: the line still ranks problems it has not seen."""
+    made = make_collection(tmp_path / "c", num_problems=160, signal=0.5, hidden_size=128)
+    plan = TrainPlan(made, architecture, "ridge", "boundary", division=Division(0.15, 0.4))
+    trained = train(plan, datasets_of(plan))
+    assert trained.best.recipe.weight_decay in STRENGTHS
+    report = judge({"line": trained.best.scorer, **fitted_by_descent(plan)}, made, plan.division)
+    assert report["line"] > 0.65 and report["line"] > report["pairwise"] + 0.03, report
+
+
+def fitted_by_descent(plan):
+    trained = train(dataclasses.replace(plan, objective="pairwise"), datasets_of(plan))
+    return {"pairwise": trained.best.scorer}
+
+
+def judge(scorers, folder, division):
+    """Mean AUC on the problems that no fit has seen."""
+    data = load_dataset(folder, StatePosition.BOUNDARY)
+    unseen = data.of_part(division, Part.TEST)
+    known = data.traces
+    found = {}
+    for name, scorer in scorers.items():
+        steps = step_scores(scorer, data, unseen, CPU)
+        ranked = [
+            pairs(trace_scores(steps, known.starts[unseen], known.num_steps[unseen], share, Aggregation.MEAN),
+                  known.is_correct[unseen], known.problem_of[unseen], len(data.problems))
+            for share in QUARTERS
+        ]  # fmt: skip
+        found[name] = float(np.nanmean(mean_auc(ranked)))
+    return found
+
+
+def test_a_line_is_the_best_one_there_is(data):
+    """Solved, it beats any other of the same penalty; calibrated, its probabilities are right on average."""
+    steps = Steps.of(data, CPU)
+    train_traces, _ = parts_of(data, Division())
+    spread = spread_of(data, train_traces)
+    moments = Moments.of(steps, train_traces, spread)
+    scale = moments.covariance.diagonal().sqrt()
+
+    def error(weights):
+        fit_error = weights @ moments.covariance @ weights / 2 - weights @ moments.slant
+        return float(fit_error + ((weights * scale) ** 2).sum() / 2)
+
+    best = moments.solved(1.0)
+    for direction in torch.randn(20, len(best), generator=torch.Generator().manual_seed(0)):
+        assert error(best) < error(best + 0.01 * direction)
+    weights, bias = calibrated(best, steps, train_traces, spread)
+    rows = steps.step_rows(torch.from_numpy(train_traces))
+    chances = (((steps.states[rows[:, 1]].float() - spread.mean) / spread.deviation) @ weights + bias).sigmoid()
+    assert float(chances.mean()) == pytest.approx(float(steps.is_correct[rows[:, 0]].float().mean()), abs=1e-3)
+
+
+def test_no_line_remembers_thoughts(folder):
+    plan = TrainPlan(folder, "sequence", "ridge", "boundary")
+    with pytest.raises(UserError, match="cannot be a straight line"):
+        train(plan, datasets_of(plan))
 
 
 def test_confidence_beside_states_tells_what_states_cannot(tmp_path):

@@ -40,11 +40,9 @@ def fit(
     """One fit with early stopping on held-out ranking."""
     began = time.monotonic()
     torch.manual_seed(recipe.seed)
-    train, held_out = data.of_part(division, Part.TRAIN), data.of_part(division, Part.VALIDATION)
-    train = train[data.traces.num_steps[train] > 0]
-    _check_enough(data, train, held_out)
+    train, held_out = parts_of(data, division)
     steps = Steps.of(data, device)
-    spread = Spread.of(_training_states(data, train)) if recipe.normalises and info.architecture != "sequence" else None
+    spread = spread_of(data, train) if recipe.normalises and info.architecture != "sequence" else None
     network = build_network(info.architecture, data.num_features, spread, recipe.width, recipe.blocks).to(device)
     run = _Run(network, steps, train, recipe, AGGREGATIONS[info.architecture])
     best, best_epoch, weights, epoch = -1.0, 0, _copied(network), 0
@@ -125,16 +123,8 @@ def _units(unit: Unit, steps: Steps, train: Ints) -> _Units:
         return _Units(
             len(members), torch.device("cpu"), lambda numbers: torch.cat([members[i] for i in numbers.tolist()])
         )
-    rows = _step_rows(steps, traces) if unit is Unit.STEP else traces
+    rows = steps.step_rows(traces) if unit is Unit.STEP else traces
     return _Units(len(rows), steps.device, rows.__getitem__)
-
-
-def _step_rows(steps: Steps, traces: Tensor) -> Tensor:
-    """[step, 2]: the trace of each step and its place among all steps."""
-    counts = steps.num_steps[traces]
-    owners = traces.repeat_interleave(counts)
-    within = torch.arange(len(owners), device=steps.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    return torch.stack([owners, steps.starts[owners] + within], dim=1)
 
 
 def _pos_weight(recipe: Recipe, steps: Steps, train: Ints) -> Tensor | None:
@@ -147,11 +137,19 @@ def _pos_weight(recipe: Recipe, steps: Steps, train: Ints) -> Tensor | None:
     return (weights.sum() - right) / right.clamp(min=1)
 
 
-def _training_states(data: Dataset, train: Ints) -> Tensor:
+def parts_of(data: Dataset, division: Division) -> tuple[Ints, Ints]:
+    """Traces to train on, those with at least one step, and traces to choose by; refuses too few."""
+    train, held_out = data.of_part(division, Part.TRAIN), data.of_part(division, Part.VALIDATION)
+    train = train[data.traces.num_steps[train] > 0]
+    _check_enough(data, train, held_out)
+    return train, held_out
+
+
+def spread_of(data: Dataset, train: Ints) -> Spread:
     is_train = np.zeros(len(data.states), dtype=np.bool_)
     for start, count in zip(data.traces.starts[train], data.traces.num_steps[train], strict=True):
         is_train[start : start + count] = True
-    return data.states[torch.from_numpy(is_train)]
+    return Spread.of(data.states[torch.from_numpy(is_train)])
 
 
 def _check_enough(data: Dataset, train: Ints, held_out: Ints) -> None:

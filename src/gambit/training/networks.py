@@ -61,6 +61,16 @@ class MlpNetwork(nn.Module):
         return logits.squeeze(-1)
 
     @torch.no_grad()
+    def become_line(self, weights: Tensor, bias: float) -> None:
+        """Two of the hidden units carry it, one above and one below zero."""
+        first, last = self.net[0], self.net[2]
+        assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+        for parameter in self.net.parameters():
+            parameter.zero_()
+        for unit, sign in enumerate((1.0, -1.0)):
+            first.weight[unit], first.bias[unit], last.weight[0, unit] = sign * weights, sign * bias, sign
+
+    @torch.no_grad()
     def folded(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four tensors of a checkpoint, which takes states as they come."""
         weights = {name: value.double().cpu() for name, value in self.net.state_dict().items()}
@@ -89,6 +99,11 @@ class BlendNetwork(nn.Module):
         return logits + self.slope * (states[..., -1] - self._mean) / self._deviation
 
     @torch.no_grad()
+    def become_line(self, weights: Tensor, bias: float) -> None:
+        self.mlp.become_line(weights[:-1], bias)
+        self.rise.fill_(float(weights[-1]) / SLOPE_GAIN)
+
+    @torch.no_grad()
     def folded(self) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], float]:
         """The tensors of a checkpoint and the slope, which take states and confidences as they come."""
         w1, b1, w2, b2 = self.mlp.folded()
@@ -107,6 +122,15 @@ def build_network(
     if architecture == "sequence":
         return SequenceNetwork(SequenceShape(features, width, blocks))
     raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
+
+
+def straight_network(architecture: str, spread: Spread, weights: Tensor, bias: float) -> nn.Module:
+    """One whose logits are a line through normalised inputs."""
+    network = build_network(architecture, len(spread.mean), spread)
+    if not isinstance(network, MlpNetwork | BlendNetwork):
+        raise UserError(f"the {architecture} scorer cannot be a straight line: choose another objective than ridge")
+    network.become_line(weights.cpu(), bias)
+    return network
 
 
 def as_scorer(network: nn.Module, info: ScorerInfo) -> Scorer:

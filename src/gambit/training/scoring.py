@@ -46,6 +46,13 @@ class Steps:
         places = torch.where(is_real, self.starts[traces, None] + offsets, 0)
         return self._rows(places) * is_real[..., None]
 
+    def step_rows(self, traces: Tensor) -> Tensor:
+        """[step, 2]: the trace of each step of some traces and its place among all steps."""
+        counts = self.num_steps[traces]
+        owners = traces.repeat_interleave(counts)
+        within = torch.arange(len(owners), device=self.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        return torch.stack([owners, self.starts[owners] + within], dim=1)
+
     def take_steps(self, steps: Tensor) -> Tensor:
         """[step, 1, feature]: each step as a trace of its own."""
         return self._rows(steps)[:, None]

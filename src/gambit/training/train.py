@@ -16,7 +16,8 @@ from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.fit import Fitted, Say, fit
 from gambit.training.networks import ARCHITECTURES
-from gambit.training.objectives import AGGREGATIONS, CANDIDATES, Recipe, recipe_for
+from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, Recipe, recipe_for
+from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header
 from gambit.types import StatePosition
 
@@ -77,7 +78,8 @@ def train(
 
     def try_out(data: Dataset, recipe: Recipe) -> None:
         on_progress(len(tried), total)
-        tried.append((data, fit(data, plan.division, recipe, info_for(data, plan.architecture), device, say)))
+        fitter = fit_ridge if recipe.objective == RIDGE else fit
+        tried.append((data, fitter(data, plan.division, recipe, info_for(data, plan.architecture), device, say)))
 
     for data in datasets:
         try_out(data, scout)
