@@ -152,7 +152,7 @@ def test_pairwise_compares_running_means_where_a_search_would():
 
 def test_objectives_by_name():
     assert terms_of("prefix+pairwise") == ["prefix", "pairwise"]
-    with pytest.raises(UserError, match="unknown objective 'margin': use auto, bce"):
+    with pytest.raises(UserError, match="unknown objective 'margin': use auto, ridge, bce"):
         recipes_for("mlp", "bce+margin", {})
     with pytest.raises(UserError, match=r"unknown architecture 'lstm': use mlp, mlp\+confidence, seq"):
         recipes_for("lstm", "auto", {})

@@ -175,7 +175,7 @@ def train(
     out: Annotated[Path, typer.Option(help="The checkpoint to write (.safetensors).")],
     architecture: Annotated[str, typer.Option(help="mlp (STEP's), mlp+confidence or sequence.")] = "mlp",
     objective: Annotated[
-        str, typer.Option(help="auto, bce, last-step-bce, prefix, pairwise, or a sum such as prefix+pairwise.")
+        str, typer.Option(help="auto, ridge, bce, last-step-bce, prefix, pairwise, or a sum such as prefix+pairwise.")
     ] = AUTO,
     state_position: Annotated[str, typer.Option(help="before, boundary, or auto: the better one.")] = AUTO,
     layers: Annotated[
