@@ -19,7 +19,7 @@ from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.evaluate import conclusions, evaluate
 from gambit.training.fit import fit, parts_of, spread_of
 from gambit.training.judging import judge_scorers, report_json
-from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network
+from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network, straight_network
 from gambit.training.objectives import (
     Batch,
     Unit,
@@ -320,10 +320,11 @@ def test_a_line_is_the_best_one_there_is(data):
     train_traces, _ = parts_of(data, Division())
     spread = spread_of(data, train_traces)
     moments = Moments.of(steps, train_traces, spread)
-    scale = moments.covariance.diagonal().sqrt()
+    covariance, slant = moments.covariance / moments.count, moments.slant / moments.count
+    scale = covariance.diagonal().sqrt()
 
     def error(weights):
-        fit_error = weights @ moments.covariance @ weights / 2 - weights @ moments.slant
+        fit_error = weights @ covariance @ weights / 2 - weights @ slant
         return float(fit_error + ((weights * scale) ** 2).sum() / 2)
 
     best = moments.solved(1.0)
@@ -333,6 +334,31 @@ def test_a_line_is_the_best_one_there_is(data):
     rows = steps.step_rows(torch.from_numpy(train_traces))
     chances = (((steps.states[rows[:, 1]].float() - spread.mean) / spread.deviation) @ weights + bias).sigmoid()
     assert float(chances.mean()) == pytest.approx(float(steps.is_correct[rows[:, 0]].float().mean()), abs=1e-3)
+
+
+def test_what_some_problems_add_can_be_taken_away(data):
+    """So cross-validation solves for the others without reading them again."""
+    steps = Steps.of(data, CPU)
+    train_traces, _ = parts_of(data, Division())
+    spread = spread_of(data, train_traces)
+    is_first = data.traces.problem_of[train_traces] % 2 == 0
+    some, others = (Moments.of(steps, train_traces[mask], spread) for mask in (is_first, ~is_first))
+    left = Moments.sum([some, others]) - some
+    assert left.count == others.count
+    torch.testing.assert_close(left.solved(0.3), others.solved(0.3), atol=1e-4, rtol=1e-3)
+
+
+def test_a_judged_line_is_solved_again_with_the_problems_it_was_judged_by(folder):
+    plan = TrainPlan(folder, "mlp", "ridge", "boundary")
+    (data,) = datasets_of(plan)
+    best = train(plan, [data]).best
+    train_traces, held_out = parts_of(data, plan.division)
+    steps, spread = Steps.of(data, CPU), spread_of(data, train_traces)
+    everything = np.concatenate([train_traces, held_out])
+    line = Moments.of(steps, everything, spread).solved(best.recipe.weight_decay)
+    expected = straight_network("mlp", spread, *calibrated(line, steps, everything, spread)).folded()
+    for weights, same in zip(best.scorer.weights, expected, strict=True):
+        torch.testing.assert_close(weights, same, atol=1e-4, rtol=1e-3)
 
 
 def test_no_line_remembers_thoughts(folder):

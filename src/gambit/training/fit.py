@@ -15,7 +15,7 @@ from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.networks import Spread, as_scorer, build_network
 from gambit.training.objectives import AGGREGATIONS, Batch, Recipe, Unit
-from gambit.training.ranking import QUARTERS, Ints, mean_auc, pairs, trace_scores
+from gambit.training.ranking import QUARTERS, Floats, Ints, mean_auc, pairs, trace_scores
 from gambit.training.scoring import Steps, network_scores
 from gambit.types import Aggregation
 
@@ -178,6 +178,11 @@ def _copied(network: nn.Module) -> dict[str, Tensor]:
 
 def held_out_auc(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, aggregation: Aggregation) -> float:
     """The one number scorers are chosen by."""
+    return float(np.nanmean(problem_aucs(network, data, traces, steps, aggregation)))
+
+
+def problem_aucs(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, aggregation: Aggregation) -> Floats:
+    """[problem], mean over the quarters; not a number where a problem has no pair of a right and a wrong trace."""
     scores = network_scores(network, steps, traces)
     known = data.traces
     found = [
@@ -189,4 +194,4 @@ def held_out_auc(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, 
         )
         for share in QUARTERS
     ]
-    return float(np.nanmean(mean_auc(found)))
+    return mean_auc(found)

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gambit.scorers.base import ScorerInfo
 from gambit.training.dataset import Dataset, Division
-from gambit.training.fit import Fitted, Say, held_out_auc, parts_of, spread_of
+from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, spread_of
 from gambit.training.networks import Spread, as_scorer, straight_network
 from gambit.training.objectives import AGGREGATIONS, Recipe
-from gambit.training.ranking import QUARTERS, Ints
+from gambit.training.ranking import QUARTERS, Floats, Ints
 from gambit.training.scoring import SCORING_STEPS, Steps
 
 # Of the penalty, beside how much a feature varies among the traces of a problem.
-STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+NUM_FOLDS = 5
 SMALLEST_VARIANCE = 1e-6
 NEWTON_STEPS = 25
 FLATTEST = 0.05  # logits per deviation of the line: a ranking must survive whatever the calibration says
@@ -31,30 +34,58 @@ FLATTEST = 0.05  # logits per deviation of the line: a ranking must survive what
 def fit_ridge(
     data: Dataset, division: Division, recipe: Recipe, info: ScorerInfo, device: torch.device, say: Say = lambda _: None
 ) -> Fitted:
-    """The penalty is chosen by held-out ranking; the line's slope so that probabilities are calibrated."""
+    """The penalty is chosen by cross-validation, since held-out problems are few.
+
+    Once the line has been judged by them, it is solved again with them: more problems are what it gains most by.
+    """
     began = time.monotonic()
     train, held_out = parts_of(data, division)
     steps, spread = Steps.of(data, device), spread_of(data, train)
-    moments = Moments.of(steps, train, spread)
-    best: Fitted | None = None
+    judge = Judge(data, steps, info, spread)
+    folds = [train[data.traces.problem_of[train] % NUM_FOLDS == fold] for fold in range(NUM_FOLDS)]
+    folds = [fold for fold in folds if len(fold)]
+    parts = [Moments.of(steps, fold, spread) for fold in folds]
+    whole = Moments.sum(parts)
+    reached = {}
     for strength in STRENGTHS:
-        weights, bias = calibrated(moments.solved(strength), steps, train, spread)
-        network = straight_network(info.architecture, spread, weights, bias).to(device)
-        reached = held_out_auc(network, data, held_out, steps, AGGREGATIONS[info.architecture])
-        say(f"{recipe.objective}: penalty {strength:g}, held-out AUC {reached:.4f}")
-        if best is None or reached > best.held_out_auc:
-            chosen = dataclasses.replace(recipe, weight_decay=strength)
-            best = Fitted(chosen, as_scorer(network, info), reached, 1, 1, time.monotonic() - began)
-    assert best is not None
-    return dataclasses.replace(best, seconds=time.monotonic() - began)
+        found = [judge.auc(whole - part, strength, fold) for part, fold in zip(parts, folds, strict=True)]
+        reached[strength] = float(np.nanmean(np.concatenate(found)))
+        say(f"{recipe.objective}: penalty {strength:g}, cross-validated AUC {reached[strength]:.4f}")
+    strength = max(reached, key=reached.__getitem__)
+    auc = float(np.nanmean(judge.auc(whole, strength, held_out)))
+    everything = np.concatenate([train, held_out[data.traces.num_steps[held_out] > 0]])
+    line = Moments.sum([whole, Moments.of(steps, everything[len(train) :], spread)]).solved(strength)
+    network = judge.network(*calibrated(line, steps, everything, spread))
+    chosen = dataclasses.replace(recipe, weight_decay=strength)
+    return Fitted(chosen, as_scorer(network, info), auc, 1, 1, time.monotonic() - began)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What a line is worth on some traces."""
+
+    data: Dataset
+    steps: Steps
+    info: ScorerInfo
+    spread: Spread
+
+    def network(self, weights: Tensor, bias: float) -> nn.Module:
+        return straight_network(self.info.architecture, self.spread, weights, bias).to(self.steps.device)
+
+    def auc(self, others: Moments, strength: float, traces: Ints) -> Floats:
+        """[problem] of a line that other problems gave, as the fits that descend are judged."""
+        weights = others.solved(strength)
+        network = self.network(weights / others.deviation(weights), 0.0)
+        return problem_aucs(network, self.data, traces, self.steps, AGGREGATIONS[self.info.architecture])
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
     """How states vary among the traces of one problem, and with their outcome, over all problems."""
 
-    covariance: Tensor  # [feature, feature]
+    covariance: Tensor  # [feature, feature], summed over `count` rows
     slant: Tensor  # [feature]: with the outcome
+    count: int
 
     @classmethod
     def of(cls, steps: Steps, traces: Ints, spread: Spread) -> Moments:
@@ -71,12 +102,25 @@ class Moments:
             covariance += rows.T @ rows
             slant += rows.T @ (outcome - outcome.mean()).repeat_interleave(len(QUARTERS))
             count += len(rows)
-        return cls(covariance / count, slant / count)
+        return cls(covariance, slant, count)
+
+    @classmethod
+    def sum(cls, parts: Sequence[Moments]) -> Moments:
+        covariance = torch.stack([part.covariance for part in parts]).sum(0)
+        return cls(covariance, torch.stack([part.slant for part in parts]).sum(0), sum(part.count for part in parts))
+
+    def __sub__(self, other: Moments) -> Moments:
+        """Of the problems that are not in the other."""
+        return Moments(self.covariance - other.covariance, self.slant - other.slant, self.count - other.count)
+
+    def deviation(self, weights: Tensor) -> Tensor:
+        """Of what such weights make of the traces of a problem."""
+        return (weights @ self.covariance @ weights / self.count).clamp(min=1e-12).sqrt()
 
     def solved(self, strength: float) -> Tensor:
         """[feature] weights on normalised states."""
         exact = "cpu" if self.slant.device.type == "mps" else self.slant.device  # which has no double precision
-        covariance, slant = self.covariance.to(exact).double(), self.slant.to(exact).double()
+        covariance, slant = (part.to(exact).double() / self.count for part in (self.covariance, self.slant))
         scale = covariance.diagonal().clamp(min=SMALLEST_VARIANCE).sqrt()
         correlation = covariance / scale / scale[:, None]
         correlation.diagonal().add_(strength)
