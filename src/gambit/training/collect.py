@@ -7,6 +7,7 @@ pass over the finished text (`states.py` says why). A problem counts as done onc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -110,12 +111,13 @@ class Collector:
             todo = [task for task in tasks if task.id not in writer.done]
             total = len(todo) + summary.num_before
             on_progress(summary.num_before, total)
-            sink = _Sink(
-                self._reader, writer, summary, lambda: on_progress(summary.num_before + summary.num_problems, total)
-            )
-            for sampled in sample(self._solver, todo, order, grading, summary.refused, should_stop, may_begin):
-                sink.add(sampled)
-            sink.flush()
+
+            def on_written() -> None:
+                on_progress(summary.num_before + summary.num_problems, total)
+
+            with _Sink(self._reader, writer, summary, on_written) as sink:
+                for sampled in sample(self._solver, todo, order, grading, summary.refused, should_stop, may_begin):
+                    sink.add(sampled)
         summary.was_stopped = should_stop()
         return summary
 
@@ -157,23 +159,47 @@ def _solver(plan: Plan) -> Solver:
 
 
 class _Sink:
-    """Gathers finished problems until a pass over them is worth it; memory is bounded by that."""
+    """Gathers finished problems until a pass over them is worth it, and reads and writes them while sampling goes on.
+
+    One pass at a time: the next one waits for it, so that memory is bounded by two.
+    """
 
     def __init__(
         self, reader: StateReader, writer: CollectionWriter, summary: Summary, on_written: Callable[[], None]
     ) -> None:
         self._reader, self._writer, self._summary, self._on_written = reader, writer, summary, on_written
         self._waiting: list[Sampled] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="states")
+        self._under_way: Future[None] | None = None
 
     def add(self, sampled: Sampled) -> None:
         self._waiting.append(sampled)
         if sum(problem.num_tokens for problem in self._waiting) >= 2 * self._reader.batch_tokens:
-            self.flush()
+            self._begin_pass()
 
-    def flush(self) -> None:
-        if not self._waiting:
-            return
+    def __enter__(self) -> _Sink:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """What was sampled is written, unless something went wrong."""
+        try:
+            if error is None:
+                self._begin_pass()
+                self._end_pass()
+        finally:
+            self._thread.shutdown()  # a pass under way is finished: its problems are sampled and paid for
+
+    def _begin_pass(self) -> None:
+        self._end_pass()
         problems, self._waiting = self._waiting, []
+        if problems:
+            self._under_way = self._thread.submit(self._write, problems)
+
+    def _end_pass(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+
+    def _write(self, problems: list[Sampled]) -> None:
         readings = [_reading(problem.prompt, trace) for problem in problems for trace in problem.traces]
         states = self._reader.read(readings)
         records = [_record(problem) for problem in problems]
