@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # Every figure that needs a GPU, one phase after the other; each can be called by itself.
 #
-#     OUT=DIR bash benchmarks/gpu_all.sh check speed                       # an H200: about 3 + 9 minutes
-#     OUT=DIR MODEL=DIR DATA=DIR bash benchmarks/gpu_all.sh scorers bench  # about 7 + 12
+#     OUT=DIR bash benchmarks/gpu_all.sh check speed                                 # an H200: about 3 + 9 minutes
+#     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
 # SPEED, SCORERS and BENCH are further flags for theirs. check and speed need no weights.
+#
+# One engine keeps an H200 busy with a model of 4B; with one of 1.5B its host thread is the limit, and the GPU idle most
+# of the time. SHARDS engines then share the GPU, each with its part of the problems and of the room.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:?where results go}"
 python=${PYTHON:-python3}
+shards=${SHARDS:-1}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0
 mkdir -p "$OUT/results"
 
@@ -20,13 +24,19 @@ check() {
 }
 
 speed() {
-  "$python" benchmarks/gpu_speed.py --tokens 450 --phases overhead,reuse,profile,saturation ${SPEED:-} --out "$OUT/results/gpu_speed.json"
+  "$python" benchmarks/gpu_speed.py --tokens 450 --phases overhead,reuse,profile,saturation ${SPEED:-} \
+    --out "$OUT/results/gpu_speed.json"
 }
 
 # What is judged by is collected first, then what is trained on, each until its seconds are up. The bench does not wait
 # for the sequence scorer, which is fitted beside its start.
 scorers() {
-  scorer_recipe --out "$OUT/scorers" --only collect || return
+  in_shards collect scorer_recipe --out "$OUT/scorers" --only collect || return
+  if [ "$shards" -gt 1 ]; then
+    for part in test train; do
+      "$python" -m gambit scorer merge "$OUT/scorers/data/$part"-* --out "$OUT/scorers/data/$part" || return
+    done
+  fi
   mkdir -p "$OUT/sequence" && ln -sfn "$OUT/scorers/data" "$OUT/sequence/data"
   scorer_recipe --out "$OUT/sequence" --only train --architectures sequence > "$OUT/sequence.txt" 2>&1 &
   scorer_recipe --out "$OUT/scorers" --only train --architectures mlp,mlp+confidence || return
@@ -36,19 +46,64 @@ scorers() {
 
 scorer_recipe() {
   "$python" benchmarks/scorer_recipe.py llm --model "$MODEL" --train "$DATA/math_train.jsonl" \
-    --test "$DATA/math500_dev.jsonl" --max-new-tokens 1024 --temperature 0.8 --memory-ratio 0.4 --train-problems 2000 \
-    --layers 14,20,-1 --seconds 200 --engine-options '{"own_process": true, "max_model_len": 2048}' ${SCORERS:-} "$@"
+    --test "$DATA/math500_dev.jsonl" --max-new-tokens 1024 --temperature 0.8 --train-problems 2000 --layers 14,20,-1 \
+    --seconds 200 --memory-ratio "$(share 0.4)" --traces-at-once $((1024 / shards)) --batch-tokens 32768 --graders 3 \
+    --engine-options '{"own_process": true, "max_model_len": 2048}' ${SCORERS:-} "$@"
 }
 
 # Cut short by its time or by anything else, it leaves what it has, and a report of that.
 bench() {
-  timeout --signal INT "${BENCH_SECONDS:-780}" "$python" -m gambit bench --recipe benchmarks/llm_policies.yaml \
-    --model "$MODEL" --scorer "${SCORER:-$OUT/scorers/results/best.safetensors}" --no-report --out "$OUT/bench" \
-    --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" ${BENCH:-}
+  in_shards bench bench_shard
+  if [ "$shards" -gt 1 ]; then
+    "$python" -m gambit merge "$OUT"/bench-? --out "$OUT/bench" || return
+  fi
   "$python" -m gambit report "$OUT/bench" || return
   mkdir -p "$OUT/results/llm_policies" && cp -r "$OUT"/bench/report.* "$OUT/bench/figures" "$OUT/results/llm_policies/"
 }
 
+bench_shard() {
+  local folder="$OUT/bench"
+  [ "$shards" -eq 1 ] || folder="$OUT/bench-${2%/*}"
+  timeout --signal INT "${BENCH_SECONDS:-780}" "$python" -m gambit bench --recipe benchmarks/llm_policies.yaml \
+    --model "$MODEL" --scorer "${SCORER:-$OUT/scorers/results/best.safetensors}" --no-report --out "$folder" \
+    --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" --concurrency $((16 / shards)) \
+    --block $((52 / shards)) \
+    --kv-budget-tokens $((104448 / shards)) --memory-ratio "$(share 0.1)" ${BENCH:-} "$@"
+}
+
+# in_shards NAME COMMAND…: the command with `--shard i/n`, for every i beside each other.
+in_shards() {
+  local name=$1 pids=() failed=0
+  shift
+  for shard in $(seq "$shards"); do
+    "$@" --shard "$shard/$shards" > "$OUT/$name-$shard.txt" 2>&1 &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+  return $failed
+}
+
+share() {
+  "$python" -c "print(round($1 / $shards, 3))"
+}
+
+# Without NVIDIA's MPS the engines of several processes take turns on a GPU instead of sharing it.
+share_gpu() {
+  export CUDA_MPS_PIPE_DIRECTORY=$OUT/mps CUDA_MPS_LOG_DIRECTORY=$OUT/mps-log
+  mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+  if nvidia-cuda-mps-control -d && timeout 60 "$python" -c 'import torch; torch.zeros(1).cuda()'; then
+    echo "MPS is on" >> "$OUT/log.txt"
+    trap 'echo quit | nvidia-cuda-mps-control' EXIT
+  else
+    echo quit | nvidia-cuda-mps-control
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    echo "no MPS" >> "$OUT/log.txt"
+  fi
+}
+
+if [ "$shards" -gt 1 ] && command -v nvidia-cuda-mps-control > /dev/null; then
+  share_gpu > "$OUT/mps.txt" 2>&1
+fi
 for phase in "$@"; do
   echo "$(date +%T) $phase begins" >> "$OUT/log.txt"
   "$phase" > "$OUT/$phase.txt" 2>&1

@@ -31,7 +31,6 @@ from gambit.training.dataset import Division
 from gambit.training.fit import Fitted
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.sampling import Task, pawn_tasks
-from gambit.training.storage import merge
 from gambit.training.train import Trained, TrainPlan, datasets_of, train
 from gambit.types import StatePosition
 
@@ -85,23 +84,20 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def collect_both(options: argparse.Namespace, clock: Clock) -> None:
-    """What is judged by is shard 1's to collect."""
+    """Its share of both, in a shard; `gambit scorer merge` puts `train-1`, `train-2`, … together."""
     first, every = shard_of(options.shard)
     to_judge, to_train = tasks_of(options)
-    to_judge, to_train = [] if first else to_judge, to_train[first::every]
-    train_folder = "train" if every == 1 else f"train-{first + 1}"
     sources = ("pawn:test", "pawn:scorer") if options.kind == "pawn" else (options.test.name, options.train.name)
     with Collector(plan_of(options)) as collector:
         clock.done("start")
-        for name, tasks, source in (("test", to_judge, sources[0]), (train_folder, to_train, sources[1])):
-            if not tasks:
-                continue
+        for name, tasks, source in (("test", to_judge, sources[0]), ("train", to_train, sources[1])):
+            folder = options.out / "data" / (name if every == 1 else f"{name}-{first + 1}")
             deadline = time.monotonic() + options.seconds
 
             def is_early(deadline: float = deadline) -> bool:
                 return time.monotonic() < deadline
 
-            summary = collector.collect(tasks, options.out / "data" / name, source, may_begin=is_early)
+            summary = collector.collect(tasks[first::every], folder, source, may_begin=is_early)
             clock.done(f"collect {name}", str(summary))
 
 
@@ -110,8 +106,6 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
     results, made = options.out / "results", []
     best: dict[str, tuple[float, Path]] = {}
     results.mkdir(parents=True, exist_ok=True)
-    if parts := sorted((options.out / "data").glob("train-*")):
-        merge(parts, options.out / "data" / "train")
     division = Division(options.validation, 0.0)
     plans = [
         TrainPlan(options.out / "data" / "train", architecture, "auto", options.position, None, division,
@@ -237,7 +231,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shard", default="1/1", help="i/n: collect beside others; `--only train` puts them together")
+    parser.add_argument("--shard", default="1/1", help="i/n: collect beside others")
     parser.add_argument("--only", choices=["collect", "train"], help="stop after collecting; or train on what is there")
     options = parser.parse_args()
     options.engine = options.engine or ("local" if options.kind == "pawn" else "vllm")
