@@ -31,7 +31,7 @@ from gambit.training.dataset import Division
 from gambit.training.fit import Fitted
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.sampling import Task, pawn_tasks
-from gambit.training.train import Trained, TrainPlan, datasets_of, train
+from gambit.training.train import Trained, TrainPlan, best_of, datasets_of, train
 from gambit.types import StatePosition
 
 
@@ -103,8 +103,9 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
 
 def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], dict[str, Path]]:
     """One checkpoint per architecture and objective, and which is the best of each architecture and of all."""
-    results, made = options.out / "results", []
-    best: dict[str, tuple[float, Path]] = {}
+    results = options.out / "results"
+    best: dict[str, Fitted] = {}
+    path_of: dict[Fitted, Path] = {}
     results.mkdir(parents=True, exist_ok=True)
     division = Division(options.validation, 0.0)
     plans = [
@@ -121,19 +122,18 @@ def train_all(options: argparse.Namespace, clock: Clock) -> tuple[list[Path], di
             print(f"    {plan.architecture} {fitted.recipe.objective}, {data.position} of {layers}: held-out AUC "
                   f"{fitted.held_out_auc:.4f}, epoch {fitted.best_epoch} of {fitted.epochs}, {fitted.seconds:.1f} s",
                   flush=True)  # fmt: skip
-        saved = []
         for fitted in best_of_objectives(trained):
             path = results / f"{plan.architecture}-{fitted.recipe.objective}.safetensors"
             save_checkpoint(fitted.scorer, path, trained.metadata_of(fitted))
-            saved.append((fitted.held_out_auc, path))
-        made += [path for _, path in saved]
-        best[plan.architecture] = max(saved)
-        clock.done(f"train {plan.architecture}", f"best: {best[plan.architecture][1].stem}")
+            path_of[fitted] = path
+        best[plan.architecture] = trained.best
+        clock.done(f"train {plan.architecture}", f"best: {path_of[trained.best].stem}")
+    made = list(path_of.values())
     if "mlp" in best:
         made.append(train_published(plans[0], results))
         clock.done("train mlp-published")
-    best["best"] = max(best.values())
-    return made, {name: path for name, (_, path) in best.items()}
+    best["best"] = best_of([*best.values()])
+    return made, {name: path_of[fitted] for name, fitted in best.items()}
 
 
 def train_published(ours: TrainPlan, results: Path) -> Path:
@@ -148,7 +148,7 @@ def train_published(ours: TrainPlan, results: Path) -> Path:
 def best_of_objectives(trained: Trained) -> list[Fitted]:
     """Of each objective the state position and layers that rank held-out problems best: only those are judged."""
     tried = sorted((fitted for _, fitted in trained.tried), key=lambda fitted: fitted.held_out_auc)
-    return list({fitted.recipe.objective: fitted for fitted in tried}.values())
+    return list({fitted.recipe.objective: fitted for fitted in [*tried, trained.best]}.values())
 
 
 def _changes(options: argparse.Namespace) -> dict[str, int]:

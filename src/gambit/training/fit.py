@@ -22,16 +22,27 @@ from gambit.types import Aggregation
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
     """A scorer as it was at its best epoch."""
 
     recipe: Recipe
     scorer: Scorer
-    held_out_auc: float  # within-problem, mean over 25, 50, 75 and 100 % of the steps, on validation problems
+    held_out: Floats  # [problem] AUC, mean over 25, 50, 75 and 100 % of the steps, on validation problems
     epochs: int
     best_epoch: int
     seconds: float
+
+    @property
+    def held_out_auc(self) -> float:
+        return float(np.nanmean(self.held_out))
+
+    def clearly_outranks(self, other: Fitted) -> bool:
+        """By more than the standard error of the difference: the best of several by a few problems is often luck."""
+        gains = self.held_out - other.held_out
+        gains = gains[np.isfinite(gains)]
+        error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        return bool(gains.mean() > error)
 
 
 def fit(
@@ -45,12 +56,12 @@ def fit(
     spread = spread_of(data, train) if recipe.normalises and info.architecture != "sequence" else None
     network = build_network(info.architecture, data.num_features, spread, recipe.width, recipe.blocks).to(device)
     run = _Run(network, steps, train, recipe, AGGREGATIONS[info.architecture])
-    best, best_epoch, weights, epoch = -1.0, 0, _copied(network), 0
+    best, best_epoch, weights, epoch = np.full(len(data.problems), -1.0), 0, _copied(network), 0
     for epoch in range(1, recipe.max_epochs + 1):
         loss = run.epoch()
-        reached = held_out_auc(network, data, held_out, steps, run.aggregation)
-        say(f"{recipe.objective}: epoch {epoch}, loss {loss:.4f}, held-out AUC {reached:.4f}")
-        if reached > best:
+        reached = problem_aucs(network, data, held_out, steps, run.aggregation)
+        say(f"{recipe.objective}: epoch {epoch}, loss {loss:.4f}, held-out AUC {np.nanmean(reached):.4f}")
+        if np.nanmean(reached) > np.nanmean(best):
             best, best_epoch, weights = reached, epoch, _copied(network)
         elif epoch - best_epoch >= recipe.patience:
             break
@@ -176,13 +187,8 @@ def _copied(network: nn.Module) -> dict[str, Tensor]:
 # -- ranking ---------------------------------------------------------------------------------------------------
 
 
-def held_out_auc(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, aggregation: Aggregation) -> float:
-    """The one number scorers are chosen by."""
-    return float(np.nanmean(problem_aucs(network, data, traces, steps, aggregation)))
-
-
 def problem_aucs(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, aggregation: Aggregation) -> Floats:
-    """[problem], mean over the quarters; not a number where a problem has no pair of a right and a wrong trace."""
+    """[problem], mean over the quarters: what scorers are chosen by. Not a number where there is nothing to rank."""
     scores = network_scores(network, steps, traces)
     known = data.traces
     found = [

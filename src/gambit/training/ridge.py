@@ -52,12 +52,12 @@ def fit_ridge(
         reached[strength] = float(np.nanmean(np.concatenate(found)))
         say(f"{recipe.objective}: penalty {strength:g}, cross-validated AUC {reached[strength]:.4f}")
     strength = max(reached, key=reached.__getitem__)
-    auc = float(np.nanmean(judge.auc(whole, strength, held_out)))
+    judged = judge.auc(whole, strength, held_out)
     everything = np.concatenate([train, held_out[data.traces.num_steps[held_out] > 0]])
     line = Moments.sum([whole, Moments.of(steps, everything[len(train) :], spread)]).solved(strength)
     network = judge.network(*calibrated(line, steps, everything, spread))
     chosen = dataclasses.replace(recipe, weight_decay=strength)
-    return Fitted(chosen, as_scorer(network, info), auc, 1, 1, time.monotonic() - began)
+    return Fitted(chosen, as_scorer(network, info), judged, 1, 1, time.monotonic() - began)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,8 +67,9 @@ def train(
 ) -> Trained:
     """Chosen by within-problem ranking and never by telling steps apart.
 
-    First where to read: one objective on every dataset. Then how: the others on the dataset that won. Trying all with
-    all takes many times as long, and the best of many by a few held-out problems is mostly the luckiest.
+    First where to read: one objective on every dataset. Then how: the others on the dataset that won, each of which
+    must clearly outrank what came before. Trying all with all takes many times as long, and the best of many by a few
+    held-out problems is mostly the luckiest.
     """
     scout, *others = recipes_for(plan.architecture, plan.objective, plan.changes)
     device = pick_device(plan.device)
@@ -83,14 +85,16 @@ def train(
 
     for data in datasets:
         try_out(data, scout)
-    told_most, _ = max(tried, key=_held_out_auc)
+    told_most, best = max(tried, key=lambda each: each[1].held_out_auc)
     for recipe in others:
         try_out(told_most, recipe)
-    return Trained(tuple(tried), max(tried, key=_held_out_auc)[1], plan.division, device)
+        best = best_of((best, tried[-1][1]))
+    return Trained(tuple(tried), best, plan.division, device)
 
 
-def _held_out_auc(tried: tuple[Dataset, Fitted]) -> float:
-    return tried[1].held_out_auc
+def best_of(fitted: Sequence[Fitted]) -> Fitted:
+    """The first that none behind it clearly outranks."""
+    return functools.reduce(lambda best, other: other if other.clearly_outranks(best) else best, fitted)
 
 
 def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[Recipe]:
