@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from gambit.engines.vllm import adapter, shortcuts
@@ -89,7 +89,7 @@ class _GambitScheduling:
         spent = time.perf_counter() - began
         self._in_schedule = True
         try:
-            with self._failing_allocation():
+            with self._failing_allocation(), self._setting_aside():
                 output = super().schedule(*args, **kwargs)
         finally:
             self._in_schedule = False
@@ -169,6 +169,11 @@ class _GambitScheduling:
         self._freed.clear()
 
     # -- admission ---------------------------------------------------------------------------------------------
+
+    def _setting_aside(self) -> AbstractContextManager[None]:
+        """Where nobody can lose its blocks, vLLM need not look at those that just go on."""
+        is_safe = not self._is_ranked and self._short_cuts is not None
+        return self._short_cuts.setting_aside() if is_safe else nullcontext()
 
     def _note_admissions(self, output: Any) -> None:
         for request_id in adapter.newly_scheduled(output):

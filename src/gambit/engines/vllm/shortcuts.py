@@ -1,4 +1,4 @@
-"""The usual token of a decoding request, booked here in a fraction of vLLM's time; anything else is left to vLLM.
+"""The usual token of a decoding request, planned and booked here in a fraction of vLLM's time; the rest is vLLM's.
 
 With the adapter, the only module that depends on vLLM's version: it is used with tried versions alone. Nothing here
 has to be complete: a request that is not surely usual takes vLLM's own way, and vLLM hashes and caches by counts, so
@@ -7,6 +7,8 @@ that it catches up with whatever is not done in one step in the next.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -35,7 +37,7 @@ def are_possible(scheduler: Any, block_tokens: int) -> bool:
     has_more = any(
         getattr(scheduler, name, None)
         for name in ("connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts",
-                     "num_lookahead_tokens", "num_spec_tokens", "lora_config")
+                     "num_lookahead_tokens", "num_spec_tokens", "lora_config", "defer_block_free", "use_pp")
     )  # fmt: skip
     return not has_more and adapter.blocks_only_grow(scheduler) and scheduler.block_size == block_tokens
 
@@ -48,7 +50,11 @@ class ShortCuts:
         self._in_flight = 1 if isinstance(scheduler, AsyncScheduler) else 0  # placeholders of a token under way
         self._max_model_len = scheduler.max_model_len
         self._decoding: dict[str, _Decoding] = {}
+        self._scheduler = scheduler
+        self._aside: list[_Decoding] = []  # in the step that is being scheduled
+        self._order: list[Any] = []  # of all that run in it
         self._spare_allocations(scheduler.kv_cache_manager)
+        self._put_back_what_is_aside(scheduler)
 
     def begin(self, request: Any) -> None:
         params = request.sampling_params
@@ -62,6 +68,90 @@ class ShortCuts:
 
     def end(self, request_id: str) -> None:
         self._decoding.pop(request_id, None)
+
+    @contextmanager
+    def setting_aside(self) -> Iterator[None]:
+        """In a step in which no running request can lose its blocks: vLLM looks at those alone that are not usual.
+
+        What it makes of them is completed as if it had looked at all.
+        """
+        scheduler, running = self._scheduler, self._scheduler.running
+        self._aside = self._usual(running)
+        count = len(self._aside)
+        aside = {known.request.request_id for known in self._aside}
+        rest = [request for request in running if request.request_id not in aside]
+        scheduler.running = list(rest)
+        scheduler.max_num_running_reqs -= count
+        scheduler.max_num_scheduled_tokens -= count
+        self._order = running
+        try:
+            yield
+        finally:
+            scheduler.max_num_running_reqs += count
+            scheduler.max_num_scheduled_tokens += count
+            scheduler.running = [*running, *scheduler.running[len(rest) :]]
+            self._aside = []
+
+    def _usual(self, running: list[Any]) -> list[_Decoding]:
+        """Requests that surely decode one token into a block they have."""
+        found, decoding = [], self._decoding
+        block_tokens, last = self._block_tokens, self._block_tokens - 1
+        scheduler = self._scheduler
+        before = None if scheduler.use_v2_model_runner else scheduler.prev_step_scheduled_req_ids
+        for request in running:
+            if request.is_prefill_chunk:
+                return []  # it takes what those before it leave of a step's tokens
+            known = decoding.get(request.request_id)
+            computed = request.num_computed_tokens
+            if (
+                known is not None and 0 < computed % block_tokens < last and computed + 2 < known.limit
+                and len(known.everything) + request.num_output_placeholders - computed == 1
+                and (before is None or request.request_id in before)
+            ):  # fmt: skip
+                found.append(known)
+        return found
+
+    def _put_back_what_is_aside(self, scheduler: Any) -> None:
+        make_data, update = scheduler._make_cached_request_data, scheduler._update_after_schedule
+
+        def make_all_data(*args: Any, **kwargs: Any) -> Any:
+            data = make_data(*args, **kwargs)
+            data.req_ids += [known.request.request_id for known in self._aside]
+            data.new_block_ids += [None] * len(self._aside)
+            data.num_computed_tokens += [known.request.num_computed_tokens for known in self._aside]
+            data.num_output_tokens += [
+                len(known.said) + known.request.num_output_placeholders for known in self._aside
+            ]  # fmt: skip
+            return data
+
+        def update_all(output: Any) -> None:
+            update(output)
+            if self._aside:
+                self._complete(output)
+
+        scheduler._make_cached_request_data, scheduler._update_after_schedule = make_all_data, update_all
+
+    def _complete(self, output: Any) -> None:
+        """As if vLLM had planned those that are aside too."""
+        scheduler, in_flight, aside = self._scheduler, self._in_flight, {}
+        for known in self._aside:
+            request = known.request
+            request.num_computed_tokens += 1
+            request.num_output_placeholders += in_flight
+            if _COUNTS_FLIGHT:
+                request.num_in_flight_tokens += 1
+            aside[request.request_id] = 1
+        given = aside | output.num_scheduled_tokens
+        # In vLLM's order: those that ran, then those that are new.
+        ordered = {request.request_id: given[request.request_id] for request in self._order
+                   if request.request_id in given}  # fmt: skip
+        output.num_scheduled_tokens = ordered | given
+        output.total_num_scheduled_tokens += len(aside)
+        if output.num_common_prefix_blocks:  # newer versions do not count them
+            manager, first = scheduler.kv_cache_manager, self._order[0].request_id
+            output.num_common_prefix_blocks = manager.get_num_common_prefix_blocks(first)
+        if not scheduler.use_v2_model_runner:
+            scheduler.prev_step_scheduled_req_ids.update(aside)
 
     def take(self, scheduled: Any, output: Any) -> tuple[dict[str, int], Any]:
         """Book the usual tokens of a step.
@@ -104,6 +194,8 @@ class ShortCuts:
             is_usual = num_new_tokens == 1 and request.status is RUNNING
             if is_usual and 0 < request.num_computed_tokens % self._block_tokens < last:
                 return nothing
+            if self._aside and "has_scheduled_reqs" in kwargs:
+                kwargs["has_scheduled_reqs"] = True
             return real(request, num_new_tokens, *args, **kwargs)
 
         manager.allocate_slots = allocate
