@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -13,8 +14,14 @@ from typer.testing import CliRunner
 from collected import make_collection
 from gambit import models
 from gambit.cli import app
+from gambit.scorer_display import show_training
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint
+from gambit.scorers.simple import ConstantScorer
+from gambit.training.dataset import Division, load_dataset
+from gambit.training.fit import Fitted
+from gambit.training.objectives import recipe_for
+from gambit.training.train import Trained
 from gambit.types import Aggregation, StatePosition
 
 
@@ -70,6 +77,16 @@ def test_training_tells_what_was_tried(folder, tmp_path):
                       "--json", "--state-position", "before", "--no-balance")  # fmt: skip
     told = json.loads(as_json.out)
     assert told["training"]["is_balanced"] is False and told["candidates"][0]["state_position"] == "before"
+
+
+def test_training_says_why_it_keeps_what_does_not_look_best(tmp_path, capsys):
+    recipe = recipe_for("bce", "mlp")
+    simple, lucky = (Fitted(recipe, ConstantScorer(), np.array(aucs), 1, 1, 0.0) for aucs in ([0.5, 0.7], [0.4, 0.9]))
+    data = load_dataset(make_collection(tmp_path / "c"), StatePosition.BEFORE)
+    tried = ((data, simple), (data, lucky))
+    for best, is_told in ((simple, True), (lucky, False)):
+        show_training(tmp_path / "s.safetensors", Trained(tried, best, Division(), torch.device("cpu")), as_json=False)
+        assert ("kept because it is the simplest" in capsys.readouterr().out) == is_told
 
 
 def test_a_report_is_a_table_json_and_a_picture(folder, tmp_path):

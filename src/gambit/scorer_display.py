@@ -84,6 +84,8 @@ def show_training(out: Path, trained: Trained, as_json: bool) -> None:
     put(table)
     put(f"{out}: {best.recipe.objective}; held-out AUC within problems, mean over 25-100 % of the steps: "
         f"{best.held_out_auc:.4f}")  # fmt: skip
+    if best.held_out_auc < max(each["held_out_auc"] for each in candidates):
+        put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
 
 
 def show_report(report: Report) -> None:
