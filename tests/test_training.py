@@ -32,7 +32,7 @@ from gambit.training.objectives import (
 )
 from gambit.training.plot import draw
 from gambit.training.ranking import QUARTERS, last_steps, mean_auc, mean_estimate, pairs, ratio_estimate, trace_scores
-from gambit.training.ridge import STRENGTHS, Moments, calibrated
+from gambit.training.ridge import STRENGTHS, Moments, _folds, calibrated
 from gambit.training.scoring import Steps, step_scores
 from gambit.training.train import TrainPlan, best_of, datasets_of, info_for, recipes_for, train
 from gambit.types import Aggregation, StatePosition
@@ -372,6 +372,14 @@ def test_a_judged_line_is_solved_again_with_the_problems_it_was_judged_by(folder
     expected = straight_network("mlp", spread, *calibrated(line, steps, everything, spread)).folded()
     for weights, same in zip(best.scorer.weights, expected, strict=True):
         torch.testing.assert_close(weights, same, atol=1e-4, rtol=1e-3)
+
+
+def test_problems_are_cross_validated_whole_and_one_alone_not_at_all():
+    problem_of = np.array([3, 3, 8, 8, 8, 13])
+    folds = _folds(np.arange(6), problem_of)
+    assert [fold.tolist() for fold in folds] == [[0, 1], [2, 3, 4], [5]]
+    with pytest.raises(UserError, match="collect more"):
+        _folds(np.arange(2), problem_of[:2])
 
 
 def test_no_line_remembers_thoughts(folder):

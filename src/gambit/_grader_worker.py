@@ -127,21 +127,14 @@ def _is_far(value: complex, others: tuple[complex, ...]) -> bool:
 
 def _values(expression: "Basic") -> tuple[complex, ...] | None:
     """Numbers that equal answers share whatever their form; None where math-verify compares by other means."""
-    from sympy import Eq, Expr, FiniteSet, Interval, MatrixBase, Symbol, Tuple
+    from sympy import Eq, Expr, MatrixBase, Symbol
 
-    parts = [expression]
-    if isinstance(expression, Interval):
-        parts = [expression.start, expression.end]
-    elif isinstance(expression, (FiniteSet, Tuple)):
-        parts = list(expression.args)
-    elif isinstance(expression, MatrixBase):
+    if isinstance(expression, MatrixBase):
         parts = list(expression.flat())
-    elif (
-        isinstance(expression, Eq)
-        and isinstance(expression.lhs, Symbol)
-        and getattr(expression.rhs, "is_number", False)
-    ):
+    elif isinstance(expression, Eq) and isinstance(expression.lhs, Symbol) and expression.rhs.is_number:
         parts = [expression.rhs]  # x = 3 is 3; other equations are solved
+    else:
+        parts = _parts(expression)
     values = [_value(part) if isinstance(part, Expr) else None for part in parts]
     return None if None in values else tuple(value for value in values if value is not None)
 
@@ -178,14 +171,17 @@ def _agrees(first: "Basic", second: "Basic") -> bool:
 
 
 def _numbers(expression: "Basic") -> "list[Expr]":
-    from sympy import Expr, FiniteSet, Interval, Tuple
+    from sympy import Expr
 
-    parts = [expression]
+    return [part for part in _parts(expression) if isinstance(part, Expr) and part.is_number]
+
+
+def _parts(expression: "Basic") -> "list[Basic]":
+    from sympy import FiniteSet, Interval, Tuple
+
     if isinstance(expression, Interval):
-        parts = [expression.start, expression.end]
-    elif isinstance(expression, (FiniteSet, Tuple)):
-        parts = list(expression.args)
-    return [part for part in parts if isinstance(part, Expr) and part.is_number]
+        return [expression.start, expression.end]
+    return list(expression.args) if isinstance(expression, (FiniteSet, Tuple)) else [expression]
 
 
 def _is_same(first: "Expr", second: "Expr") -> bool:

@@ -153,7 +153,7 @@ def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple
 def _run(job: _Job) -> int:
     """Load, search, show."""
     with _session(job.engine, job.folder, len(job.problems.problems)) as session:
-        code = _show_all(_results(job, session), job, session.display)
+        code = _show_all(_results(job, session), job, session)
     return session.stop.exit_code or code
 
 
@@ -215,20 +215,17 @@ def _log_hint(folder: Path) -> Iterator[None]:
 # -- results ---------------------------------------------------------------------------------------------------
 
 
-def _show_all(results: Iterable[SearchResult], job: _Job, display: Display) -> int:
+def _show_all(results: Iterable[SearchResult], job: _Job, session: _Session) -> int:
     """Print each result as it comes; the exit code is that of the worst."""
-    from gambit.answers import Grader
-
     worst, num_right, num_shown, expected = OK, 0, 0, job.problems.expected
-    with Grader() as grader:
-        for result in results:
-            gold = expected.get(result.problem_id)
-            is_right = None if gold is None else grader.grade(result.answer, gold)
-            with display.paused():
-                _show(result, job.as_json, has_title=job.problems.is_many, gold=gold, is_right=is_right)
-            num_right += bool(is_right)
-            num_shown += 1
-            worst = _worse(worst, _code_of(result))
+    for result in results:
+        gold = expected.get(result.problem_id)
+        is_right = None if gold is None else session.solver.grade(result.answer, gold)
+        with session.display.paused():
+            _show(result, job.as_json, has_title=job.problems.is_many, gold=gold, is_right=is_right)
+        num_right += bool(is_right)
+        num_shown += 1
+        worst = _worse(worst, _code_of(result))
     if num_shown < len(job.problems.problems):
         say(f"stopped early: {len(job.problems.problems) - num_shown} problems were not begun")
     if expected and not job.as_json:

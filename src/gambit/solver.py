@@ -152,6 +152,9 @@ class Solver:
         """Whether two answers are equal, as the votes decide it; what they have compared is remembered."""
         return self._grader.equivalent(first, second)
 
+    def grade(self, answer: str | None, gold: str) -> bool:
+        return self._grader.grade(answer, gold)
+
     def close(self) -> None:
         self._grader.close()
         self.engine.close()

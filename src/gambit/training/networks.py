@@ -37,6 +37,9 @@ class Spread:
         mean, square = mean / len(states), square / len(states)
         return cls(mean.float(), (square - mean.square()).clamp(min=0).sqrt().float().clamp(min=SMALLEST_SPREAD))
 
+    def normalised(self, states: Tensor) -> Tensor:
+        return (states - self.mean.to(states.device)) / self.deviation.to(states.device)
+
 
 class Network(Protocol):
     """Logits [trace, step] of states [trace, step, feature]."""

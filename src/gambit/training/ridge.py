@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.training.dataset import Dataset, Division
 from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, spread_of
 from gambit.training.networks import Spread, as_scorer, straight_network
 from gambit.training.objectives import AGGREGATIONS, Recipe
-from gambit.training.ranking import QUARTERS, Floats, Ints
+from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps
 from gambit.training.scoring import SCORING_STEPS, Steps
 
 # Of the penalty, beside how much a feature varies among the traces of a problem.
@@ -42,22 +43,28 @@ def fit_ridge(
     train, held_out = parts_of(data, division)
     steps, spread = Steps.of(data, device), spread_of(data, train)
     judge = Judge(data, steps, info, spread)
-    folds = [train[data.traces.problem_of[train] % NUM_FOLDS == fold] for fold in range(NUM_FOLDS)]
-    folds = [fold for fold in folds if len(fold)]
+    folds = _folds(train, data.traces.problem_of[train])
     parts = [Moments.of(steps, fold, spread) for fold in folds]
     whole = Moments.sum(parts)
     reached = {}
     for strength in STRENGTHS:
-        found = [judge.auc(whole - part, strength, fold) for part, fold in zip(parts, folds, strict=True)]
+        found = [judge.aucs(whole - part, strength, fold) for part, fold in zip(parts, folds, strict=True)]
         reached[strength] = float(np.nanmean(np.concatenate(found)))
         say(f"{recipe.objective}: penalty {strength:g}, cross-validated AUC {reached[strength]:.4f}")
     strength = max(reached, key=reached.__getitem__)
-    judged = judge.auc(whole, strength, held_out)
-    everything = np.concatenate([train, held_out[data.traces.num_steps[held_out] > 0]])
-    line = Moments.sum([whole, Moments.of(steps, everything[len(train) :], spread)]).solved(strength)
-    network = judge.network(*calibrated(line, steps, everything, spread))
+    judged = judge.aucs(whole, strength, held_out)
+    seen = held_out[data.traces.num_steps[held_out] > 0]
+    line = Moments.sum([whole, Moments.of(steps, seen, spread)]).solved(strength)
+    network = judge.network(*calibrated(line, steps, np.concatenate([train, seen]), spread))
     chosen = dataclasses.replace(recipe, weight_decay=strength)
     return Fitted(chosen, as_scorer(network, info), judged, 1, 1, time.monotonic() - began)
+
+
+def _folds(traces: Ints, problem_of: Ints) -> list[Ints]:
+    problems, number = np.unique(problem_of, return_inverse=True)
+    if len(problems) < 2:
+        raise UserError("one problem alone cannot be cross-validated: collect more, or choose another objective")
+    return [traces[number % NUM_FOLDS == fold] for fold in range(min(NUM_FOLDS, len(problems)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class Judge:
     def network(self, weights: Tensor, bias: float) -> nn.Module:
         return straight_network(self.info.architecture, self.spread, weights, bias).to(self.steps.device)
 
-    def auc(self, others: Moments, strength: float, traces: Ints) -> Floats:
+    def aucs(self, others: Moments, strength: float, traces: Ints) -> Floats:
         """[problem] of a line that other problems gave, as the fits that descend are judged."""
         weights = others.solved(strength)
         network = self.network(weights / others.deviation(weights), 0.0)
@@ -90,14 +97,13 @@ class Moments:
     @classmethod
     def of(cls, steps: Steps, traces: Ints, spread: Spread) -> Moments:
         """Of running means after each quarter of the steps, which is what a search compares."""
-        mean, deviation = spread.mean.to(steps.device), spread.deviation.to(steps.device)
-        covariance = torch.zeros(len(mean), len(mean), device=steps.device)
-        slant, count = torch.zeros_like(mean), 0
+        slant, count = torch.zeros_like(spread.mean, device=steps.device), 0
+        covariance = slant.new_zeros(len(slant), len(slant))
         mine = torch.from_numpy(traces).to(steps.device)
         _, sizes = torch.unique_consecutive(steps.problem_of[mine], return_counts=True)
         for members in torch.split(mine, sizes.tolist()):
             outcome = steps.is_correct[members].float()
-            rows = (_running_means(steps, members) - mean) / deviation
+            rows = spread.normalised(_running_means(steps, members))
             rows = (rows - rows.mean(0)).flatten(0, 1)
             covariance += rows.T @ rows
             slant += rows.T @ (outcome - outcome.mean()).repeat_interleave(len(QUARTERS))
@@ -130,11 +136,10 @@ class Moments:
 
 def _running_means(steps: Steps, traces: Tensor) -> Tensor:
     """[trace, quarter, feature]."""
-    sums, counts = steps.take(traces).cumsum(1), steps.num_steps[traces]
-    shares = torch.tensor(QUARTERS, dtype=torch.float64, device=counts.device)
-    seen = torch.ceil(counts[:, None].to(shares.dtype) * shares - 1e-9).long().clamp(min=1)
-    picked = sums.gather(1, (seen - 1)[..., None].expand(-1, -1, sums.shape[-1]))
-    return picked / seen[..., None]
+    sums, counts = steps.take(traces).cumsum(1), steps.num_steps[traces].cpu().numpy()
+    last = torch.from_numpy(np.stack([last_steps(counts, share) for share in QUARTERS], axis=1)).to(steps.device)
+    picked = sums.gather(1, last[..., None].expand(-1, -1, sums.shape[-1]))
+    return picked / (last[..., None] + 1)
 
 
 def calibrated(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tuple[Tensor, float]:
@@ -155,8 +160,7 @@ def _heights(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tupl
     """Of every training step where it stands along the line, and its trace's outcome."""
     traces = torch.from_numpy(train).to(steps.device)
     rows = steps.step_rows(traces)
-    mean, deviation = spread.mean.to(steps.device), spread.deviation.to(steps.device)
     parts = [
-        ((steps.take_steps(part)[:, 0] - mean) / deviation) @ weights for part in torch.split(rows[:, 1], SCORING_STEPS)
+        spread.normalised(steps.take_steps(part)[:, 0]) @ weights for part in torch.split(rows[:, 1], SCORING_STEPS)
     ]
     return torch.cat(parts).double().cpu(), steps.is_correct[rows[:, 0]].double().cpu()

@@ -104,6 +104,12 @@ class _GambitScheduling:
         self._report.seconds_scheduling += spent + time.perf_counter() - began
         return output
 
+    def _setting_aside(self) -> AbstractContextManager[None]:
+        """Where nobody can lose its blocks, vLLM need not look at those that just go on."""
+        if self._short_cuts is None or self._is_ranked:
+            return nullcontext()
+        return self._short_cuts.setting_aside()
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report, self._report = self._report, Report()
         tokens, outputs = self._take_tokens(scheduler_output, model_runner_output)
@@ -169,11 +175,6 @@ class _GambitScheduling:
         self._freed.clear()
 
     # -- admission ---------------------------------------------------------------------------------------------
-
-    def _setting_aside(self) -> AbstractContextManager[None]:
-        """Where nobody can lose its blocks, vLLM need not look at those that just go on."""
-        is_safe = not self._is_ranked and self._short_cuts is not None
-        return self._short_cuts.setting_aside() if is_safe else nullcontext()
 
     def _note_admissions(self, output: Any) -> None:
         for request_id in adapter.newly_scheduled(output):

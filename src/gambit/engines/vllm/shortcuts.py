@@ -79,8 +79,7 @@ class ShortCuts:
         self._aside = self._usual(running)
         count = len(self._aside)
         aside = {known.request.request_id for known in self._aside}
-        rest = [request for request in running if request.request_id not in aside]
-        scheduler.running = list(rest)
+        scheduler.running = [request for request in running if request.request_id not in aside]
         scheduler.max_num_running_reqs -= count
         scheduler.max_num_scheduled_tokens -= count
         self._order = running
@@ -89,7 +88,7 @@ class ShortCuts:
         finally:
             scheduler.max_num_running_reqs += count
             scheduler.max_num_scheduled_tokens += count
-            scheduler.running = [*running, *scheduler.running[len(rest) :]]
+            scheduler.running = [*running, *scheduler.running[len(running) - count :]]  # and those it has admitted
             self._aside = []
 
     def _usual(self, running: list[Any]) -> list[_Decoding]:
