@@ -188,6 +188,18 @@ def test_another_configuration_is_refused_and_the_difference_named(whole: Path, 
     assert (whole / "rows.jsonl").read_bytes() == before
 
 
+def test_options_of_a_policy_are_laid_over_the_recipes_one_by_one(base: list[str], tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text("policies: [deepconf]\nlimit: 1\npolicy_options:\n  warmup_traces: 2\n  window_tokens: 9\n")
+    option = ("--policy-option", "window_tokens=4")
+    code, _, err = bench(*base, "--recipe", str(recipe), *option, "--no-report", "--out", str(folder))
+    assert code == 0, err
+    options = json.loads((folder / "run.json").read_text())["recipe"]["policy_options"]
+    assert options == {"warmup_traces": 2, "window_tokens": 4}
+    code, _, err = bench("--resume", "--out", str(folder), *option, "--no-report")
+    assert code == 0, err  # given again, it contradicts nothing
+
+
 def test_another_model_in_the_same_folder_is_noticed(whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_folder, model)

@@ -138,8 +138,7 @@ LAZY: Mapping[str, Callable[[], object]] = {"solve": _solve_command, "bench": cl
 
 def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
     """Flags over the YAML file; what neither names is left to the model's preset."""
-    from gambit.cli_options import overlaid
-    from gambit.config import EngineConfig, SearchConfig, build, read_config_file
+    from gambit.config import EngineConfig, SearchConfig, build, overlaid, read_config_file
     from gambit.search.choice import check_search
 
     given = {name: value for name, value in flags.items() if value is not None}

@@ -132,9 +132,10 @@ def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, 
     """Flags over the recipe file; a resumed run knows its own and takes nothing that contradicts it."""
     from gambit.bench.folder import read_plan, with_changes
     from gambit.bench.recipe import read_recipe, recipe_from
+    from gambit.config import overlaid
     from gambit.problems import new_run_folder
 
-    values = {**(read_recipe(file) if file else {}), **options}
+    values = overlaid(read_recipe(file) if file else {}, options)
     if resume:
         if out is None:
             raise UserError("--resume needs the folder of the run: --out DIR")

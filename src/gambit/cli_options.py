@@ -39,16 +39,6 @@ def with_config_options(command: Callable[..., None], without: Collection[str] =
     return wrapped
 
 
-def overlaid(file: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, object]:
-    """Flags over a recipe; options of an engine or a policy one by one."""
-    values = {**file, **flags}
-    for name in PAIRS:
-        below, above = file.get(name), flags.get(name)
-        if isinstance(below, dict) and isinstance(above, dict):
-            values[name] = {**below, **above}
-    return values
-
-
 def _parameters(without: Collection[str]) -> Iterator[inspect.Parameter]:
     for panel, model in PANELS.items():
         schema = model.model_json_schema()["properties"]

@@ -342,3 +342,13 @@ def read_config_file(path: Path) -> dict[str, object]:
         if key not in known:
             raise UserError(f"{path}: {unknown_key(str(key), known)}")
     return raw
+
+
+def overlaid(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """Flags over a file's options; those of an engine or a policy one by one."""
+    values = {**below, **above}
+    for name in ("engine_options", "policy_options"):
+        lower, upper = below.get(name), above.get(name)
+        if isinstance(lower, dict) and isinstance(upper, dict):
+            values[name] = {**lower, **upper}
+    return values

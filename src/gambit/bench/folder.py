@@ -12,6 +12,7 @@ from pathlib import Path
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.recipe import Recipe, Variant, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
+from gambit.config import overlaid
 from gambit.errors import UserError
 from gambit.events import Json
 
@@ -150,5 +151,5 @@ def locked(folder: Path) -> Iterator[None]:
 
 def with_changes(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """A stored recipe with options given again, so that a contradiction can be named."""
-    flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine, **changes}
-    return recipe_from(flat)
+    flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine}
+    return recipe_from(overlaid(flat, changes))
