@@ -7,15 +7,18 @@
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
-# SPEED, SCORERS and BENCH are further flags for theirs. check and speed need no weights.
+# SPEED, SCORERS and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted. check and speed need no
+# weights.
 #
 # One engine keeps an H200 busy with a model of 4B; with one of 1.5B its host thread is the limit, and the GPU idle most
-# of the time. SHARDS engines then share the GPU, each with its part of the problems and of the room.
+# of the time. SHARDS engines then share the GPU, each with its part of the problems and of the room; MPS=0 if not even
+# NVIDIA's MPS should be tried.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:?where results go}"
 python=${PYTHON:-python3}
 shards=${SHARDS:-1}
+architectures=${ARCHITECTURES:-mlp,mlp+confidence,sequence}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0
 mkdir -p "$OUT/results"
 
@@ -24,7 +27,7 @@ check() {
 }
 
 speed() {
-  "$python" benchmarks/gpu_speed.py --tokens 450 --phases overhead,reuse,profile,saturation ${SPEED:-} \
+  "$python" benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --tokens 420 --phases overhead,reuse,saturation ${SPEED:-} \
     --out "$OUT/results/gpu_speed.json"
 }
 
@@ -37,9 +40,11 @@ scorers() {
       "$python" -m gambit scorer merge "$OUT/scorers/data/$part"-* --out "$OUT/scorers/data/$part" || return
     done
   fi
-  mkdir -p "$OUT/sequence" && ln -sfn "$OUT/scorers/data" "$OUT/sequence/data"
-  scorer_recipe --out "$OUT/sequence" --only train --architectures sequence > "$OUT/sequence.txt" 2>&1 &
-  scorer_recipe --out "$OUT/scorers" --only train --architectures mlp,mlp+confidence || return
+  if [[ $architectures == *sequence ]]; then
+    mkdir -p "$OUT/sequence" && ln -sfn "$OUT/scorers/data" "$OUT/sequence/data"
+    scorer_recipe --out "$OUT/sequence" --only train --architectures sequence > "$OUT/sequence.txt" 2>&1 &
+  fi
+  scorer_recipe --out "$OUT/scorers" --only train --architectures "${architectures%,sequence}" || return
   cp "$OUT/scorers/results/report.json" "$OUT/results/llm_scorers.json"
   cp "$OUT/scorers/results/best.safetensors" "$OUT/results/"
 }
@@ -48,7 +53,8 @@ scorer_recipe() {
   "$python" benchmarks/scorer_recipe.py llm --model "$MODEL" --train "$DATA/math_train.jsonl" \
     --test "$DATA/math500_dev.jsonl" --max-new-tokens 1024 --temperature 0.8 --train-problems 2000 --layers 14,20,-1 \
     --seconds 200 --memory-ratio "$(share 0.4)" --traces-at-once $((1024 / shards)) --batch-tokens 32768 --graders 3 \
-    --engine-options '{"own_process": true, "max_model_len": 2048}' ${SCORERS:-} "$@"
+    --engine-options "{\"own_process\": true, \"max_model_len\": 2048, \"kv_cache_memory_bytes\": $((2 ** 35 / shards))}" \
+    ${SCORERS:-} "$@"
 }
 
 # Cut short by its time or by anything else, it leaves what it has, and a report of that.
@@ -67,16 +73,17 @@ bench_shard() {
   timeout --signal INT "${BENCH_SECONDS:-780}" "$python" -m gambit bench --recipe benchmarks/llm_policies.yaml \
     --model "$MODEL" --scorer "${SCORER:-$OUT/scorers/results/best.safetensors}" --no-report --out "$folder" \
     --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" --concurrency $((16 / shards)) \
-    --block $((52 / shards)) \
+    --block $((52 / shards)) --engine-option max_num_seqs=$((1024 / shards)) \
     --kv-budget-tokens $((104448 / shards)) --memory-ratio "$(share 0.1)" ${BENCH:-} "$@"
 }
 
-# in_shards NAME COMMAND…: the command with `--shard i/n`, for every i beside each other.
+# in_shards NAME COMMAND…: the command with `--shard i/n`, for every i beside each other. What vLLM compiles for one is
+# kept apart from the others', which write theirs at the same moment, and found again by the next phase.
 in_shards() {
   local name=$1 pids=() failed=0
   shift
   for shard in $(seq "$shards"); do
-    "$@" --shard "$shard/$shards" > "$OUT/$name-$shard.txt" 2>&1 &
+    VLLM_CACHE_ROOT="$OUT/vllm-$shard" "$@" --shard "$shard/$shards" > "$OUT/$name-$shard.txt" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
@@ -101,7 +108,7 @@ share_gpu() {
   fi
 }
 
-if [ "$shards" -gt 1 ] && command -v nvidia-cuda-mps-control > /dev/null; then
+if [ "$shards" -gt 1 ] && [ "${MPS:-1}" = 1 ] && command -v nvidia-cuda-mps-control > /dev/null; then
   share_gpu > "$OUT/mps.txt" 2>&1
 fi
 for phase in "$@"; do

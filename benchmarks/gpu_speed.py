@@ -2,10 +2,11 @@
 
     python benchmarks/gpu_speed.py --phases overhead,reuse,profile --out OUT/a.json     # H200, vLLM 0.25.1: 5 minutes
     python benchmarks/gpu_speed.py --phases saturation --tokens 300 --out OUT/room.json # half the room, half the time
-    python benchmarks/gpu_speed.py --shape tiny --out gpu_speed.json                    # any CPU, for debugging
+    python benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --out OUT/a.json              # and OUT/a_pawn.json
+    python benchmarks/gpu_speed.py --shapes tiny --out gpu_speed.json                   # any CPU, for debugging
 
-Everything is compared inside one run, on one model shape with random weights, stock vLLM and Gambit's engine each in
-its own process on the same GPU and taking turns:
+Everything is compared inside one run, on a model shape with random weights, stock vLLM and Gambit's engine each in its
+own process on the same GPU and taking turns:
 
 - overhead: the same tokens at the same concurrency from stock vLLM (the ceiling), with every thought scored (SC), and
   with tournaments (Gambit, K = 16, every 200 steps), in rotating order; ratios are of neighbours in time;
@@ -13,6 +14,9 @@ its own process on the same GPU and taking turns:
 - profile: a few steps of stock vLLM and of ours, scoring, as torch's profiler sees them;
 - saturation: SC, STEP and Gambit in a room in which STEP completes about half of its traces. Trace lengths are drawn
   from a log-normal whose median is set for that; w and Δ are the paper's, scaled with it from the paper's median.
+
+The engines of several shapes start beside each other and then take turns. Phases whose traces are longer than a shape's
+context are left out for it.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,6 +45,7 @@ from speed_parts import (
     Room,
     Stock,
     Watched,
+    context_of,
     prompt_of,
     run_pool,
     saturating_median,
@@ -58,20 +63,20 @@ STEP_COMPLETES = 0.495  # with blocks alone; engines complete 1 to 3 points fewe
 
 def main() -> None:
     args = parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, Path(folder))
-        try:
-            for phase in args.phases.split(","):
-                PHASES[phase](bench)
-        finally:
-            bench.close()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads, ExitStack() as stack:
+        starts = [threads.submit(Bench, of_shape(args, shape), Path(folder) / shape) for shape in args.shapes]
+        benches = [stack.enter_context(closing(start.result())) for start in starts]
+        for phase in args.phases:
+            for bench in benches:
+                if bench.fits(phase):
+                    PHASES[phase](bench)
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
-    parser.add_argument("--phases", default="overhead,reuse,saturation")
+    parser.add_argument("--shapes", type=listed(SHAPES), default=["qwen3-4b"], help=", ".join(SHAPES))
+    parser.add_argument("--phases", type=listed(PHASES), default=["overhead", "reuse", "saturation"])
     parser.add_argument("--capacity", type=int, default=0, help="default: 256, tiny: 16")
     parser.add_argument("--tokens", type=int, default=0, help="per trace and overhead segment; default: 600, tiny: 48")
     parser.add_argument("--rounds", type=int, default=7, help="overhead: turns of all three")
@@ -79,12 +84,29 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
     parser.add_argument("--no-short-cuts", action="store_true", help="leave every token to vLLM's own scheduler code")
     parser.add_argument("--max-seconds", type=float, default=520)
-    args = parser.parse_args()
-    is_tiny = args.shape == "tiny"
+    return parser.parse_args()
+
+
+def listed(known: Collection[str]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := set(found) - set(known):
+            raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}: {', '.join(known)}")
+        return found
+
+    return names
+
+
+def of_shape(common: argparse.Namespace, shape: str) -> argparse.Namespace:
+    """The settings of one shape; only the first shape's results have the plain name."""
+    args = argparse.Namespace(**vars(common), shape=shape)
+    is_tiny = shape == "tiny"
     args.capacity = args.capacity or (16 if is_tiny else 256)
     args.tokens = args.tokens or (48 if is_tiny else 600)
     args.swap_size, args.interval = (2, 16) if is_tiny else (16, PAPER_INTERVAL)
     args.long_prefix = 200 if is_tiny else 2_000
+    if shape != args.shapes[0]:
+        args.out = args.out.with_stem(f"{args.out.stem}_{shape}")
     return args
 
 
@@ -97,15 +119,17 @@ class Bench:
         self.args = args
         self.folder = folder
         self.began = time.monotonic()
-        self.vocab_size = SHAPES[args.shape]["vocab_size"]
+        folder.mkdir()
         is_cpu = not torch.cuda.is_available()
         room = args.capacity * (args.tokens + 64) + PROMPT_TOKENS
-        self.room = Room(room, PROMPT_TOKENS + max(room // 8, args.long_prefix * 2), args.capacity, is_cpu)
+        longest = PROMPT_TOKENS + max(room // 8, args.long_prefix * 2)
+        self.room = Room(room, min(longest, context_of(args.shape)), args.capacity, is_cpu)
+        self.has_long_context = self.room.context_tokens == longest
         self.results: dict[str, Any] = {"environment": self.environment(torch)}
         self.number = 0
         self.say("starting both engines")
         model = write_shape(folder, args.shape)
-        with ThreadPoolExecutor() as threads:  # starting is mostly compiling
+        with ThreadPoolExecutor() as threads:
             stock = threads.submit(Stock, model, args.shape, self.room, **self.profiler("stock"))
             ours = threads.submit(
                 start_ours, model, args.shape, self.room, exact_noise=args.exact_noise,
@@ -129,7 +153,10 @@ class Bench:
         self.stock.close()
 
     def say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
+        print(f"[{time.monotonic() - self.began:6.1f} s] {self.args.shape}: {text}", flush=True)
+
+    def fits(self, phase: str) -> bool:
+        return self.has_long_context or phase in ("overhead", "profile")
 
     def left(self) -> float:
         return self.args.max_seconds - (time.monotonic() - self.began)
@@ -139,6 +166,9 @@ class Bench:
         self.results["environment"]["seconds"] = round(time.monotonic() - self.began)
         self.args.out.parent.mkdir(parents=True, exist_ok=True)
         self.args.out.write_text(json.dumps(self.results, indent=1) + "\n")
+
+    def run(self, engine: Watched, pool: Pool) -> tuple[Any, float]:
+        return run_pool(engine, pool, self.number, self.args.shape)
 
     # -- overhead ----------------------------------------------------------------------------------------------
 
@@ -171,7 +201,7 @@ class Bench:
         pool = Pool("sc" if name == "scoring" else "gambit", args.capacity, args.tokens, args.swap_size, args.interval)
         waited = self.ours.seconds_waiting
         engine = Watched(self.ours)
-        done, seconds = run_pool(engine, pool, self.number, self.vocab_size)
+        done, seconds = self.run(engine, pool)
         assert done.result.counts.completed >= args.capacity, done.result.counts
         share_waiting = (self.ours.seconds_waiting - waited) / seconds  # of vLLM's core for the device: its slack
         return {
@@ -191,7 +221,7 @@ class Bench:
             args.long_prefix // 20, args.long_prefix,
         )  # fmt: skip
         self.number += 1
-        done, seconds = run_pool(Watched(self.ours), pool, self.number, self.vocab_size)
+        done, seconds = self.run(Watched(self.ours), pool)
         found = {**branches(done, args.long_prefix), "seconds": seconds, "capacity": pool.capacity}
         self.say(f"reuse below the room: {found}")
         self.keep("reuse", found)
@@ -199,7 +229,7 @@ class Bench:
     # -- profile -----------------------------------------------------------------------------------------------
 
     def profiler(self, name: str) -> dict[str, Any]:
-        wanted = "profile" in self.args.phases.split(",")
+        wanted = "profile" in self.args.phases
         return {"profiler_config": step_profile.profiler_config(self.folder / name)} if wanted else {}
 
     def profile(self) -> None:
@@ -208,7 +238,7 @@ class Bench:
         with profiled(self.stock.core_client):
             self.stock.generate(prompt_of(self.number), self.args.capacity, tokens)
         with profiled(self.ours._core._core._client):
-            run_pool(Watched(self.ours), Pool("sc", self.args.capacity, tokens), self.number, self.vocab_size)
+            self.run(Watched(self.ours), Pool("sc", self.args.capacity, tokens))
         found = {name: step_profile.summarise(self.folder / name) for name in ("stock", "ours")}
         self.say(f"profile: {json.dumps(found)}")
         self.keep("profile", found)
@@ -240,7 +270,7 @@ class Bench:
         )
         engine = Watched(self.ours, Lengths(median, seed, longest=(self.room.context_tokens - PROMPT_TOKENS) / median))
         self.number += 1
-        done, seconds = run_pool(engine, pool, self.number, self.vocab_size)
+        done, seconds = self.run(engine, pool)
         counts, traces = done.result.counts, done.record.tree.traces
         run = {
             "policy": name, "seed": seed, "seconds": seconds, "completed": counts.completed,

@@ -35,21 +35,32 @@ SHAPES = {
         "num_key_value_heads": 10, "vocab_size": 100_352, "tie_word_embeddings": False, "pad_token_id": 0,
         "original_max_position_embeddings": 32_768,
     },
+    "pawn": QWEN3 | {
+        "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 141, "tie_word_embeddings": True,
+        "max_position_embeddings": 1024, "rope_theta": 10_000,
+    },
     "tiny": QWEN3 | {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 2_000, "tie_word_embeddings": True,
     },
 }  # fmt: skip
+CONTEXT_TOKENS = 32_768
 SCORER_WIDTH = 512
-THOUGHT_TOKENS = 32  # mean length: that share of the vocabulary ends a thought
+THOUGHT_TOKENS = {"pawn": 12}  # mean length: that share of the vocabulary ends a thought
+USUAL_THOUGHT_TOKENS = 32
 PROMPT_TOKENS = 96
 NEIGHBOURS = 10  # steps on either side that say how long a step usually takes
 AFTER_ADMISSION = 4  # steps that may still be longer: reports come late where steps are scheduled ahead
 
 
+def context_of(shape: str) -> int:
+    return SHAPES[shape].get("max_position_embeddings", CONTEXT_TOKENS)
+
+
 def write_shape(folder: Path, shape: str) -> str:
     config = {
-        "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "rope_theta": 1_000_000,
+        "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": CONTEXT_TOKENS, "rope_theta": 1_000_000,
         "attention_bias": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
         "initializer_range": 0.02, "use_cache": True, **SHAPES[shape],
     }  # fmt: skip
@@ -71,7 +82,7 @@ def random_scorer(hidden_size: int, layers: tuple[int, ...] = (-1,)) -> Any:
 
 def prompt_of(number: int) -> list[int]:
     """Every segment has a prompt of its own, so that none finds another's blocks."""
-    return [(11 * number + 7 * i) % 1000 + 5 for i in range(PROMPT_TOKENS)]
+    return [(11 * number + 7 * i) % 131 + 5 for i in range(PROMPT_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +241,7 @@ class Pool:
     warmup_tokens: int = 0
 
 
-def run_pool(engine: Watched, pool: Pool, number: int, vocab_size: int) -> tuple[Any, float]:
+def run_pool(engine: Watched, pool: Pool, number: int, shape: str) -> tuple[Any, float]:
     """One search to its end; gives it and its seconds."""
     from gambit import registry
     from gambit.engines.base import SearchSpec
@@ -239,7 +250,8 @@ def run_pool(engine: Watched, pool: Pool, number: int, vocab_size: int) -> tuple
 
     settings = settings_of(pool)
     policy: Any = registry.load("gambit.policies", pool.policy)
-    ends = frozenset(range(0, vocab_size, THOUGHT_TOKENS))
+    vocab_size = SHAPES[shape]["vocab_size"]
+    ends = frozenset(range(0, vocab_size, THOUGHT_TOKENS.get(shape, USUAL_THOUGHT_TOKENS)))
     rule = BoundaryRule(vocab_size, ends, frozenset(), frozenset(), None)
     spec = SearchSpec(number, tuple(prompt_of(number)), rule, frozenset())
     hooks = Hooks(lambda said: str(said[-1] % 7), lambda a, b: a == b, ignore)
