@@ -17,7 +17,7 @@ os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")  # this process uses torch's threads
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process uses torch's threads
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}

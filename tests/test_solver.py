@@ -1,5 +1,6 @@
 """The solver: one call from a question to a typed result, reusable, several problems at once, a log on disk."""
 
+import dataclasses
 import json
 import os
 import warnings
@@ -100,6 +101,17 @@ def test_budgets_and_interruptions_reach_the_engine(solver):
     result = solver.solve("a=1+2", quick(), should_stop=lambda: True)
     assert result.stop_reason is StopReason.INTERRUPTED
     assert solver.solve("a=1+2", quick()).counts.completed > 0  # and the solver is as good as new
+
+
+def test_who_asks_for_more_traces_than_an_engine_runs_at_once_is_told_so(solver, monkeypatch):
+    info = dataclasses.replace(solver.engine.info, most_traces=11)
+    monkeypatch.setattr(type(solver.engine), "info", property(lambda engine: info))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GambitWarning)
+        solver.solve("a=1+2", quick())
+    with pytest.warns(GambitWarning, match=r"12 traces share 11 places.*max_num_seqs=12"):
+        first, second = solver.solve_many(["a=1+2", "a=1+3"], quick(), concurrency=2)
+    assert len(first.warnings) + len(second.warnings) == 1
 
 
 def test_auto_learns_from_the_runs_so_far(tiny_folder):

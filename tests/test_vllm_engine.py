@@ -1,6 +1,7 @@
 """Gambit inside vLLM, beyond the contract: other processes, two ranks, the same tree as the local engine, failures."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import time
@@ -256,6 +257,10 @@ def test_an_untested_version_warns(monkeypatch):
 # -- the self-check ----------------------------------------------------------------------------------------------
 
 
+def test_as_many_traces_run_at_once_as_vllms_own_offline_class_allows():
+    assert start_vllm().info.most_traces == 256
+
+
 def test_the_self_check_passes():
     start_own_vllm(self_check=True).close()
 
@@ -331,11 +336,18 @@ def test_two_ranks_say_the_same_as_one(monkeypatch):
     assert workers and not wait_until_gone(workers)
 
 
-def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(tmp_path):
+def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(monkeypatch):
+    start_vllm()  # after which vLLM would no longer look at its environment
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")  # its default on a GPU
+    methods, get_context = [], multiprocessing.get_context
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda method=None: methods.append(method) or get_context(method)
+    )
     before = {process.pid for process in children()}
     scorer = sequence_scorer(aggregation=Aggregation.MEAN)
     engine = start_own_vllm(scorer, kv_budget_tokens=32 * 12, own_process=True, self_check=True)
     started = [process for process in children() if process.pid not in before]
+    assert "spawn" in methods and "fork" not in methods
     try:
         alone = start_vllm()
         open_search(alone)
@@ -345,6 +357,7 @@ def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(tmp_pa
         engine.submit([spec(0), spec(1)])
         assert tokens_of(finish(engine)) == expected
         engine.close_search(1)
+        check_group(engine)
 
         for process in started:  # Ctrl-C reaches the whole process group; what it means is the front's to say
             process.send_signal(signal.SIGINT)
@@ -357,6 +370,26 @@ def test_an_engine_in_its_own_process_obeys_and_its_death_ends_the_search(tmp_pa
     finally:
         engine.close()
     assert not wait_until_gone(started)
+
+
+def check_group(engine):
+    """However slowly they come: what is submitted together begins together."""
+    core, engine._core = engine._core, SlowlySending(engine._core)
+    open_search(engine)
+    engine.submit([spec(i) for i in range(6)])
+    engine._core = core
+    step = engine.step().searches[1]
+    assert len(step.admitted) == step.num_generated == 6
+    engine.close_search(1)
+
+
+class SlowlySending:
+    def __init__(self, core):
+        self._core = core
+
+    def add(self, *args):
+        time.sleep(0.05)
+        self._core.add(*args)
 
 
 def check_death(engine, started):

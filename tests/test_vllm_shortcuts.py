@@ -74,7 +74,7 @@ class Story:
             if self.scheduler.running and self.rng.random() < 0.05:
                 self.abort()
             plan = plan_of(self.step(), self.scheduler)
-            yield plan, books_of(self.scheduler)
+            yield plan, books_of(self.scheduler), blocks_of(self.scheduler)
 
     def add(self, count):
         from vllm import SamplingParams
@@ -119,7 +119,7 @@ class Story:
         free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         if self.short_cuts is None or free <= len(self.scheduler.running):
             return nullcontext()
-        self.num_aside += len(self.short_cuts._usual(self.scheduler.running))
+        self.num_aside += len(self.short_cuts._usual(self.scheduler.running)[0])
         return self.short_cuts.setting_aside()
 
     def read(self, scheduled, names, said):
@@ -149,6 +149,7 @@ def plan_of(scheduled, scheduler):
         scheduled.num_common_prefix_blocks, scheduled.finished_req_ids, scheduled.preempted_req_ids,
         dict(zip(known.req_ids, columns, strict=True)), known.resumed_req_ids, known.all_token_ids, known.new_token_ids,
         [(new.req_id, new.block_ids, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs],
+        scheduled.new_block_ids_to_zero,
         [request.request_id for request in scheduler.running], [request.request_id for request in scheduler.waiting],
         scheduler.max_num_running_reqs, scheduler.max_num_scheduled_tokens,
     )  # fmt: skip
@@ -165,6 +166,13 @@ def books_of(scheduler):
         )
         for name, request in scheduler.requests.items()
     }  # fmt: skip
+
+
+def blocks_of(scheduler):
+    """Who holds a block and what is cached in it; in which order free ones will be given."""
+    pool = scheduler.kv_cache_manager.block_pool
+    free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+    return [(block.ref_cnt, block.block_hash) for block in pool.blocks], free, len(pool.cached_block_hash_to_block)
 
 
 def with_short_cuts(scheduler):
@@ -235,8 +243,8 @@ def test_most_tokens_take_the_short_way_and_allocations_too(monkeypatch):
     engine.close()
     tokens, unusual = map(sum, zip(*taken, strict=True))
     assert tokens == 4 * 96
-    assert unusual <= 4 * (1 + 2 * 4 + 1)  # the first token, two of each block, the last token
-    assert len(asked) <= 4 * (2 + 2 * 4)
+    assert unusual <= 4 * 2  # the first token and the last
+    assert len(asked) <= 4 * 3, len(asked)
 
 
 @pytest.mark.parametrize(("version", "option"), [("0.31.7", {}), (None, {"short_cuts": False})])

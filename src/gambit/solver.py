@@ -130,7 +130,7 @@ class Solver:
                 problem = item if isinstance(item, Problem) else Problem(item, id=str(index))
                 folder = None if out_dir is None else Path(out_dir) / problem.id
                 try:
-                    run = self._prepare(problem, config or SearchConfig(), folder, extractor, on_event)
+                    run = self._prepare(problem, config or SearchConfig(), folder, extractor, on_event, concurrency)
                 except UserError as error:
                     asked = config or SearchConfig()
                     refused.append(SearchResult.failed(problem.id, asked.policy, asked.seed, str(error)))
@@ -174,6 +174,7 @@ class Solver:
         out_dir: Path | None,
         extractor: Extractor | None,
         on_event: EventCallback | None,
+        concurrency: int = 1,
     ) -> _Run:
         if self.config.model == models.BUNDLED:
             parse_puzzle(_last_words(problem))  # pawn would answer anything, and mean nothing by it
@@ -188,6 +189,7 @@ class Solver:
         policy = make_policy(config, settings, is_probability=self._scorer.info.is_probability)
         needs = needs_of(policy)
         embed = embedder_of(needs)
+        found += self._crowding(settings.capacity * concurrency)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
         sink = EventSink(problem.id, out_dir, on_event)
         self._num_searches += 1
@@ -217,6 +219,13 @@ class Solver:
             has_floor=self._scorer.info.is_probability,
             policy_options=policy_options(config),
         )
+
+    def _crowding(self, num_traces: int) -> list[str]:
+        most = self.engine.info.most_traces
+        if most is None or num_traces <= most:
+            return []
+        return [f"{num_traces} traces share {most} places: the others wait; "
+                f"--engine-option max_num_seqs={num_traces} makes room for all"]  # fmt: skip
 
     def _header(
         self,

@@ -24,6 +24,7 @@ class EngineInfo:
     kv_capacity_tokens: int
     block_tokens: int
     versions: Mapping[str, str] = field(default_factory=dict)
+    most_traces: int | None = None  # that run at a time; None: as many as there is room for
 
 
 @dataclass(frozen=True, slots=True)

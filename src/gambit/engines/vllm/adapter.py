@@ -18,10 +18,12 @@ import torch
 import vllm
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
+from vllm.envs import disable_envs_cache
 from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -65,6 +67,8 @@ class Core:
     _here: ClassVar[list[Core]] = []
 
     def __init__(self, config: Any, *, own_process: bool) -> None:
+        if own_process:  # with its first core in this process vLLM has learnt the environment by heart
+            disable_envs_cache()
         self._client = EngineCoreClient.make_client(
             multiprocess_mode=own_process,
             asyncio_mode=False,
@@ -152,7 +156,8 @@ def _end_with(parent: Any) -> None:
 
 def build_config(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:
     """vLLM's own config object, with everything it works out from the model and the machine."""
-    config = EngineArgs(**options).create_engine_config()
+    # As vLLM's own offline class: unasked by anybody, vLLM lets 128 sequences run and reads 2,048 tokens a step.
+    config = EngineArgs(**options).create_engine_config(UsageContext.LLM_CLASS)
     if options.get("async_scheduling"):
         config.scheduler_config.async_scheduling = True  # on a CPU vLLM switches it off, unasked
     if kv_budget_tokens is not None:

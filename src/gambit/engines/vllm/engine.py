@@ -98,13 +98,14 @@ class VllmEngine:
         self._searches[spec.search] = OpenSearch(spec)
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
-        for spec in specs:
-            self._submit(self._searches[spec.key.search], spec)
+        histories = [self._history_of(self._searches[spec.key.search], spec) for spec in specs]
+        for followers, spec, history in zip(reversed(range(len(specs))), specs, histories, strict=True):
+            self._submit(spec, followers, history_of=history)
 
     def submit_checks(self, specs: Sequence[TraceSpec]) -> None:
         """Traces of the self-check, whose states the worker proves."""
-        for spec in specs:
-            self._submit(self._searches[spec.key.search], spec, is_check=True)
+        for followers, spec in zip(reversed(range(len(specs))), specs, strict=True):
+            self._submit(spec, followers, is_check=True)
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         traces = {key: self._searches[key.search].traces[key.trace] for key in keys}
@@ -133,7 +134,10 @@ class VllmEngine:
         self._live.clear()
         self._core.close()
 
-    def _submit(self, search: OpenSearch, spec: TraceSpec, *, is_check: bool = False) -> None:
+    def _submit(
+        self, spec: TraceSpec, followers: int, *, history_of: str | None = None, is_check: bool = False
+    ) -> None:
+        search = self._searches[spec.key.search]
         trace = self._child(search, spec) if spec.parent is not None else self._detached(spec)
         flags, is_pending = self._detector(search, trace)
         parent = search.traces[spec.parent.trace].request if spec.parent is not None else None
@@ -148,7 +152,7 @@ class VllmEngine:
             flags=flags,
             is_pending=is_pending,
             parent=parent,
-            history_of=None if is_check else self._history_of(search, spec),
+            history_of=history_of,
             noise_key=int(noise_keys(spec.sampling.seed, spec.key.trace)),
             temperature=spec.sampling.temperature,
             top_p=spec.sampling.top_p,
@@ -159,6 +163,7 @@ class VllmEngine:
             embedding_size=search.spec.embedding_size,
             announcement=self._announcement(search),
             is_check=is_check,
+            followers=followers,
         )
         tokens = [*search.spec.prompt, *trace.tokens]
         left = spec.max_new_tokens - spec.inherited
@@ -170,7 +175,7 @@ class VllmEngine:
         return None if search.is_announced else asdict(Announcement.of(search.spec, self._closed))
 
     def _history_of(self, search: OpenSearch, spec: TraceSpec) -> str | None:
-        """The request whose first thoughts are the trace's own; an unknown one must not get as far as the scheduler."""
+        """The request whose first thoughts are the trace's own; an unknown one is refused before any trace is sent."""
         if not self._remembers or not spec.score.count:
             return None
         source = spec.parent or spec.history_of

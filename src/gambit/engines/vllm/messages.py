@@ -101,6 +101,7 @@ class Order:
     embedding_size: int = 0
     announcement: dict[str, Any] | None = None
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
+    followers: int = 0  # traces that were submitted with it and are still to come
 
     @property
     def key(self) -> TraceKey:

@@ -39,6 +39,7 @@ class _GambitScheduling:
         self._short_cuts = shortcuts.ShortCuts(self, self._block_tokens) if may_cut_short else None
         scorer = config.scorer
         self._histories = RequestHistories(scorer.max_past) if isinstance(scorer, HistoryScorer) else None
+        self._gathering: list[Any] = []  # requests that came before others of their group
         self._report = Report()
         self._freed: list[str] = []
         self._is_ranked = False  # whether this step may have victims
@@ -59,9 +60,20 @@ class _GambitScheduling:
         self._book.add(request.request_id, order, self._num_schedules)
         if self._histories is not None:
             self._histories.begin(request.request_id, order)
-        super().add_request(request)
-        if self._short_cuts is not None:
-            self._short_cuts.begin(request)
+        self._gathering.append(request)
+        if not order.followers:
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """What was submitted together begins together: each step that reads a prompt costs more than one that does not.
+
+        From another process requests come one by one, while steps go on.
+        """
+        group, self._gathering = self._gathering, []
+        for request in group:
+            super().add_request(request)
+            if self._short_cuts is not None:
+                self._short_cuts.begin(request)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Not forgotten at once: its last token is read after vLLM has freed it.

@@ -51,7 +51,9 @@ class ShortCuts:
         self._max_model_len = scheduler.max_model_len
         self._decoding: dict[str, _Decoding] = {}
         self._scheduler = scheduler
+        (self._blocks_of,) = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._aside: list[_Decoding] = []  # in the step that is being scheduled
+        self._blocks: dict[str, Any] = {}  # what they have got in it
         self._order: list[Any] = []  # of all that run in it
         self._spare_allocations(scheduler.kv_cache_manager)
         self._put_back_what_is_aside(scheduler)
@@ -76,7 +78,8 @@ class ShortCuts:
         What it makes of them is completed as if it had looked at all.
         """
         scheduler, running = self._scheduler, self._scheduler.running
-        self._aside = self._usual(running)
+        self._aside, growing = self._usual(running)
+        self._blocks = self._grow(growing) if growing else {}
         count = len(self._aside)
         aside = {known.request.request_id for known in self._aside}
         scheduler.running = [request for request in running if request.request_id not in aside]
@@ -91,32 +94,54 @@ class ShortCuts:
             scheduler.running = [*running, *scheduler.running[len(running) - count :]]  # and those it has admitted
             self._aside = []
 
-    def _usual(self, running: list[Any]) -> list[_Decoding]:
-        """Requests that surely decode one token into a block they have."""
-        found, decoding = [], self._decoding
-        block_tokens, last = self._block_tokens, self._block_tokens - 1
-        scheduler = self._scheduler
+    def _usual(self, running: list[Any]) -> tuple[list[_Decoding], list[_Decoding]]:
+        """Requests that surely decode one token, and those of them for which the block manager has something to do."""
+        found: list[_Decoding] = []
+        growing: list[_Decoding] = []
+        decoding, block_tokens, scheduler = self._decoding, self._block_tokens, self._scheduler
         before = None if scheduler.use_v2_model_runner else scheduler.prev_step_scheduled_req_ids
+        is_first = True  # blocks are given in the order of running: to none after one that is left to vLLM
         for request in running:
             if request.is_prefill_chunk:
-                return []  # it takes what those before it leave of a step's tokens
+                return [], []  # it takes what those before it leave of a step's tokens
             known = decoding.get(request.request_id)
             computed = request.num_computed_tokens
             if (
-                known is not None and 0 < computed % block_tokens < last and computed + 2 < known.limit
-                and len(known.everything) + request.num_output_placeholders - computed == 1
+                known is not None and computed + 2 < known.limit
+                and (length := len(known.everything)) + request.num_output_placeholders - computed == 1
                 and (before is None or request.request_id in before)
             ):  # fmt: skip
-                found.append(known)
-        return found
+                if computed % block_tokens and min(computed + 1, length) % block_tokens:
+                    found.append(known)
+                    continue
+                if is_first:
+                    found.append(known)
+                    growing.append(known)
+                    continue
+            is_first = False
+        return found, growing
+
+    def _grow(self, growing: list[_Decoding]) -> dict[str, tuple[list[int]]]:
+        """Cache what has been filled, and give a block to whom the next token needs one."""
+        manager, cache = self._blocks_of, self._scheduler.kv_cache_manager.cache_blocks
+        full = [known.request for known in growing if not known.request.num_computed_tokens % self._block_tokens]
+        new = manager.block_pool.get_new_blocks(len(full))
+        if getattr(manager, "_record_new_block_ids", True):
+            manager.new_block_ids += [block.block_id for block in new]
+        for request, block in zip(full, new, strict=True):
+            manager.req_to_blocks[request.request_id].append(block)
+        for known in growing:
+            cache(known.request, min(known.request.num_computed_tokens + 1, len(known.everything)))
+        return {request.request_id: ([block.block_id],) for request, block in zip(full, new, strict=True)}
 
     def _put_back_what_is_aside(self, scheduler: Any) -> None:
         make_data, update = scheduler._make_cached_request_data, scheduler._update_after_schedule
 
         def make_all_data(*args: Any, **kwargs: Any) -> Any:
             data = make_data(*args, **kwargs)
-            data.req_ids += [known.request.request_id for known in self._aside]
-            data.new_block_ids += [None] * len(self._aside)
+            names = [known.request.request_id for known in self._aside]
+            data.req_ids += names
+            data.new_block_ids += [self._blocks.get(name) for name in names]
             data.num_computed_tokens += [known.request.num_computed_tokens for known in self._aside]
             data.num_output_tokens += [
                 len(known.said) + known.request.num_output_placeholders for known in self._aside
@@ -161,14 +186,14 @@ class ShortCuts:
         rest: dict[str, int] = {}
         sampled, row_of = output.sampled_token_ids, output.req_id_to_index
         block_tokens, in_flight, decoding = self._block_tokens, self._in_flight, self._decoding
+        cache = self._scheduler.kv_cache_manager.cache_blocks
         for request_id, count in scheduled.num_scheduled_tokens.items():
             if count == 1 and (known := decoding.get(request_id)) is not None:
                 request, said, everything, stops, limit = known
                 new = sampled[row_of[request_id]] if sampled else ()
                 length = len(everything) + 1
-                # A block is hashed when its last token comes, and cached with the next. A first token ends a prefill.
-                if (
-                    len(new) == 1 and said and length % block_tokens > 1 and length < limit and new[0] not in stops
+                if (  # a first token ends a prefill
+                    len(new) == 1 and said and length < limit and new[0] not in stops
                     and request.status is RUNNING and not getattr(request, _STALE)
                 ):  # fmt: skip
                     (token,) = new
@@ -178,6 +203,11 @@ class ShortCuts:
                     if _COUNTS_FLIGHT:
                         request.num_in_flight_tokens -= 1
                     tokens[request_id] = token
+                    # A block is hashed with its last token, and cached with the next, or before that is scheduled.
+                    if length % block_tokens == 0:
+                        request.update_block_hashes()
+                    elif in_flight and length % block_tokens == 1:
+                        cache(request, request.num_computed_tokens - request.num_output_placeholders)
                     continue
             tokens[request_id] = NO_TOKEN
             rest[request_id] = count
@@ -186,13 +216,14 @@ class ShortCuts:
         return tokens, unusual
 
     def _spare_allocations(self, manager: Any) -> None:
-        """A token that goes into a block its request has, neither its first nor its last, needs no block manager."""
-        real, nothing, last = manager.allocate_slots, manager.empty_kv_cache_blocks, self._block_tokens - 1
+        """A token that goes into a block its request has, and fills none, needs no block manager."""
+        real, nothing, block_tokens = manager.allocate_slots, manager.empty_kv_cache_blocks, self._block_tokens
 
         def allocate(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            is_usual = num_new_tokens == 1 and request.status is RUNNING
-            if is_usual and 0 < request.num_computed_tokens % self._block_tokens < last:
-                return nothing
+            if num_new_tokens == 1 and request.status is RUNNING:
+                computed = request.num_computed_tokens
+                if computed % block_tokens and min(computed + 1, request.num_tokens) % block_tokens:
+                    return nothing
             if self._aside and "has_scheduled_reqs" in kwargs:
                 kwargs["has_scheduled_reqs"] = True
             return real(request, num_new_tokens, *args, **kwargs)

@@ -127,7 +127,7 @@ def _multiprocessing(own_process: bool) -> Iterator[None]:
     """
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if own_process else "0"}
     if own_process:
-        wanted["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+        wanted["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -209,6 +209,7 @@ def _info(vllm_config: Any, model: str, adapter: Any) -> EngineInfo:
         kv_capacity_tokens=adapter.num_blocks(vllm_config) * block_tokens,
         block_tokens=block_tokens,
         versions={"vllm": adapter.VERSION, "torch": _version("torch")},
+        most_traces=int(vllm_config.scheduler_config.max_num_seqs),
     )
 
 
