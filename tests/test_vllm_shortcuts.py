@@ -28,7 +28,7 @@ def model(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("tiny")))
 
 
-def make_scheduler(model, is_async, num_blocks):
+def make_scheduler(model, is_async, num_blocks, num_traces=64):
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -38,8 +38,8 @@ def make_scheduler(model, is_async, num_blocks):
     config = VllmConfig(
         model_config=ModelConfig(model=model, skip_tokenizer_init=True, dtype="float32", max_model_len=300),
         scheduler_config=SchedulerConfig(
-            max_num_seqs=64, max_num_batched_tokens=512, max_model_len=300, async_scheduling=is_async,
-            is_encoder_decoder=False, policy="priority",
+            max_num_seqs=num_traces, max_num_batched_tokens=8 * num_traces, max_model_len=300,
+            async_scheduling=is_async, is_encoder_decoder=False, policy="priority",
         ),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
         device_config=DeviceConfig("cpu"),
