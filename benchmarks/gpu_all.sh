@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every figure that needs a GPU, one phase after the other; each can be called by itself.
 #
-#     OUT=DIR bash benchmarks/gpu_all.sh check speed                                 # an H200: about 3 + 9 minutes
-#     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench
+#     OUT=DIR bash benchmarks/gpu_all.sh check speed                                 # an H200: about 3 + 10 minutes
+#     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
-# SPEED, SCORERS and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted. check and speed need no
-# weights.
+# SPEED, SCORERS and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted, SCORER what the bench uses
+# where none was. check and speed need no weights. UNTIL, in seconds since the epoch, is when the bench has to stop.
 #
 # One engine keeps an H200 busy with a model of 4B; with one of 1.5B its host thread is the limit, and the GPU idle most
 # of the time. SHARDS engines then share the GPU, each with its part of the problems and of the room; MPS=0 if not even
@@ -57,9 +57,12 @@ scorer_recipe() {
     ${SCORERS:-} "$@"
 }
 
-# Cut short by its time or by anything else, it leaves what it has, and a report of that.
+# Cut short by its time or by anything else, it leaves what it has.
 bench() {
   in_shards bench bench_shard
+}
+
+report() {
   if [ "$shards" -gt 1 ]; then
     "$python" -m gambit merge "$OUT"/bench-? --out "$OUT/bench" || return
   fi
@@ -68,10 +71,12 @@ bench() {
 }
 
 bench_shard() {
-  local folder="$OUT/bench"
+  local folder="$OUT/bench" scorer=$OUT/results/best.safetensors
   [ "$shards" -eq 1 ] || folder="$OUT/bench-${2%/*}"
-  timeout --signal INT "${BENCH_SECONDS:-780}" "$python" -m gambit bench --recipe benchmarks/llm_policies.yaml \
-    --model "$MODEL" --scorer "${SCORER:-$OUT/scorers/results/best.safetensors}" --no-report --out "$folder" \
+  [ -f "$scorer" ] || scorer=$SCORER
+  timeout --signal INT "$((${UNTIL:-$(date +%s) + 780} - $(date +%s)))" \
+    "$python" -m gambit bench --recipe benchmarks/llm_policies.yaml \
+    --model "$MODEL" --scorer "$scorer" --no-report --out "$folder" \
     --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" --concurrency $((16 / shards)) \
     --block $((52 / shards)) --engine-option max_num_seqs=$((1024 / shards)) \
     --kv-budget-tokens $((104448 / shards)) --memory-ratio "$(share 0.1)" ${BENCH:-} "$@"
@@ -82,6 +87,7 @@ bench_shard() {
 in_shards() {
   local name=$1 pids=() failed=0
   shift
+  if [ "$shards" -gt 1 ]; then share_gpu >> "$OUT/mps.txt" 2>&1; fi
   for shard in $(seq "$shards"); do
     VLLM_CACHE_ROOT="$OUT/vllm-$shard" "$@" --shard "$shard/$shards" > "$OUT/$name-$shard.txt" 2>&1 &
     pids+=($!)
@@ -94,25 +100,29 @@ share() {
   "$python" -c "print(round($1 / $shards, 3))"
 }
 
-# Without NVIDIA's MPS the engines of several processes take turns on a GPU instead of sharing it.
+# Without NVIDIA's MPS the engines of several processes take turns on a GPU instead of sharing it. Only for those that
+# share: nothing that is timed should go through it.
 share_gpu() {
+  if [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || [ "${MPS:-1}" != 1 ] || ! command -v nvidia-cuda-mps-control; then return; fi
   export CUDA_MPS_PIPE_DIRECTORY=$OUT/mps CUDA_MPS_LOG_DIRECTORY=$OUT/mps-log
   mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
   if nvidia-cuda-mps-control -d && timeout 60 "$python" -c 'import torch; torch.zeros(1).cuda()'; then
     echo "MPS is on" >> "$OUT/log.txt"
-    trap 'echo quit | nvidia-cuda-mps-control' EXIT
+    trap stop_sharing EXIT
   else
-    echo quit | nvidia-cuda-mps-control
-    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-    echo "no MPS" >> "$OUT/log.txt"
+    stop_sharing
   fi
 }
 
-if [ "$shards" -gt 1 ] && [ "${MPS:-1}" = 1 ] && command -v nvidia-cuda-mps-control > /dev/null; then
-  share_gpu > "$OUT/mps.txt" 2>&1
-fi
+stop_sharing() {
+  echo quit | timeout 20 nvidia-cuda-mps-control
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  echo "MPS is off" >> "$OUT/log.txt"
+}
+
 for phase in "$@"; do
   echo "$(date +%T) $phase begins" >> "$OUT/log.txt"
+  if [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] && [[ $phase == check || $phase == speed ]]; then stop_sharing; fi
   "$phase" > "$OUT/$phase.txt" 2>&1
   code=$?
   echo "$(date +%T) $phase ended with $code" >> "$OUT/log.txt"
