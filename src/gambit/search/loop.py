@@ -84,6 +84,7 @@ class Search:
         self._settings = settings
         self._spec = dataclasses.replace(spec, keeps_histories=settings.ghost_parents)
         self._hooks = hooks
+        self._unsent: list[TraceSpec] = []  # decided in this round
         self._num_steps = 0
         self._kv = (0, 0)
         self._spent = _Spent()
@@ -194,6 +195,7 @@ class Search:
         for decision in decisions:
             if not is_over or isinstance(decision, Discard):
                 self._execute(decision)
+        self._send()
         if not self.is_done:
             self._sample()
 
@@ -223,6 +225,7 @@ class Search:
         elif isinstance(decision, Branch):
             self._branch(decision)
         elif isinstance(decision, Stop):
+            self._send()
             self.end(StopReason.POLICY)
         elif isinstance(decision, Discard):
             self._facts.emit(ev.Discarded(self._num_steps, decision.trace, decision.reason))
@@ -230,6 +233,8 @@ class Search:
             kind = ev.Pruned if isinstance(decision, Prune) else ev.Evicted
             trace = self.record.tree.traces[decision.trace]
             score = self.record.tree.score_of(trace)
+            if any(trace.id in (spec.key.trace, spec.parent and spec.parent.trace) for spec in self._unsent):
+                self._send()
             own = self._stop_on_engine([trace.id] if trace.is_live else []).get(trace.id, ())
             self._facts.leave(kind(self._num_steps, trace.id, decision.reason, score, own))
 
@@ -241,7 +246,7 @@ class Search:
     def _start(self, decision: Start) -> None:
         first = len(self.record.tree.traces)
         specs = [self._spec_of(first + i, decision.on_pressure, decision.stop_rule) for i in range(decision.count)]
-        self._engine.submit(specs)
+        self._unsent += specs
         for spec in specs:
             self._facts.join(ev.Created(self._num_steps, spec.key.trace))
 
@@ -259,8 +264,14 @@ class Search:
             score=parent.score,
             history_of=TraceKey(self.number, parent.id) if is_ghost else None,
         )
-        self._engine.submit([child])
+        self._unsent.append(child)
         self._facts.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
+
+    def _send(self) -> None:
+        """A round's new traces together: an engine may begin them in one step."""
+        specs, self._unsent = self._unsent, []
+        if specs:
+            self._engine.submit(specs)
 
     def _spec_of(self, trace_id: int, on_pressure: OnPressure, stop_rule: StopRule | None = None) -> TraceSpec:
         key, settings = TraceKey(self.number, trace_id), self._settings
