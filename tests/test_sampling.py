@@ -1,5 +1,7 @@
 """Sampling: the noise, the filters, and their independence of the neighbours."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,7 @@ def test_filters_leave_exactly_these_tokens(row, expected):
 
 
 def test_drawn_frequencies_are_the_probabilities():
-    keys = np.array([noise_keys(3, trace) for trace in range(20_000)], np.uint64)
+    keys = noise_keys([3] * 20_000, range(20_000))
     noise = torch.from_numpy(uniforms(keys, np.zeros(len(keys), np.int64))).float()
     drawn = sample(LOGITS.expand(len(noise), -1), filters([(1.0, 1.0, 0, 0.0)] * len(noise)), noise)
     frequencies = torch.bincount(drawn, minlength=5) / len(drawn)
@@ -55,7 +57,7 @@ def test_drawn_frequencies_are_the_probabilities():
 
 
 def test_noise_is_uniform_and_depends_on_seed_trace_and_position():
-    keys = np.array([noise_keys(seed, trace) for seed in range(40) for trace in range(40)], np.uint64)
+    keys = noise_keys(*zip(*product(range(40), repeat=2), strict=True))
     assert len(set(keys.tolist())) == 1600
     values = np.concatenate([uniforms(keys, np.full(len(keys), position)) for position in range(50)])
     assert len(set(values.tolist())) == len(values)
@@ -63,7 +65,7 @@ def test_noise_is_uniform_and_depends_on_seed_trace_and_position():
     along = np.stack([uniforms(keys, np.full(len(keys), position)) for position in range(2)])
     assert abs(np.corrcoef(along)[0, 1]) < 0.1
     assert uniforms(keys[:3], np.arange(3)).tolist() == uniforms(keys[:3], np.arange(3)).tolist()
-    assert noise_keys(-1, 0) != noise_keys(1, 0)
+    assert noise_keys([-1], [0]) != noise_keys([1], [0])
 
 
 row_values = st.tuples(

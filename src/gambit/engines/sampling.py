@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,10 @@ _CANDIDATES = 1024  # sorted first when only top_p filters: a full sort of the v
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def noise_keys(seed: int, trace: int) -> np.uint64:
+def noise_keys(seeds: Iterable[int], traces: Iterable[int]) -> npt.NDArray[np.uint64]:
     """One 64-bit key per trace."""
-    key = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64)) ^ np.uint64(trace)
-    return np.uint64(_mix(key + _GOLDEN)[0])
+    mixed = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], np.uint64))
+    return _mix((mixed ^ np.array([*traces], np.uint64)) + _GOLDEN)
 
 
 def uniforms(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

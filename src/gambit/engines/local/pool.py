@@ -287,7 +287,7 @@ class Pool:
         sampling = spec.sampling
         record["num_tokens"], record["max_new_tokens"] = spec.inherited, spec.max_new_tokens
         record["prompt_length"], record["slot"] = len(search.segment), search.slot
-        record["noise_key"] = noise_keys(sampling.seed, spec.key.trace)
+        (record["noise_key"],) = noise_keys([sampling.seed], [spec.key.trace])
         record["temperature"], record["top_p"] = sampling.temperature, sampling.top_p
         record["top_k"], record["min_p"] = sampling.top_k, sampling.min_p
         record["flags"] = THINKING

@@ -179,15 +179,16 @@ def num_blocks(config: Any) -> int:
     return blocks if budget is None else min(blocks, budget // config.cache_config.block_size)
 
 
-def sampling_params(*, extra_args: dict[str, Any], max_tokens: int, stop_ids: list[int], **sampling: Any) -> Any:
+def sampling_params(temperature: float, top_p: float, top_k: int, min_p: float, stop_ids: tuple[int, ...]) -> Any:
     return SamplingParams(
-        max_tokens=max_tokens,
-        stop_token_ids=stop_ids,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        stop_token_ids=list(stop_ids),
         ignore_eos=True,  # stop ids are all given
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args=extra_args,
-        **sampling,
     )
 
 

@@ -98,14 +98,11 @@ class VllmEngine:
         self._searches[spec.search] = OpenSearch(spec)
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
-        histories = [self._history_of(self._searches[spec.key.search], spec) for spec in specs]
-        for followers, spec, history in zip(reversed(range(len(specs))), specs, histories, strict=True):
-            self._submit(spec, followers, history_of=history)
+        self._submit_all(specs, [self._history_of(self._searches[spec.key.search], spec) for spec in specs])
 
     def submit_checks(self, specs: Sequence[TraceSpec]) -> None:
         """Traces of the self-check, whose states the worker proves."""
-        for followers, spec in zip(reversed(range(len(specs))), specs, strict=True):
-            self._submit(spec, followers, is_check=True)
+        self._submit_all(specs, [None] * len(specs), is_check=True)
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         traces = {key: self._searches[key.search].traces[key.trace] for key in keys}
@@ -134,8 +131,16 @@ class VllmEngine:
         self._live.clear()
         self._core.close()
 
+    def _submit_all(
+        self, specs: Sequence[TraceSpec], histories: Sequence[str | None], *, is_check: bool = False
+    ) -> None:
+        keys = noise_keys((spec.sampling.seed for spec in specs), (spec.key.trace for spec in specs)).tolist()
+        followers = reversed(range(len(specs)))
+        for spec, history_of, noise_key, to_come in zip(specs, histories, keys, followers, strict=True):
+            self._submit(spec, history_of, noise_key, to_come, is_check=is_check)
+
     def _submit(
-        self, spec: TraceSpec, followers: int, *, history_of: str | None = None, is_check: bool = False
+        self, spec: TraceSpec, history_of: str | None, noise_key: int, followers: int, *, is_check: bool
     ) -> None:
         search = self._searches[spec.key.search]
         trace = self._child(search, spec) if spec.parent is not None else self._detached(spec)
@@ -153,7 +158,7 @@ class VllmEngine:
             is_pending=is_pending,
             parent=parent,
             history_of=history_of,
-            noise_key=int(noise_keys(spec.sampling.seed, spec.key.trace)),
+            noise_key=noise_key,
             temperature=spec.sampling.temperature,
             top_p=spec.sampling.top_p,
             top_k=spec.sampling.top_k,

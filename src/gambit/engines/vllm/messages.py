@@ -120,6 +120,10 @@ class Order:
         return RunningScore(*self.score)
 
     @property
+    def sampling(self) -> tuple[float, float, int, float]:
+        return self.temperature, self.top_p, self.top_k, self.min_p
+
+    @property
     def announced(self) -> Announcement | None:
         return None if self.announcement is None else Announcement(**self.announcement)
 

@@ -6,7 +6,9 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -28,6 +30,7 @@ from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
 OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None}
+_KNOWN_PARAMS = 64  # ways to sample that are used at a time: one or two for each search
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
 _REFUSED = {
     "speculative_config": "a step would give a trace several tokens, and states for tokens that are then rejected",
@@ -228,6 +231,7 @@ class _Core:
         self._exact_noise = gambit.exact_noise
         self._seeds_vllm = not gambit.exact_noise and adapter.has_seeded_noise(vllm_config)
         self._num_added = 0
+        self._params = lru_cache(_KNOWN_PARAMS)(adapter.sampling_params)
         try:
             self._core = adapter.Core(vllm_config, own_process=own_process)
         except Exception as error:
@@ -235,12 +239,11 @@ class _Core:
 
     def add(self, order: Order, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None:
         # With our own noise the token is decided before vLLM samples: it only has to take the highest logit.
-        sampling = {"temperature": 0.0} if self._exact_noise else _stock_sampling(order)
+        sampling = (0.0, 1.0, 0, 0.0) if self._exact_noise else order.sampling
+        params = copy(self._params(*sampling, tuple(stop_ids)))  # vLLM takes its time to check each that is made
+        params.max_tokens, params.extra_args = max_tokens, order.pack()
         if self._seeds_vllm:
-            sampling["seed"] = order.noise_key >> 1  # signed there
-        params = self._adapter.sampling_params(
-            extra_args=order.pack(), max_tokens=max_tokens, stop_ids=stop_ids, **sampling
-        )
+            params.seed = order.noise_key >> 1  # signed there
         self._num_added += 1
         self._core.add(request_id, tokens, params, arrival=float(self._num_added))
 
@@ -253,7 +256,3 @@ class _Core:
 
     def close(self) -> None:
         self._core.shutdown()
-
-
-def _stock_sampling(order: Order) -> dict[str, Any]:
-    return {"temperature": order.temperature, "top_p": order.top_p, "top_k": order.top_k, "min_p": order.min_p}
