@@ -4,6 +4,7 @@
     python benchmarks/gpu_speed.py --phases saturation --tokens 300 --out OUT/room.json # half the room, half the time
     python benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --out OUT/a.json              # and OUT/a_pawn.json
     python benchmarks/gpu_speed.py --shapes tiny --out gpu_speed.json                   # any CPU, for debugging
+    python benchmarks/gpu_speed.py --shapes tiny --clock 9 --phases overhead --out clock.json   # any CPU: 4 minutes
 
 Everything is compared inside one run, on a model shape with random weights, stock vLLM and Gambit's engine each in its
 own process on the same GPU and taking turns:
@@ -14,6 +15,8 @@ own process on the same GPU and taking turns:
 - profile: a few steps of stock vLLM and of ours, scoring, as torch's profiler sees them;
 - saturation: SC, STEP and Gambit in a room in which STEP completes about half of its traces. Trace lengths are drawn
   from a log-normal whose median is set for that; w and Δ are the paper's, scaled with it from the paper's median.
+
+With `--clock` the device is one: only what scheduling and searching cost on the host is measured, on any CPU.
 
 The engines of several shapes start beside each other and then take turns. Phases whose traces are longer than a shape's
 context are left out for it.
@@ -83,6 +86,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2, help="saturation: turns of all three")
     parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
     parser.add_argument("--no-short-cuts", action="store_true", help="leave every token to vLLM's own scheduler code")
+    parser.add_argument(
+        "--clock", type=float, metavar="MS", help="on a CPU: the device is a clock, a step takes so long"
+    )
     parser.add_argument("--max-seconds", type=float, default=520)
     return parser.parse_args()
 
@@ -100,7 +106,7 @@ def listed(known: Collection[str]) -> Callable[[str], list[str]]:
 def of_shape(common: argparse.Namespace, shape: str) -> argparse.Namespace:
     """The settings of one shape; only the first shape's results have the plain name."""
     args = argparse.Namespace(**vars(common), shape=shape)
-    is_tiny = shape == "tiny"
+    is_tiny = shape == "tiny" and not args.clock
     args.capacity = args.capacity or (16 if is_tiny else 256)
     args.tokens = args.tokens or (48 if is_tiny else 600)
     args.swap_size, args.interval = (2, 16) if is_tiny else (16, PAPER_INTERVAL)
@@ -123,7 +129,7 @@ class Bench:
         is_cpu = not torch.cuda.is_available()
         room = args.capacity * (args.tokens + 64) + PROMPT_TOKENS
         longest = PROMPT_TOKENS + max(room // 8, args.long_prefix * 2)
-        self.room = Room(room, min(longest, context_of(args.shape)), args.capacity, is_cpu)
+        self.room = Room(room, min(longest, context_of(args.shape)), args.capacity, is_cpu, args.clock)
         self.has_long_context = self.room.context_tokens == longest
         self.results: dict[str, Any] = {"environment": self.environment(torch)}
         self.number = 0
@@ -145,7 +151,7 @@ class Bench:
         return {
             "vllm": vllm.__version__, "torch": torch.__version__, "device": device, "shape": self.args.shape,
             "capacity": self.args.capacity, "room_tokens": self.room.kv_tokens, "exact_noise": self.args.exact_noise,
-            "short_cuts": not self.args.no_short_cuts,
+            "short_cuts": not self.args.no_short_cuts, "clock_ms": self.args.clock,
         }  # fmt: skip
 
     def close(self) -> None:

@@ -8,10 +8,12 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -50,6 +52,7 @@ SCORER_WIDTH = 512
 THOUGHT_TOKENS = {"pawn": 12}  # mean length: that share of the vocabulary ends a thought
 USUAL_THOUGHT_TOKENS = 32
 PROMPT_TOKENS = 96
+CLOCK = "GAMBIT_CLOCK_MS"  # how the processes of a clocked device learn of it
 NEIGHBOURS = 10  # steps on either side that say how long a step usually takes
 AFTER_ADMISSION = 4  # steps that may still be longer: reports come late where steps are scheduled ahead
 
@@ -93,6 +96,7 @@ class Room:
     context_tokens: int
     num_traces: int
     is_cpu: bool
+    clock_ms: float | None = None  # of a step, where the device is only a clock
 
     def options(self, shape: str) -> dict[str, Any]:
         """vLLM's options; bytes instead of a share of memory, so that two engines can start side by side."""
@@ -100,6 +104,9 @@ class Room:
             "load_format": "dummy", "max_model_len": self.context_tokens, "max_num_seqs": self.num_traces,
             "kv_cache_memory_bytes": self._bytes(SHAPES[shape]),
         }  # fmt: skip
+        if self.clock_ms is not None:
+            os.environ[CLOCK] = str(self.clock_ms)
+            options |= {"distributed_executor_backend": "uni", "async_scheduling": True}  # as on a GPU
         return options | ({"enforce_eager": True, "block_size": 32} if self.is_cpu else {})
 
     @property
@@ -119,10 +126,13 @@ class Stock:
         from vllm import LLM
 
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-        self._llm = LLM(
-            model=model, dtype=room.dtype, skip_tokenizer_init=True, disable_log_stats=True,
-            enable_prefix_caching=True, gpu_memory_utilization=0.4, **room.options(shape), **more,
-        )  # fmt: skip
+        if room.clock_ms is not None:
+            more["worker_cls"] = "clocked_device.ClockedWorker"
+        with schedules_ahead() if room.clock_ms is not None else nullcontext():
+            self._llm = LLM(
+                model=model, dtype=room.dtype, skip_tokenizer_init=True, disable_log_stats=True,
+                enable_prefix_caching=True, gpu_memory_utilization=0.4, **room.options(shape), **more,
+            )  # fmt: skip
 
     @property
     def core_client(self) -> Any:
@@ -139,6 +149,22 @@ class Stock:
         self.core_client.shutdown()
 
 
+@contextmanager
+def schedules_ahead() -> Iterator[None]:
+    """On a CPU vLLM switches asynchronous scheduling off, unasked."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    create = EngineArgs.create_engine_config
+
+    def create_ahead(*args: Any, **kwargs: Any) -> Any:
+        config = create(*args, **kwargs)
+        config.scheduler_config.async_scheduling = True
+        return config
+
+    with mock.patch.object(EngineArgs, "create_engine_config", create_ahead):
+        yield
+
+
 class NoTokenizer:
     """Random weights have nothing to say."""
 
@@ -147,14 +173,19 @@ def start_ours(
     model: str, shape: str, room: Room, *, exact_noise: bool = False, layers: tuple[int, ...] = (-1,), **more: Any
 ) -> Any:
     from gambit.config import EngineConfig
-    from gambit.engines.vllm.start import start_vllm
+    from gambit.engines.vllm import start
 
     own = {"own_process": True, "exact_noise": exact_noise}
+    if room.clock_ms is not None:
+        own["self_check"] = False  # of states, which a clock does not have
     config = EngineConfig(
         model=model, engine="vllm", dtype=room.dtype, memory_ratio=0.4, kv_budget_tokens=room.kv_tokens,
         engine_options={**room.options(shape), **own, **more},
     )  # fmt: skip
-    return start_vllm(config, model, random_scorer(SHAPES[shape]["hidden_size"], layers), tokenizer=NoTokenizer())
+    scorer = random_scorer(SHAPES[shape]["hidden_size"], layers)
+    worker = start.WORKER if room.clock_ms is None else "clocked_device.ClockedScorer"
+    with mock.patch.object(start, "WORKER", worker):
+        return start.start_vllm(config, model, scorer, tokenizer=NoTokenizer())
 
 
 @dataclass(slots=True)

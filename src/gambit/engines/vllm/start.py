@@ -27,6 +27,7 @@ from gambit.errors import EngineError, UserError
 from gambit.prompts import Tokenizer, load_tokenizer
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 
+WORKER = "gambit.engines.vllm.worker.GambitWorker"
 CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
 OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None}
@@ -161,7 +162,7 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
         | {
             "model": model,
             "additional_config": gambit,
-            "worker_cls": "gambit.engines.vllm.worker.GambitWorker",
+            "worker_cls": WORKER,
             "scheduler_cls": _scheduler_name(is_async=given.get("async_scheduling", not is_cpu) is not False),
             "scheduling_policy": "priority",
             "enable_prefix_caching": True,
