@@ -27,7 +27,7 @@ check() {
 }
 
 speed() {
-  "$python" benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --tokens 420 --phases overhead,reuse,saturation ${SPEED:-} \
+  "$python" benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --tokens 600 --phases overhead,reuse,saturation ${SPEED:-} \
     --out "$OUT/results/gpu_speed.json"
 }
 

@@ -8,7 +8,18 @@ from gambit import events as ev
 from gambit.errors import EngineError, UserError
 from gambit.record import fold, replay
 from gambit.search.loop import run_searches
-from gambit.types import Admitted, EndReason, Evicted, Finished, PressureAction, SearchStep, StopReason, ThoughtScore
+from gambit.search.policy import Branch, Prune, Start, Stop, Wake
+from gambit.types import (
+    Admitted,
+    EndReason,
+    Evicted,
+    Finished,
+    OnPressure,
+    PressureAction,
+    SearchStep,
+    StopReason,
+    ThoughtScore,
+)
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one
@@ -105,6 +116,53 @@ def test_an_engine_that_dies_leaves_a_complete_log_and_raises():
     record = fold(watched.events)
     record.tree.check_ended()
     assert record.stopped.reason is StopReason.FAILED
+
+
+class Noting(ScriptedEngine):
+    """Remembers what it was told, in its order."""
+
+    def submit(self, specs):
+        self.told.append(("submit", *(spec.key.trace for spec in specs)))
+        super().submit(specs)
+
+    def stop(self, keys):
+        self.told.append(("stop", *(key.trace for key in keys)))
+        return super().stop(keys)
+
+
+class Acting:
+    """Decides what it is given, round by round."""
+
+    wake = Wake(every_steps=4)
+
+    def __init__(self, *rounds):
+        self._rounds = rounds
+
+    def decide(self, state, view):
+        return state + 1, self._rounds[state] if state < len(self._rounds) else ()
+
+
+def test_new_traces_of_a_round_go_to_the_engine_together_and_before_their_parents_end():
+    rule = OnPressure(PressureAction.QUEUE)
+    engine = Noting(finish_chance=0.0, thought_chance=0.0)
+    engine.told = []
+    watched = make_search(engine, make_settings(capacity=9, max_new_tokens=20))
+    branches = [Branch(parent, 4, rule) for parent in (0, 1, 2)]
+    watched.search._policy_state, watched.search._policy = (
+        0,
+        Acting(
+            [Start(3, rule), Start(1, rule)],
+            [Prune(3, "weak"), branches[0], branches[1], Prune(2, "weak"), branches[0], Prune(0, "weak"), branches[1]],
+            [Branch(4, 4, rule), Stop()],
+        ),
+    )
+    list(run_searches(engine, [watched.search]))
+    began, *rounds = engine.told
+    assert began == ("submit", 0, 1, 2, 3)
+    assert rounds == [("stop", 3), ("stop", 2), ("submit", 4, 5, 6), ("stop", 0), ("submit", 7), ("submit", 8),
+                      ("stop", 1, 4, 5, 6, 7, 8)]  # fmt: skip
+    kinds = [type(e) for e in watched.events if isinstance(e, ev.Branched | ev.Pruned)]
+    assert kinds[:4] == [ev.Pruned, ev.Branched, ev.Branched, ev.Pruned], "the log has them as they were decided"
 
 
 def test_a_ghost_may_be_a_parent_where_that_is_allowed():
