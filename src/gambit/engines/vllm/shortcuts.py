@@ -111,12 +111,11 @@ class ShortCuts:
                 and (length := len(known.everything)) + request.num_output_placeholders - computed == 1
                 and (before is None or request.request_id in before)
             ):  # fmt: skip
-                if computed % block_tokens and min(computed + 1, length) % block_tokens:
+                is_growing = not (computed % block_tokens and min(computed + 1, length) % block_tokens)
+                if is_first or not is_growing:
                     found.append(known)
-                    continue
-                if is_first:
-                    found.append(known)
-                    growing.append(known)
+                    if is_growing:
+                        growing.append(known)
                     continue
             is_first = False
         return found, growing
