@@ -58,7 +58,7 @@ def run(model: str, args: argparse.Namespace, has_short_cuts: bool) -> list[floa
     from test_vllm_shortcuts import make_scheduler, with_short_cuts
 
     blocks = args.traces * (args.steps // BLOCK + 2) + len(PROMPT)
-    scheduler = make_scheduler(model, True, blocks, num_traces=args.traces)
+    scheduler = make_scheduler(model, True, blocks, args.traces)
     scheduler.use_v2_model_runner = True  # as on a GPU
     short_cuts = with_short_cuts(scheduler) if has_short_cuts else None
     begin_all(scheduler, short_cuts, args)

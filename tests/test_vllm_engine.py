@@ -188,6 +188,19 @@ def test_in_a_third_of_the_room_nothing_is_preempted_and_every_victim_is_right(p
     assert engine.step().kv_used_tokens == 0
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_pool_larger_than_the_places_takes_turns(is_async):
+    options = {"async_scheduling": True} if is_async else {}
+    engine = start_own_vllm(RoundedScorer(), max_num_seqs=5, **options)
+    assert engine.info.most_traces == 5
+    watched = search_on(engine, "sc", max_new_tokens=70)
+    engine.close()
+    watched.search.record.tree.check_ended()
+    assert watched.search.result.counts.completed == 12
+    waited = [t.waited_steps for t in watched.search.record.tree.traces]
+    assert sum(steps == 0 for steps in waited) == 5 and max(waited) > 10
+
+
 def test_branches_recompute_less_than_a_block_when_nothing_was_lost():
     watched = search_on(start_vllm(RoundedScorer()), max_new_tokens=120)
     children = [t for t in watched.search.record.tree.traces if t.parent is not None and t.num_admissions]

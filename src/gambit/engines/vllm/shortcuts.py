@@ -22,6 +22,8 @@ RUNNING = RequestStatus.RUNNING
 # Since 0.27 vLLM counts what is under way, and after a preemption what of that is stale.
 _COUNTS_FLIGHT = "num_in_flight_tokens" in Request.__init__.__code__.co_names
 _STALE = "num_stale_output_tokens" if _COUNTS_FLIGHT else "async_tokens_to_discard"
+# Of a step; since 0.32 vLLM tells those that may run from those that may be admitted.
+_LIMITS = ("max_num_running_reqs", "max_num_active_reqs", "max_num_scheduled_tokens")
 
 
 class _Decoding(NamedTuple):
@@ -83,16 +85,19 @@ class ShortCuts:
         count = len(self._aside)
         aside = {known.request.request_id for known in self._aside}
         scheduler.running = [request for request in running if request.request_id not in aside]
-        scheduler.max_num_running_reqs -= count
-        scheduler.max_num_scheduled_tokens -= count
+        self._shift_limits(-count)
         self._order = running
         try:
             yield
         finally:
-            scheduler.max_num_running_reqs += count
-            scheduler.max_num_scheduled_tokens += count
+            self._shift_limits(count)
             scheduler.running = [*running, *scheduler.running[len(running) - count :]]  # and those it has admitted
             self._aside = []
+
+    def _shift_limits(self, by: int) -> None:
+        for name in _LIMITS:
+            if hasattr(self._scheduler, name):
+                setattr(self._scheduler, name, getattr(self._scheduler, name) + by)
 
     def _usual(self, running: list[Any]) -> tuple[list[_Decoding], list[_Decoding]]:
         """Requests that surely decode one token, and those of them for which the block manager has something to do."""
