@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -41,6 +42,7 @@ from typing import Any
 
 import step_profile
 from speed_parts import (
+    CLOCK,
     PROMPT_TOKENS,
     SHAPES,
     Lengths,
@@ -66,6 +68,8 @@ STEP_COMPLETES = 0.495  # with blocks alone; engines complete 1 to 3 points fewe
 
 def main() -> None:
     args = parse_args()
+    if args.clock:
+        os.environ[CLOCK] = str(args.clock)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads, ExitStack() as stack:
         starts = [threads.submit(Bench, of_shape(args, shape), Path(folder) / shape) for shape in args.shapes]
         benches = [stack.enter_context(closing(start.result())) for start in starts]
@@ -129,7 +133,7 @@ class Bench:
         is_cpu = not torch.cuda.is_available()
         room = args.capacity * (args.tokens + 64) + PROMPT_TOKENS
         longest = PROMPT_TOKENS + max(room // 8, args.long_prefix * 2)
-        self.room = Room(room, min(longest, context_of(args.shape)), args.capacity, is_cpu, args.clock)
+        self.room = Room(room, min(longest, context_of(args.shape)), args.capacity, is_cpu, bool(args.clock))
         self.has_long_context = self.room.context_tokens == longest
         self.results: dict[str, Any] = {"environment": self.environment(torch)}
         self.number = 0

@@ -96,7 +96,7 @@ class Room:
     context_tokens: int
     num_traces: int
     is_cpu: bool
-    clock_ms: float | None = None  # of a step, where the device is only a clock
+    is_clocked: bool = False  # the device is only a clock
 
     def options(self, shape: str) -> dict[str, Any]:
         """vLLM's options; bytes instead of a share of memory, so that two engines can start side by side."""
@@ -104,8 +104,7 @@ class Room:
             "load_format": "dummy", "max_model_len": self.context_tokens, "max_num_seqs": self.num_traces,
             "kv_cache_memory_bytes": self._bytes(SHAPES[shape]),
         }  # fmt: skip
-        if self.clock_ms is not None:
-            os.environ[CLOCK] = str(self.clock_ms)
+        if self.is_clocked:
             options |= {"distributed_executor_backend": "uni", "async_scheduling": True}  # as on a GPU
         return options | ({"enforce_eager": True, "block_size": 32} if self.is_cpu else {})
 
@@ -126,9 +125,9 @@ class Stock:
         from vllm import LLM
 
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-        if room.clock_ms is not None:
+        if room.is_clocked:
             more["worker_cls"] = "clocked_device.ClockedWorker"
-        with schedules_ahead() if room.clock_ms is not None else nullcontext():
+        with schedules_ahead() if room.is_clocked else nullcontext():
             self._llm = LLM(
                 model=model, dtype=room.dtype, skip_tokenizer_init=True, disable_log_stats=True,
                 enable_prefix_caching=True, gpu_memory_utilization=0.4, **room.options(shape), **more,
@@ -176,14 +175,14 @@ def start_ours(
     from gambit.engines.vllm import start
 
     own = {"own_process": True, "exact_noise": exact_noise}
-    if room.clock_ms is not None:
+    if room.is_clocked:
         own["self_check"] = False  # of states, which a clock does not have
     config = EngineConfig(
         model=model, engine="vllm", dtype=room.dtype, memory_ratio=0.4, kv_budget_tokens=room.kv_tokens,
         engine_options={**room.options(shape), **own, **more},
     )  # fmt: skip
     scorer = random_scorer(SHAPES[shape]["hidden_size"], layers)
-    worker = start.WORKER if room.clock_ms is None else "clocked_device.ClockedScorer"
+    worker = "clocked_device.ClockedScorer" if room.is_clocked else start.WORKER
     with mock.patch.object(start, "WORKER", worker):
         return start.start_vllm(config, model, scorer, tokenizer=NoTokenizer())
 

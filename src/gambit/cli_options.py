@@ -11,13 +11,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
-from gambit.config import EngineConfig, SearchConfig
+from gambit.config import NESTED_OPTIONS, EngineConfig, SearchConfig
 from gambit.events import Json
 
 PANELS: Mapping[str, type[BaseModel]] = {"Search": SearchConfig, "Model and engine": EngineConfig}
 OFF_SWITCHES = {"enable_thinking": "--no-thinking"}  # for what is on by default
 # Given as key=value, as often as wanted.
-PAIRS = {"engine_options": "--engine-option", "policy_options": "--policy-option"}
+PAIRS = {name: f"--{name.removesuffix('s').replace('_', '-')}" for name in NESTED_OPTIONS}
 
 
 def with_config_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:

@@ -25,6 +25,7 @@ Model = TypeVar("Model", bound=BaseModel)
 DEFAULT_CAPACITY = 64
 DEFAULT_MAX_NEW_TOKENS = 32_768
 PRESET_FILE = "gambit.json"  # in a model's folder
+NESTED_OPTIONS = ("engine_options", "policy_options")  # of which each may be given by itself
 
 
 class BranchPoint(StrEnum):
@@ -347,7 +348,7 @@ def read_config_file(path: Path) -> dict[str, object]:
 def overlaid(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     """Flags over a file's options; those of an engine or a policy one by one."""
     values = {**below, **above}
-    for name in ("engine_options", "policy_options"):
+    for name in NESTED_OPTIONS:
         lower, upper = below.get(name), above.get(name)
         if isinstance(lower, dict) and isinstance(upper, dict):
             values[name] = {**lower, **upper}

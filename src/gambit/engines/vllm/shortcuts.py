@@ -44,6 +44,11 @@ def are_possible(scheduler: Any, block_tokens: int) -> bool:
     return not has_more and adapter.blocks_only_grow(scheduler) and scheduler.block_size == block_tokens
 
 
+def _touches_blocks(computed: int, length: int, block_tokens: int) -> bool:
+    """Whether the next token needs a new block, or a block is full of known tokens and is to be cached."""
+    return not (computed % block_tokens and min(computed + 1, length) % block_tokens)
+
+
 class ShortCuts:
     """Put into one scheduler, for its lifetime."""
 
@@ -116,7 +121,7 @@ class ShortCuts:
                 and (length := len(known.everything)) + request.num_output_placeholders - computed == 1
                 and (before is None or request.request_id in before)
             ):  # fmt: skip
-                is_growing = not (computed % block_tokens and min(computed + 1, length) % block_tokens)
+                is_growing = _touches_blocks(computed, length, block_tokens)
                 if is_first or not is_growing:
                     found.append(known)
                     if is_growing:
@@ -220,14 +225,13 @@ class ShortCuts:
         return tokens, unusual
 
     def _spare_allocations(self, manager: Any) -> None:
-        """A token that goes into a block its request has, and fills none, needs no block manager."""
+        """Most tokens need no block manager."""
         real, nothing, block_tokens = manager.allocate_slots, manager.empty_kv_cache_blocks, self._block_tokens
 
         def allocate(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            if num_new_tokens == 1 and request.status is RUNNING:
-                computed = request.num_computed_tokens
-                if computed % block_tokens and min(computed + 1, request.num_tokens) % block_tokens:
-                    return nothing
+            is_usual = num_new_tokens == 1 and request.status is RUNNING
+            if is_usual and not _touches_blocks(request.num_computed_tokens, request.num_tokens, block_tokens):
+                return nothing
             if self._aside and "has_scheduled_reqs" in kwargs:
                 kwargs["has_scheduled_reqs"] = True
             return real(request, num_new_tokens, *args, **kwargs)
