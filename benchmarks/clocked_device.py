@@ -78,7 +78,7 @@ class ClockedWorker(CPUWorker):
             for name, token in zip(counts, tokens, strict=True)
         ]
         total = scheduled.total_num_scheduled_tokens
-        done_at = self._clock.launch(began, total, is_mixed=bool(done) or total > len(counts))
+        done_at = self._clock.launch(began, total, is_mixed=total > len(counts))
         scores = self._rng.random(len(counts), np.float32) if self.gives_scores else None
         self._pending = Pending(output_of(list(counts), said), done_at, scores)
         return None

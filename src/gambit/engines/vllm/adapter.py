@@ -48,6 +48,7 @@ __all__ = ["AsyncModelRunnerOutput", "AsyncScheduler", "EngineArgs", "Scheduler"
 VERSION: str = vllm.__version__.partition("+")[0]
 _ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
 _THOUGHTS = "gambit_thoughts"  # of SchedulerOutput, likewise
+_COPIES = "gambit_copies"  # likewise
 _POLL_SECONDS = 0.5
 SWITCH_SECONDS = 0.0002
 
@@ -240,6 +241,15 @@ def thoughts_of(scheduler_output: Any) -> ThoughtOrders | None:
     return getattr(scheduler_output, _THOUGHTS, None)
 
 
+def attach_copies(scheduler_output: Any, copies: list[tuple[int, int]]) -> None:
+    setattr(scheduler_output, _COPIES, copies)
+
+
+def copies_of(scheduler_output: Any) -> list[tuple[int, int]]:
+    """Blocks whose content goes into others before the step, from and to."""
+    return getattr(scheduler_output, _COPIES, [])
+
+
 def end_request(scheduler: Any, request: Any) -> None:
     """End a request that vLLM has just taken out of the running ones; workers learn it with the same step."""
     request.status = RequestStatus.FINISHED_ABORTED
@@ -351,6 +361,23 @@ def row_ids(runner: Any) -> list[str]:
 def compute_logits(runner: Any, states: torch.Tensor) -> torch.Tensor | None:
     """A second pass through the output layer; None on a rank that vLLM gives no logits."""
     return runner.model.compute_logits(states)
+
+
+def blocks_by_layer(runner: Any) -> list[torch.Tensor]:
+    """Views of all keys and values whose first dimension counts the scheduler's blocks."""
+    num_blocks = runner.kv_cache_config.num_blocks
+    return [_by_block(cache, num_blocks) for cache in runner.kv_caches]
+
+
+def _by_block(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    # Keys and values are apart outside the blocks or inside them, by attention backend; a block of the scheduler may
+    # be several of the backend's.
+    outer = next((i for i, size in enumerate(cache.shape[:2]) if size >= num_blocks and size % num_blocks == 0), None)
+    if outer is None:
+        raise RuntimeError(f"keys and values of shape {tuple(cache.shape)} are not in {num_blocks} blocks")
+    if cache.dtype.itemsize == 1:  # not every kind of 8 bits can be indexed
+        cache = cache.view(torch.uint8)
+    return cache.unflatten(outer, (num_blocks, -1)).movedim(outer, 0)
 
 
 class SamplerTap:

@@ -1,21 +1,32 @@
-"""The start-up self-check: one short generation shows that states belong to their rows and that eviction is wired."""
+"""The start-up self-check: one short generation shows that states, branches and evictions are what they should be."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
 
 from gambit.engines.base import SearchSpec
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import Report
 from gambit.errors import EngineError
 from gambit.prompts import BoundaryRule
-from gambit.types import Evicted, Finished, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
+from gambit.types import Evicted, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
 
 SEARCH = -1
 SCORES = (0.8, 0.6, 0.2, 0.4)  # of the traces; the third must be the victim
 VICTIM = 2
+BRANCHES = {len(SCORES) + trace: trace for trace in range(len(SCORES)) if trace != VICTIM}  # and their parents
 NEW_TOKENS = 12
 MOST_STEPS = 100
 MOST_MISMATCHES = 0.2  # of the rows: half precision has ties, a mixed-up row is wrong nearly always
 _NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
+
+
+@dataclass(slots=True)
+class _Seen:
+    reports: list[Report] = field(default_factory=list)
+    evicted: list[Evicted] = field(default_factory=list)
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of those that finished
+    inherited: dict[int, int] = field(default_factory=dict)  # by branch
 
 
 def has_room(engine: VllmEngine) -> bool:
@@ -24,40 +35,59 @@ def has_room(engine: VllmEngine) -> bool:
 
 
 def self_check(engine: VllmEngine, vocab_size: int) -> None:
-    """Run greedy traces with different texts; let one allocation fail on the way."""
-    reports, evicted, finished = _generate(engine, vocab_size)
-    reasons = [*_wrong_states(reports), *_wrong_eviction(evicted), *_wrong_ends(finished)]
+    """Run greedy traces with different texts; let one allocation fail on the way, then branch from the others."""
+    seen = _generate(engine, vocab_size)
+    reasons = [*_wrong_states(seen.reports), *_wrong_eviction(seen.evicted), *_wrong_branches(seen)]
     if reasons:
         versions = ", ".join(f"{name} {version}" for name, version in engine.info.versions.items())
         raise EngineError(f"Gambit does not work inside this vLLM ({versions}): {'; '.join(reasons)}")
 
 
-def _generate(engine: VllmEngine, vocab_size: int) -> tuple[list[Report], list[Evicted], list[Finished]]:
+def _generate(engine: VllmEngine, vocab_size: int) -> _Seen:
     engine.open(SearchSpec(SEARCH, (1 % vocab_size,), _NO_RULE, frozenset()))
     engine.submit_checks([_spec(trace, vocab_size) for trace in range(len(SCORES))])
-    reports, evicted, finished = [], [], []
-    while engine.progress(SEARCH) and len(reports) < MOST_STEPS:
+    seen = _Seen()
+    while engine.progress(SEARCH) and len(seen.reports) < MOST_STEPS:
         report, steps = engine.step_report()
-        reports.append(report)
+        seen.reports.append(report)
         if SEARCH in steps:
-            evicted += steps[SEARCH].evicted
-            finished += steps[SEARCH].finished
+            seen.evicted += steps[SEARCH].evicted
+            seen.tokens |= {done.trace: done.tokens for done in steps[SEARCH].finished}
+        if seen.evicted and not seen.inherited:
+            branches = _branches(engine)
+            seen.inherited = {spec.key.trace: spec.inherited for spec in branches}
+            engine.submit_checks(branches)
     engine.close_search(SEARCH)
-    return reports, evicted, finished
+    return seen
 
 
 def _spec(trace: int, vocab_size: int) -> TraceSpec:
     prefix = tuple((7 + 13 * trace + 5 * position) % vocab_size for position in range(trace + 2))
-    score = SCORES[trace]
+    return replace(_bare_spec(trace, trace), inherited=len(prefix), prefix=prefix)
+
+
+def _branches(engine: VllmEngine) -> list[TraceSpec]:
+    progress = engine.progress(SEARCH)
+    return [
+        replace(_bare_spec(branch, trace), inherited=progress[trace].num_tokens, parent=TraceKey(SEARCH, trace))
+        for branch, trace in BRANCHES.items()
+        if trace in progress
+    ]
+
+
+def _bare_spec(trace: int, like: int) -> TraceSpec:
+    score = SCORES[like]
     return TraceSpec(
         TraceKey(SEARCH, trace),
         Sampling(temperature=0.0, top_p=1.0, top_k=0),
-        len(prefix) + NEW_TOKENS,
+        _length(like),
         OnPressure(PressureAction.GHOST),
-        inherited=len(prefix),
-        prefix=prefix,
         score=RunningScore(1, score, score, score),
     )
+
+
+def _length(trace: int) -> int:
+    return trace + 2 + NEW_TOKENS
 
 
 def _wrong_states(reports: list[Report]) -> list[str]:
@@ -76,7 +106,16 @@ def _wrong_eviction(evicted: list[Evicted]) -> list[str]:
     return [f"when an allocation failed, {victims} had to go instead of trace {VICTIM}, the lowest-scoring one"]
 
 
-def _wrong_ends(finished: list[Finished]) -> list[str]:
-    lengths = {done.trace: len(done.tokens) for done in finished}
-    expected = {trace: trace + 2 + NEW_TOKENS for trace in range(len(SCORES)) if trace != VICTIM}
-    return [] if lengths == expected else [f"traces of {expected} tokens were asked for, {lengths} came"]
+def _wrong_branches(seen: _Seen) -> list[str]:
+    lengths = {trace: len(said) for trace, said in seen.tokens.items()}
+    expected = {trace: _length(parent) for branch, parent in BRANCHES.items() for trace in (branch, parent)}
+    if lengths != expected:
+        return [f"traces of {expected} tokens were asked for, {lengths} came"]
+    # One token more than they inherited, and most of them: half precision has ties here too.
+    same = sum(
+        seen.tokens[branch][: seen.inherited[branch] + 1] == seen.tokens[parent][: seen.inherited[branch] + 1]
+        for branch, parent in BRANCHES.items()
+    )
+    if 2 * same <= len(BRANCHES):
+        return [f"only {same} of {len(BRANCHES)} greedy branches go on like the trace they come from"]
+    return []

@@ -29,7 +29,7 @@ class GambitConfig:
     scorer: Scorer
     exact_noise: bool
     kv_budget_tokens: int | None
-    short_cuts: bool = False  # vLLM's scheduler does for usual tokens only what they need
+    short_cuts: bool = False  # for usual tokens only what they need; branches copy their parents' last blocks
 
     def compute_hash(self) -> str:
         """Of what changes the compiled model: a new scorer costs no new compilation unless it reads other layers."""

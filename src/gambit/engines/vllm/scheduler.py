@@ -9,6 +9,7 @@ from typing import Any
 
 from gambit.engines.vllm import adapter, shortcuts
 from gambit.engines.vllm.book import TraceBook
+from gambit.engines.vllm.handover import hand_over
 from gambit.engines.vllm.histories import RequestHistories
 from gambit.engines.vllm.messages import GambitConfig, Order, Report, RowValues
 from gambit.scorers.base import HistoryScorer
@@ -107,6 +108,8 @@ class _GambitScheduling:
             self._in_schedule = False
             self._is_ranked = False
         began = time.perf_counter()
+        if self._short_cuts is not None and (copies := hand_over(self, output, self._parent_of, self._block_tokens)):
+            adapter.attach_copies(output, copies)
         self._note_admissions(output)
         counts = output.num_scheduled_tokens
         self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)
@@ -187,6 +190,9 @@ class _GambitScheduling:
         self._freed.clear()
 
     # -- admission ---------------------------------------------------------------------------------------------
+
+    def _parent_of(self, request_id: str) -> str | None:
+        return self._book.entries[request_id].order.parent
 
     def _note_admissions(self, output: Any) -> None:
         for request_id in adapter.newly_scheduled(output):

@@ -112,9 +112,18 @@ class GambitWorker(adapter.Worker):
             return None
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if copies := adapter.copies_of(scheduler_output):
+            self._copy_blocks(copies)
         self._noise.follow(scheduler_output, wants_positions=self._exact_noise)
         self._thoughts = adapter.thoughts_of(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @torch.inference_mode()
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """After the steps that were launched before, and before the one to come: all are on one stream."""
+        sources, targets = on_device(np.array(copies).T.copy(), self.device)
+        for blocks in adapter.blocks_by_layer(self.model_runner):
+            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> Any:
