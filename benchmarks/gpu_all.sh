@@ -27,7 +27,7 @@ check() {
 }
 
 speed() {
-  "$python" benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --tokens 600 --phases overhead,reuse,saturation ${SPEED:-} \
+  "$python" benchmarks/gpu_speed.py --shapes qwen3-4b,pawn --phases overhead,reuse,profile,saturation ${SPEED:-} \
     --out "$OUT/results/gpu_speed.json"
 }
 
@@ -74,7 +74,7 @@ bench_shard() {
   local folder="$OUT/bench" scorer=$OUT/results/best.safetensors
   [ "$shards" -eq 1 ] || folder="$OUT/bench-${2%/*}"
   [ -f "$scorer" ] || scorer=$SCORER
-  timeout --signal INT "$((${UNTIL:-$(date +%s) + 780} - $(date +%s)))" \
+  timeout --signal INT --kill-after 25 "$((${UNTIL:-$(date +%s) + 780} - $(date +%s)))" \
     "$python" -m gambit bench --recipe benchmarks/llm_policies.yaml \
     --model "$MODEL" --scorer "$scorer" --no-report --out "$folder" \
     --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" --concurrency $((16 / shards)) \

@@ -85,7 +85,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--shapes", type=listed(SHAPES), default=["qwen3-4b"], help=", ".join(SHAPES))
     parser.add_argument("--phases", type=listed(PHASES), default=["overhead", "reuse", "saturation"])
     parser.add_argument("--capacity", type=int, default=0, help="default: 256, tiny: 16")
-    parser.add_argument("--tokens", type=int, default=0, help="per trace and overhead segment; default: 600, tiny: 48")
+    parser.add_argument("--tokens", type=int, default=0, help="per trace and overhead segment; default: 810, tiny: 50")
     parser.add_argument("--rounds", type=int, default=7, help="overhead: turns of all three")
     parser.add_argument("--repeats", type=int, default=2, help="saturation: turns of all three")
     parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
@@ -112,7 +112,8 @@ def of_shape(common: argparse.Namespace, shape: str) -> argparse.Namespace:
     args = argparse.Namespace(**vars(common), shape=shape)
     is_tiny = shape == "tiny" and not args.clock
     args.capacity = args.capacity or (16 if is_tiny else 256)
-    args.tokens = args.tokens or (48 if is_tiny else 600)
+    # One round per interval, and none in the step in which all end: it would branch from the few that lag behind.
+    args.tokens = args.tokens or (50 if is_tiny else 810)
     args.swap_size, args.interval = (2, 16) if is_tiny else (16, PAPER_INTERVAL)
     args.long_prefix = 200 if is_tiny else 2_000
     if shape != args.shapes[0]:
