@@ -63,6 +63,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src")]
 PAPER_MEDIAN = 14_500  # tokens of a trace of parallel sampling (Phi-4, the one median the paper states)
 PAPER_WARMUP = 12_000
 PAPER_INTERVAL = 200
+SCORING = {"beside": {}, "fused": {"fused_scorer": True}}  # the engine's options; all but the first are compared only
 STEP_COMPLETES = 0.495  # with blocks alone; engines complete 1 to 3 points fewer, 45-50 % as in the paper
 
 
@@ -90,6 +91,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2, help="saturation: turns of all three")
     parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
     parser.add_argument("--no-short-cuts", action="store_true", help="leave every token to vLLM's own scheduler code")
+    parser.add_argument(
+        "--scoring", type=listed(SCORING), default=["beside"], help="ways to score that are compared: beside, fused"
+    )
     parser.add_argument(
         "--clock", type=float, metavar="MS", help="on a CPU: the device is a clock, a step takes so long"
     )
@@ -138,15 +142,18 @@ class Bench:
         self.has_long_context = self.room.context_tokens == longest
         self.results: dict[str, Any] = {"environment": self.environment(torch)}
         self.number = 0
-        self.say("starting both engines")
+        self.say("starting the engines")
         model = write_shape(folder, args.shape)
         with ThreadPoolExecutor() as threads:
             stock = threads.submit(Stock, model, args.shape, self.room, **self.profiler("stock"))
-            ours = threads.submit(
-                start_ours, model, args.shape, self.room, exact_noise=args.exact_noise,
-                short_cuts=not args.no_short_cuts, **self.profiler("ours"),
-            )  # fmt: skip
-            self.stock, self.ours = stock.result(), ours.result()
+            ours = {
+                way: threads.submit(
+                    start_ours, model, args.shape, self.room, exact_noise=args.exact_noise,
+                    short_cuts=not args.no_short_cuts, **SCORING[way], **self.profiler(way),
+                ) for way in args.scoring
+            }  # fmt: skip
+            self.stock, self.by_scoring = stock.result(), {way: engine.result() for way, engine in ours.items()}
+        self.ours = self.by_scoring[args.scoring[0]]
         self.say(f"engine {self.ours.info}")
 
     def environment(self, torch: Any) -> dict[str, Any]:
@@ -156,12 +163,12 @@ class Bench:
         return {
             "vllm": vllm.__version__, "torch": torch.__version__, "device": device, "shape": self.args.shape,
             "capacity": self.args.capacity, "room_tokens": self.room.kv_tokens, "exact_noise": self.args.exact_noise,
-            "short_cuts": not self.args.no_short_cuts, "clock_ms": self.args.clock,
+            "short_cuts": not self.args.no_short_cuts, "clock_ms": self.args.clock, "scoring": self.args.scoring[0],
         }  # fmt: skip
 
     def close(self) -> None:
-        self.ours.close()
-        self.stock.close()
+        for engine in (*self.by_scoring.values(), self.stock):
+            engine.close()
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:6.1f} s] {self.args.shape}: {text}", flush=True)
@@ -184,12 +191,14 @@ class Bench:
     # -- overhead ----------------------------------------------------------------------------------------------
 
     def overhead(self) -> None:
-        names = ["stock", "scoring", "gambit"]
+        others = [f"{kind}, {way}" for way in self.args.scoring[1:] for kind in ("scoring", "gambit")]
+        names = ["stock", "scoring", "gambit", *others]
         for name in names:  # kernels compile, caches fill
             self.say(f"{name} warm-up: {self.segment(name)['tokens_per_second']:.0f} tokens/s")
         rounds: list[dict[str, dict[str, Any]]] = []
         for number in range(self.args.rounds):
-            order = names[number % 3 :] + names[: number % 3]
+            at = number % len(names)
+            order = names[at:] + names[:at]
             turn = {name: self.segment(name) for name in order}
             rounds.append(turn)
             speeds = {name: turn[name]["tokens_per_second"] for name in names}
@@ -209,12 +218,14 @@ class Bench:
             count = self.stock.generate(prompt_of(self.number), args.capacity, args.tokens)
             assert count == args.capacity * args.tokens, count
             return {"tokens_per_second": count / (time.perf_counter() - began)}
-        pool = Pool("sc" if name == "scoring" else "gambit", args.capacity, args.tokens, args.swap_size, args.interval)
-        waited = self.ours.seconds_waiting
-        engine = Watched(self.ours)
+        kind, _, way = name.partition(", ")
+        pool = Pool("sc" if kind == "scoring" else "gambit", args.capacity, args.tokens, args.swap_size, args.interval)
+        ours = self.by_scoring[way or args.scoring[0]]
+        waited = ours.seconds_waiting
+        engine = Watched(ours)
         done, seconds = self.run(engine, pool)
         assert done.result.counts.completed >= args.capacity, done.result.counts
-        share_waiting = (self.ours.seconds_waiting - waited) / seconds  # of vLLM's core for the device: its slack
+        share_waiting = (ours.seconds_waiting - waited) / seconds  # of vLLM's core for the device: its slack
         return {
             "tokens_per_second": done.num_generated / seconds,
             **shares(done, seconds),
@@ -248,9 +259,10 @@ class Bench:
         self.number += 1
         with profiled(self.stock.core_client):
             self.stock.generate(prompt_of(self.number), self.args.capacity, tokens)
-        with profiled(self.ours._core._core._client):
-            self.run(Watched(self.ours), Pool("sc", self.args.capacity, tokens))
-        found = {name: step_profile.summarise(self.folder / name) for name in ("stock", "ours")}
+        for ours in self.by_scoring.values():
+            with profiled(ours._core._core._client):
+                self.run(Watched(ours), Pool("sc", self.args.capacity, tokens))
+        found = {name: step_profile.summarise(self.folder / name) for name in ("stock", *self.args.scoring)}
         self.say(f"profile: {json.dumps(found)}")
         self.keep("profile", found)
 
@@ -313,7 +325,7 @@ def summarise(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     return {
         "rounds": len(rounds),
         "stock": {"tokens_per_second": [turn["stock"]["tokens_per_second"] for turn in rounds]},
-        **{name: against_stock(rounds, name) for name in ("scoring", "gambit")},
+        **{name: against_stock(rounds, name) for name in rounds[0] if name != "stock"},
     }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 AFTER = 100  # steps before the first profiled one
 STEPS = 20
 TOP_KERNELS = 25
+TOP_GAPS = 15
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -52,8 +53,21 @@ def summarise(traces: Path) -> dict[str, Any]:
         "kernels_per_step": len(on_device) / steps,
         "host_calls_per_step": len(calls) / steps,
         "host_calls_ms": sum(event["dur"] for event in calls) / 1000 / steps,
+        "top_gaps": {pair: gap / 1000 / steps for pair, gap in gaps(on_device).most_common(TOP_GAPS)},
         "top_kernels": {name: microseconds / 1000 / steps for name, microseconds in kernels.most_common(TOP_KERNELS)},
     }
+
+
+def gaps(events: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Microseconds in which nothing runs, by what ran before and after."""
+    found: Counter[str] = Counter()
+    last, end = "", 0.0
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if last and event["ts"] > end:
+            found[f"{last[:60]} > {event['name'][:60]}"] += event["ts"] - end
+        if event["ts"] + event["dur"] > end:
+            last, end = event["name"], event["ts"] + event["dur"]
+    return found
 
 
 def stream_of(event: dict[str, Any]) -> str:

@@ -71,7 +71,8 @@ def check() -> dict:
         parts = {
             "states": lambda: states(engine, model), "branch": lambda: branch(engine),
             "repeat": lambda: repeat(engine), "layers": lambda: layers(model), "pressure": lambda: pressure(model),
-            "recorded": lambda: recorded(model), "confidence": lambda: confidence(model),
+            "recorded": lambda: one_launch(model, "_recorded"),
+            "fused": lambda: one_launch(model, "_fused", fused_scorer=True), "confidence": lambda: confidence(model),
             "own process": lambda: own_process(model), "pawn": pawn,
         }  # fmt: skip
         for name, part in parts.items():
@@ -232,8 +233,8 @@ def confidence(model: str) -> dict:
     return {"thoughts": len(scores)}
 
 
-def recorded(model: str) -> dict:
-    """A scorer launched as one recording against the same one kernel by kernel."""
+def one_launch(model: str, way: str, **options: bool) -> dict:
+    """A scorer launched as one recording, or as one kernel, against the same one kernel by kernel."""
     import torch
 
     from engine_setups import finish, open_search, spec
@@ -242,12 +243,12 @@ def recorded(model: str) -> dict:
 
     generator = torch.Generator().manual_seed(1)
     weights = tuple(torch.randn(shape, generator=generator) / 4 for shape in ((16, 32), (16,), (1, 16), (1,)))
-    engine = start(model, MlpScorer(ScorerInfo("mlp", hidden_size=32), weights))
+    engine = start(model, MlpScorer(ScorerInfo("mlp", hidden_size=32), weights), **options)
     worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
-    assert (worker._recorded is not None) == torch.cuda.is_available()
+    assert (getattr(worker, way) is not None) == torch.cuda.is_available()
     scores = []
-    for recording in (worker._recorded, None):
-        worker._recorded = recording
+    for launched in (getattr(worker, way), None):
+        setattr(worker, way, launched)
         open_search(engine, stops=())
         engine.submit([spec(i) for i in range(48)])
         scores.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})

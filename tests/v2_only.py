@@ -1,9 +1,68 @@
 """What only vLLM's second model runner can do; `test_vllm_v2.py` runs it, with `v2_on_cpu`."""
 
+import warnings
 from dataclasses import replace
 
+import pytest
+import torch
+
 from engine_setups import SAMPLED, finish, open_search, spec, start_own_vllm, tokens_of
+from gambit.scorers.base import ScorerInfo, ThoughtBatch
+from gambit.scorers.mlp import BlendScorer, MlpScorer
 from gambit.types import TraceKey
+
+
+def mlp(hidden, width):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((width, hidden), (width,), (1, width), (1,))
+    weights = tuple(torch.randn(shape, generator=generator) / 4 for shape in shapes)
+    return MlpScorer(ScorerInfo("mlp", hidden_size=hidden), weights)
+
+
+@pytest.mark.parametrize(("hidden", "width", "most"), [(32, 16, 5), (100, 33, 70), (128, 64, 130)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, dtype):
+    from gambit.engines.vllm.fused import FusedScorer
+
+    scorer = mlp(hidden, width)
+    fused = FusedScorer(scorer.two_layers, most)
+    asked = []
+    for rows in (most, 1, most // 2, most):
+        states = torch.randn(rows, hidden).to(dtype)
+        asked.append((fused.score(states), scorer.score(ThoughtBatch(states, torch.zeros(rows)))))
+    for pending, expected in reversed(asked):  # several are under way at a time, each in memory of its own
+        torch.testing.assert_close(torch.from_numpy(pending.read()[0]), expected, rtol=1e-4, atol=1e-5)
+    assert len(fused._free) == 4
+
+
+def test_a_fused_scorer_that_is_wrong_is_not_used():
+    from gambit.engines.vllm.fused import fused
+
+    scorer, like = mlp(32, 16), torch.zeros(1, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fused(scorer.two_layers, 9, like, lambda states: scorer.logits(states).sigmoid()) is not None
+    with pytest.warns(UserWarning, match="wrong by"):
+        assert fused(scorer.two_layers, 9, like, lambda states: scorer.logits(states).sigmoid() + 0.1) is None
+
+
+@pytest.mark.parametrize("kind", ["mlp", "blend"])
+def test_an_engine_with_a_fused_scorer_gives_the_same_scores(kind):
+    scorer = mlp(32, 16)
+    if kind == "blend":
+        info = ScorerInfo("mlp+confidence", hidden_size=32, needs_confidence=True)
+        scorer = BlendScorer(info, scorer, 0.05)
+    found = []
+    for is_fused in (False, True):
+        engine = start_own_vllm(scorer, fused_scorer=is_fused)
+        worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
+        assert (worker._fused is not None) == is_fused
+        open_search(engine, stops=())
+        engine.submit([spec(i) for i in range(8)])
+        found.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})
+        engine.close()
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 10
+    assert max(abs(found[0][thought] - found[1][thought]) for thought in found[0]) < 1e-4
 
 
 def test_vllms_own_noise_comes_from_seed_trace_and_position():

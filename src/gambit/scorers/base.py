@@ -42,7 +42,8 @@ class Scorer(Protocol):
     """Scores finished thoughts, each on its own.
 
     One that looks at states alone and never lets the host see a value may say `is_recordable = True`: vLLM's worker
-    then records its kernels on a GPU and launches all of them by one call.
+    then records its kernels on a GPU and launches all of them by one call. One that is no more than two layers may say
+    so too (`two_layers`): the worker then has one kernel for it.
     """
 
     @property
@@ -53,6 +54,17 @@ class Scorer(Protocol):
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
         """[n] float32 scores, higher is better; row i depends on row i alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLayers:
+    """W₂·relu(W₁·h + b₁) + b₂: what a scorer makes of states, or the logit of that."""
+
+    w1: torch.Tensor
+    b1: torch.Tensor
+    w2: torch.Tensor
+    b2: torch.Tensor
+    is_logit: bool
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gambit.errors import UserError
-from gambit.scorers.base import ScorerInfo, ThoughtBatch
+from gambit.scorers.base import ScorerInfo, ThoughtBatch, TwoLayers
 from gambit.types import Aggregation, StatePosition
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class MlpScorer:
     def to(self, device: torch.device) -> MlpScorer:
         w1, b1, w2, b2 = (tensor.to(device) for tensor in self.weights)
         return MlpScorer(self.info, (w1, b1, w2, b2))
+
+    @property
+    def two_layers(self) -> TwoLayers:
+        return TwoLayers(*self.weights, is_logit=True)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import linear, relu
@@ -60,6 +64,10 @@ class BlendScorer:
 
     def to(self, device: torch.device) -> BlendScorer:
         return BlendScorer(self.info, self.mlp.to(device), self.slope)
+
+    @property
+    def two_layers(self) -> TwoLayers:
+        return TwoLayers(*self.mlp.weights, is_logit=False)  # of its part
 
     def part(self, states: torch.Tensor) -> torch.Tensor:
         return self.mlp.logits(states)

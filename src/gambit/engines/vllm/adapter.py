@@ -380,6 +380,13 @@ def _by_block(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
     return cache.unflatten(outer, (num_blocks, -1)).movedim(outer, 0)
 
 
+def device_view(pinned: torch.Tensor) -> torch.Tensor:
+    """Pinned memory of the host as the device sees it: what a kernel writes there needs no copy."""
+    from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor  # not in every version
+
+    return get_accelerator_view_from_cpu_tensor(pinned)
+
+
 class SamplerTap:
     """Stands before a model runner's sampler and sees the logits first; everything else goes through to it."""
 

@@ -30,6 +30,7 @@ class GambitConfig:
     exact_noise: bool
     kv_budget_tokens: int | None
     short_cuts: bool = False  # for usual tokens only what they need; branches copy their parents' last blocks
+    fused_scorer: bool = False  # a scorer of two layers is one kernel among the model's own
 
     def compute_hash(self) -> str:
         """Of what changes the compiled model: a new scorer costs no new compilation unless it reads other layers."""

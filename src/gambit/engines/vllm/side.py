@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gambit.engines.vllm.messages import RowValues
@@ -41,6 +42,13 @@ class SideStream:
             tensor.record_stream(self._stream)  # its memory may be given away on the main stream meanwhile
 
 
+class PendingScores(Protocol):
+    """Scores that a kernel writes where the host reads them."""
+
+    def read(self) -> tuple[npt.NDArray[np.float32], float]:
+        """One per row, and the seconds they took."""
+
+
 class DeviceRows:
     """Row values of one step; reading them waits for their copy only, and the host for nothing before that."""
 
@@ -48,10 +56,14 @@ class DeviceRows:
         self._side = side
         self._sent: list[tuple[tuple[str, ...], list[int], torch.Tensor]] = []  # names, widths, host memory
         self._marks: list[Any] = []  # when a part began and ended on the device
+        self._scores: PendingScores | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self._sent
+        return not self._sent and self._scores is None
+
+    def expect(self, scores: PendingScores) -> None:
+        self._scores = scores
 
     @contextmanager
     def computed(self, *tensors: torch.Tensor) -> Iterator[None]:
@@ -72,18 +84,21 @@ class DeviceRows:
 
     def values(self, waited: float = 0.0) -> RowValues:
         """`waited`: seconds for which the host had nothing to do but wait for this step."""
-        if self._side.is_apart:
+        if self._side.is_apart and self._marks:
             self._marks[-1].synchronize()
-        found = {}
+        found, seconds = {}, self._seconds()
         for names, widths, host in self._sent:
             parts = np.split(host.numpy(), np.cumsum(widths)[:-1], axis=1) if len(names) > 1 else [host.numpy()]
             found |= dict(zip(names, parts, strict=True))
         flat = {name: part[:, 0] for name, part in found.items() if name != "embeddings"}
+        if self._scores is not None:
+            flat["scores"], seconds_scores = self._scores.read()
+            seconds += seconds_scores
         return RowValues(
             flat.get("scores"),
             flat.get("confidences"),
             flat.get("greedy"),
-            self._seconds(),
+            seconds,
             found.get("embeddings"),
             waited,
         )

@@ -15,6 +15,7 @@ from gambit.engines.layers import LayerChoice
 from gambit.engines.projection import Projection
 from gambit.engines.sampling import Filters, filters_of, sample, token_confidence, uniforms
 from gambit.engines.vllm import adapter
+from gambit.engines.vllm.fused import FusedScorer, fused
 from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import GambitConfig, Order
 from gambit.engines.vllm.recorded import RecordedScorer, cuda_recorder
@@ -83,6 +84,7 @@ class GambitWorker(adapter.Worker):
         self._noise = _Noise(self.device)
         self._side = SideStream(self.device)
         self._recorded: RecordedScorer | None = None
+        self._fused: FusedScorer | None = None
         self._nothing = torch.zeros(1, device=self.device)  # the confidence of thoughts that nobody asks for it
         self._thoughts: ThoughtOrders | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
@@ -94,17 +96,23 @@ class GambitWorker(adapter.Worker):
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
         result = super().compile_or_warm_up_model(*args, **kwargs)
-        if self._side.is_apart and getattr(self._scorer, "is_recordable", False):
-            self._recorded = self._record_scorer()
-        return result
-
-    def _record_scorer(self) -> RecordedScorer | None:
         model = self.model_config
-        if model.enforce_eager:
-            return None
         width = model.get_hidden_size() * len(self._layers.numbers)
         like = torch.zeros(1, width, dtype=model.dtype, device=self.device)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
+        layers = getattr(self._scorer, "two_layers", None)
+        if self.vllm_config.additional_config.fused_scorer and layers is not None:
+            self._fused = fused(layers, most_rows, like, self._plain_scores)
+        if self._fused is None and self._side.is_apart and getattr(self._scorer, "is_recordable", False):
+            self._recorded = self._record_scorer(like, most_rows)
+        return result
+
+    def _plain_scores(self, states: torch.Tensor) -> torch.Tensor:
+        return self._device_scorer.score(ThoughtBatch(states, self._nothing.expand(len(states))))
+
+    def _record_scorer(self, like: torch.Tensor, most_rows: int) -> RecordedScorer | None:
+        if self.model_config.enforce_eager:
+            return None
         try:
             return RecordedScorer(self._device_scorer, like, most_rows, cuda_recorder(self._side.stream))
         except RuntimeError as error:
@@ -132,8 +140,11 @@ class GambitWorker(adapter.Worker):
             return super().sample_tokens(grammar_output)
         rows = DeviceRows(self._side)
         scored = self._layers.join(states, adapter.inner_states(self.model_runner))
-        with rows.computed(states, scored):
-            rows.send(self._score(states, scored))
+        if self._fused is not None:
+            rows.expect(self._fused.score(scored))
+        if self._fused is None or self._noise.embedding_size:
+            with rows.computed(states, scored):
+                rows.send(self._score(states, scored))
         late = self._check(states)
         if self._looks_at_logits:
             self._rows = self._noise.known(adapter.row_ids(self.model_runner))
@@ -153,7 +164,8 @@ class GambitWorker(adapter.Worker):
     def _score(self, states: torch.Tensor, scored: torch.Tensor) -> dict[str, torch.Tensor]:
         """`scored` is what the scorer reads: states of its layers."""
         columns = {}
-        if not self._scorer.info.needs_confidence or isinstance(self._device_scorer, _StatesPart):
+        has_no_part = self._scorer.info.needs_confidence and not isinstance(self._device_scorer, _StatesPart)
+        if self._fused is None and not has_no_part:
             columns["scores"] = self._scores(scored)
         if size := self._noise.embedding_size:
             columns["embeddings"] = self._projection.embed(states, size)
@@ -169,7 +181,7 @@ class GambitWorker(adapter.Worker):
         if self._recorded is not None:
             return self._recorded.score(states)
         if self._memory is None:
-            return self._device_scorer.score(ThoughtBatch(states, self._nothing.expand(len(states))))
+            return self._plain_scores(states)
         scores = torch.zeros(len(states), device=states.device)
         if self._thoughts is not None and self._thoughts.requests:
             row_of = {request: row for row, request in enumerate(adapter.row_ids(self.model_runner))}
