@@ -21,6 +21,7 @@ from gambit.scorers.base import TwoLayers
 
 TILE_ROWS, TILE_WIDTH, TILE_HIDDEN = 64, 32, 64  # of 256 rows and 512 units: 64 programs, half of an H200
 NUM_WARPS, NUM_STAGES = 4, 4
+SLOTS = 8  # steps whose scores nobody has read yet: two or three
 TIMED_EVERY = 16  # launches: marks on the model's stream are cheap, but not for nothing
 MOST_ERROR = 1e-2  # of a score, against the scorer itself in float32; half precision leaves less
 
@@ -64,32 +65,27 @@ class FusedScorer:
     """Scores of states, one kernel launch a step."""
 
     def __init__(self, layers: TwoLayers, most_rows: int) -> None:
-        self._w1, self._b1, self._w2 = (
-            layers.w1.contiguous(),
-            layers.b1.contiguous(),
-            layers.w2.reshape(-1).contiguous(),
-        )
-        self._b2 = float(layers.b2)
+        self._w1, self._b1 = layers.w1.contiguous(), layers.b1.contiguous()
+        self._w2, self._b2 = layers.w2.reshape(-1).contiguous(), np.float32(layers.b2.item())
         self._is_logit = layers.is_logit
         self._most_rows = most_rows
         self._width, self._hidden = self._w1.shape
         self._num_tiles = -(-self._width // TILE_WIDTH)
-        self._free: list[_Slot] = []
+        self._slots = [self._new_slot() for _ in range(SLOTS)]
         self._num_launches = 0
 
     def score(self, states: torch.Tensor) -> _Pending:
         """On the current stream."""
-        slot = self._free.pop() if self._free else self._new_slot()
-        marks = _Marks.of(states.device, is_timed=self._num_launches % TIMED_EVERY == 0)
+        slot = self._slots[self._num_launches % SLOTS]
+        is_timed = states.is_cuda and self._num_launches % TIMED_EVERY == 0
         self._num_launches += 1
+        began = _mark() if is_timed else None
         self._launch(states, slot.device)
-        marks.end()
-        return _Pending(self, slot, len(states), marks)
+        return _Pending(self, slot.host, len(states), (began, _mark()) if began is not None else None)
 
-    def finish(self, slot: _Slot, num_rows: int) -> npt.NDArray[np.float32]:
-        scores = slot.host.numpy()[:, :num_rows].sum(0, dtype=np.float32) + np.float32(self._b2)
-        self._free.append(slot)
-        return 1 / (1 + np.exp(-scores)) if self._is_logit else scores
+    def finish(self, sums: torch.Tensor) -> npt.NDArray[np.float32]:
+        scores = sums.numpy().sum(0, dtype=np.float32) + self._b2
+        return (np.tanh(scores / 2) + 1) / 2 if self._is_logit else scores  # the sigmoid, without overflow
 
     def _launch(self, states: torch.Tensor, sums: torch.Tensor) -> None:
         states = states if states.stride(-1) == 1 else states.contiguous()
@@ -101,49 +97,32 @@ class FusedScorer:
         )  # fmt: skip
 
     def _new_slot(self) -> _Slot:
-        """One for every step under way: two or three, then they are used again."""
-        is_cuda = self._w1.device.type == "cuda"
-        host = torch.zeros(self._num_tiles, self._most_rows, pin_memory=is_cuda)
-        return _Slot(host, adapter.device_view(host) if is_cuda else host)
+        host = torch.zeros(self._num_tiles, self._most_rows, pin_memory=self._w1.is_cuda)
+        return _Slot(host, adapter.device_view(host) if self._w1.is_cuda else host)
 
 
-@dataclass(slots=True)
+def _mark() -> Any:
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark
+
+
+@dataclass(frozen=True, slots=True)
 class _Pending:
+    """Scores that are there as soon as anything is that was launched after them: a step's tokens."""
+
     scorer: FusedScorer
-    slot: _Slot
+    sums: torch.Tensor
     num_rows: int
-    marks: _Marks
+    marks: tuple[Any, Any] | None
 
     def read(self) -> tuple[npt.NDArray[np.float32], float]:
-        seconds = self.marks.seconds() * TIMED_EVERY
-        return self.scorer.finish(self.slot, self.num_rows), seconds
-
-
-@dataclass(slots=True)
-class _Marks:
-    """When a kernel began, if that is wanted, and when it ended."""
-
-    began: Any
-    ended: Any
-
-    @classmethod
-    def of(cls, device: torch.device, *, is_timed: bool) -> _Marks:
-        if device.type != "cuda":
-            return cls(None, None)
-        began = torch.cuda.Event(enable_timing=True) if is_timed else None
-        if began is not None:
-            began.record()
-        return cls(began, torch.cuda.Event(enable_timing=is_timed, blocking=True))
-
-    def end(self) -> None:
-        if self.ended is not None:
-            self.ended.record()
-
-    def seconds(self) -> float:
-        """Waits for the end; 0 where nobody has looked at the clock."""
-        if self.ended is not None:
-            self.ended.synchronize()
-        return 0.0 if self.began is None else self.began.elapsed_time(self.ended) / 1000
+        scores = self.scorer.finish(self.sums[:, : self.num_rows])
+        if self.marks is None:
+            return scores, 0.0
+        began, ended = self.marks
+        ended.synchronize()
+        return scores, TIMED_EVERY * began.elapsed_time(ended) / 1000
 
 
 def fused(
@@ -154,8 +133,9 @@ def fused(
         scorer = FusedScorer(layers, most_rows)
         for num_rows in sorted({1, most_rows // 2 + 1, most_rows}):
             states = torch.randn(num_rows, like.shape[1], device=like.device).to(like.dtype)
-            found, _ = scorer.score(states).read()
-            error = float(np.abs(found - score(states).float().cpu().numpy()).max())
+            pending, expected = scorer.score(states), score(states).float().cpu().numpy()
+            found, _ = pending.read()
+            error = float(np.abs(found - expected).max())
             if not error < MOST_ERROR * (1 if layers.is_logit else 1 + float(np.abs(found).max())):
                 raise RuntimeError(f"scores of {num_rows} rows are wrong by {error:.3g}")
     except Exception as error:

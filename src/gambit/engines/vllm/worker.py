@@ -140,7 +140,7 @@ class GambitWorker(adapter.Worker):
             return super().sample_tokens(grammar_output)
         rows = DeviceRows(self._side)
         scored = self._layers.join(states, adapter.inner_states(self.model_runner))
-        if self._fused is not None:
+        if self._fused is not None and self.is_driver_worker:  # nobody asks the others
             rows.expect(self._fused.score(scored))
         if self._fused is None or self._noise.embedding_size:
             with rows.computed(states, scored):
