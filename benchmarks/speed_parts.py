@@ -53,6 +53,7 @@ THOUGHT_TOKENS = {"pawn": 12}  # mean length: that share of the vocabulary ends 
 USUAL_THOUGHT_TOKENS = 32
 PROMPT_TOKENS = 96
 CLOCK = "GAMBIT_CLOCK_MS"  # how the processes of a clocked device learn of it
+MEMORY_RATIO = 0.2  # what must be free for vLLM to start, no more: the room is given in bytes
 NEIGHBOURS = 10  # steps on either side that say how long a step usually takes
 AFTER_ADMISSION = 4  # steps that may still be longer: reports come late where steps are scheduled ahead
 
@@ -130,7 +131,7 @@ class Stock:
         with schedules_ahead() if room.is_clocked else nullcontext():
             self._llm = LLM(
                 model=model, dtype=room.dtype, skip_tokenizer_init=True, disable_log_stats=True,
-                enable_prefix_caching=True, gpu_memory_utilization=0.4, **room.options(shape), **more,
+                enable_prefix_caching=True, gpu_memory_utilization=MEMORY_RATIO, **room.options(shape), **more,
             )  # fmt: skip
 
     @property
@@ -178,7 +179,7 @@ def start_ours(
     if room.is_clocked:
         own["self_check"] = False  # of states, which a clock does not have
     config = EngineConfig(
-        model=model, engine="vllm", dtype=room.dtype, memory_ratio=0.4, kv_budget_tokens=room.kv_tokens,
+        model=model, engine="vllm", dtype=room.dtype, memory_ratio=MEMORY_RATIO, kv_budget_tokens=room.kv_tokens,
         engine_options={**room.options(shape), **own, **more},
     )  # fmt: skip
     scorer = random_scorer(SHAPES[shape]["hidden_size"], layers)

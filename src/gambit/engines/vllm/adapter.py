@@ -227,6 +227,10 @@ def blocks_only_grow(scheduler: Any) -> bool:
     return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
 
 
+def is_running(request: Any) -> bool:
+    return request.status is RequestStatus.RUNNING
+
+
 def newly_scheduled(scheduler_output: Any) -> list[str]:
     """New requests, and those that vLLM queued before (model runner V1 lists these apart)."""
     new = [data.req_id for data in scheduler_output.scheduled_new_reqs]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm.v1.request import RequestStatus
-
 from gambit.engines.vllm import adapter
 
 MOST_BLOCKS = 2  # of a branch: the one being filled, and one that was filled too late to be in the cache
@@ -51,5 +49,5 @@ def _is_complete(child: Any) -> bool:
 
 def _has_computed(parent: Any, count: int, planned: dict[str, int]) -> bool:
     """Its first tokens, in steps before this one; those still under way are computed before the blocks are copied."""
-    before = parent.num_computed_tokens - planned.get(parent.request_id, 0)
-    return bool(parent.status is RequestStatus.RUNNING and before >= count)
+    before = int(parent.num_computed_tokens) - planned.get(parent.request_id, 0)
+    return before >= count and adapter.is_running(parent)

@@ -1,6 +1,6 @@
 """The usual token of a decoding request, planned and booked here in a fraction of vLLM's time; the rest is vLLM's.
 
-With the adapter, the only module that depends on vLLM's version: it is used with tried versions alone. Nothing here
+Depends on vLLM's version as the adapter does, and with it the hand-over: both are used with tried versions alone. Nothing here
 has to be complete: a request that is not surely usual takes vLLM's own way, and vLLM hashes and caches by counts, so
 that it catches up with whatever is not done in one step in the next.
 """
