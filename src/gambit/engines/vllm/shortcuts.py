@@ -1,8 +1,8 @@
 """The usual token of a decoding request, planned and booked here in a fraction of vLLM's time; the rest is vLLM's.
 
-Depends on vLLM's version as the adapter does, and with it the hand-over: both are used with tried versions alone. Nothing here
-has to be complete: a request that is not surely usual takes vLLM's own way, and vLLM hashes and caches by counts, so
-that it catches up with whatever is not done in one step in the next.
+Depends on vLLM's version as the adapter does, and with it the hand-over: both are used with tried versions alone.
+Nothing here has to be complete: a request that is not surely usual takes vLLM's own way, and vLLM hashes and caches by
+counts, so that it catches up with whatever is not done in one step in the next.
 """
 
 from __future__ import annotations
