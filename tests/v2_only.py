@@ -51,15 +51,16 @@ def test_an_engine_with_a_fused_scorer_gives_the_same_scores(kind):
     if kind == "blend":
         info = ScorerInfo("mlp+confidence", hidden_size=32, needs_confidence=True)
         scorer = BlendScorer(info, scorer, 0.05)
-    found = []
-    for is_fused in (False, True):
-        engine = start_own_vllm(scorer, fused_scorer=is_fused)
-        worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
-        assert (worker._fused is not None) == is_fused
+    engine, found = start_own_vllm(scorer, fused_scorer=True), []
+    worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
+    for fused in (worker._fused, None):
+        worker._fused = fused
         open_search(engine, stops=())
-        engine.submit([spec(i) for i in range(8)])
+        engine.submit([spec(i, tokens=30) for i in range(6)])
         found.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})
-        engine.close()
+        engine.close_search(1)
+        assert (fused is None) == (len(found) == 2)
+    engine.close()
     assert found[0].keys() == found[1].keys() and len(found[0]) > 10
     assert max(abs(found[0][thought] - found[1][thought]) for thought in found[0]) < 1e-4
 
