@@ -56,7 +56,7 @@ def test_an_engine_with_a_fused_scorer_gives_the_same_scores(kind):
     for fused in (worker._fused, None):
         worker._fused = fused
         open_search(engine, stops=())
-        engine.submit([spec(i, tokens=30) for i in range(6)])
+        engine.submit([spec(i, tokens=40) for i in range(8)])
         found.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})
         engine.close_search(1)
         assert (fused is None) == (len(found) == 2)

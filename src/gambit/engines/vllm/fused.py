@@ -97,7 +97,7 @@ class FusedScorer:
         )  # fmt: skip
 
     def _new_slot(self) -> _Slot:
-        host = torch.zeros(self._num_tiles, self._most_rows, pin_memory=self._w1.is_cuda)
+        host = torch.zeros(self._num_tiles, self._most_rows, device="cpu", pin_memory=self._w1.is_cuda)
         return _Slot(host, adapter.device_view(host) if self._w1.is_cuda else host)
 
 
