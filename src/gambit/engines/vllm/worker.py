@@ -95,14 +95,15 @@ class GambitWorker(adapter.Worker):
         return result
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().compile_or_warm_up_model(*args, **kwargs)
         model = self.model_config
         width = model.get_hidden_size() * len(self._layers.numbers)
         like = torch.zeros(1, width, dtype=model.dtype, device=self.device)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
         layers = getattr(self._scorer, "two_layers", None)
         if self.vllm_config.additional_config.fused_scorer and layers is not None:
+            # Before vLLM is ready: from then on it complains of kernels that are compiled, and its seed is set.
             self._fused = fused(layers, most_rows, like, self._plain_scores)
+        result = super().compile_or_warm_up_model(*args, **kwargs)
         if self._fused is None and self._side.is_apart and getattr(self._scorer, "is_recordable", False):
             self._recorded = self._record_scorer(like, most_rows)
         return result
