@@ -16,6 +16,7 @@ own process on the same GPU and taking turns:
 - saturation: SC, STEP and Gambit in a room in which STEP completes about half of its traces. Trace lengths are drawn
   from a log-normal whose median is set for that; w and Δ are the paper's, scaled with it from the paper's median.
 
+With `--scoring beside,fused` two engines of ours that score in different ways take turns in `overhead` and `profile`.
 With `--clock` the device is one: only what scheduling and searching cost on the host is measured, on any CPU.
 
 The engines of several shapes start beside each other and then take turns. Phases whose traces are longer than a shape's

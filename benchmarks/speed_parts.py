@@ -100,7 +100,7 @@ class Room:
     is_clocked: bool = False  # the device is only a clock
 
     def options(self, shape: str) -> dict[str, Any]:
-        """vLLM's options; bytes instead of a share of memory, so that two engines can start side by side."""
+        """vLLM's options; bytes instead of a share of memory, so that engines can start side by side."""
         options = {
             "load_format": "dummy", "max_model_len": self.context_tokens, "max_num_seqs": self.num_traces,
             "kv_cache_memory_bytes": self._bytes(SHAPES[shape]),

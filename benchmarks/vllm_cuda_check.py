@@ -237,14 +237,10 @@ def one_launch(model: str, way: str, **options: bool) -> dict:
     """A scorer launched as one recording, or as one kernel, against the same one kernel by kernel."""
     import torch
 
-    from engine_setups import finish, open_search, spec
-    from gambit.scorers.base import ScorerInfo
-    from gambit.scorers.mlp import MlpScorer
+    from engine_setups import finish, open_search, random_mlp, spec, worker_of
 
-    generator = torch.Generator().manual_seed(1)
-    weights = tuple(torch.randn(shape, generator=generator) / 4 for shape in ((16, 32), (16,), (1, 16), (1,)))
-    engine = start(model, MlpScorer(ScorerInfo("mlp", hidden_size=32), weights), **options)
-    worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
+    engine = start(model, random_mlp(), **options)
+    worker = worker_of(engine)
     assert (getattr(worker, way) is not None) == torch.cuda.is_available()
     scores = []
     for launched in (getattr(worker, way), None):

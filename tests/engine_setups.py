@@ -20,6 +20,7 @@ from gambit.engines.local.engine import LocalEngine
 from gambit.engines.local.model import PoolModel
 from gambit.prompts import boundary_rule, stop_ids
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
+from gambit.scorers.mlp import MlpScorer
 from gambit.types import (
     OnPressure,
     PressureAction,
@@ -113,6 +114,18 @@ def start_own_vllm(scorer=None, *, kv_budget_tokens=None, **options: object) -> 
         model=model, engine="vllm", kv_budget_tokens=kv_budget_tokens, engine_options={**fast, **options}
     )
     return start(config, model, scorer or ProjectionScorer())
+
+
+def worker_of(engine: Engine):
+    """vLLM's worker in this process."""
+    return engine._core._core._client.engine_core.model_executor.driver_worker.worker
+
+
+def random_mlp(hidden: int = 32, width: int = 16) -> MlpScorer:
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((width, hidden), (width,), (1, width), (1,))
+    weights = tuple(torch.randn(shape, generator=generator) / 4 for shape in shapes)
+    return MlpScorer(ScorerInfo("mlp", hidden_size=hidden), weights)
 
 
 def start_vllm(scorer=None, *, kv_budget_tokens=None, block_tokens=None, **options: object) -> SharedEngine:

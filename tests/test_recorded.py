@@ -7,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_setups import HAS_VLLM, open_search, spec, start_own_vllm
+from engine_setups import HAS_VLLM, open_search, random_mlp, spec, start_own_vllm, worker_of
 from gambit.engines.vllm.recorded import RecordedScorer, sizes_up_to, tensor_cores
-from gambit.scorers.base import ScorerInfo, ThoughtBatch
-from gambit.scorers.mlp import MlpScorer
+from gambit.scorers.base import ThoughtBatch
 
 
 class Again:
@@ -28,12 +27,6 @@ def again(work):
     return recording, recording.result
 
 
-def mlp(hidden=32):
-    generator = torch.Generator().manual_seed(1)
-    shapes = ((16, hidden), (16,), (1, 16), (1,))
-    return MlpScorer(ScorerInfo("mlp", hidden_size=hidden), tuple(torch.randn(s, generator=generator) for s in shapes))
-
-
 @given(st.integers(1, 3000))
 def test_every_batch_finds_a_size_and_little_of_it_is_padding(most):
     sizes = sizes_up_to(most)
@@ -43,7 +36,7 @@ def test_every_batch_finds_a_size_and_little_of_it_is_padding(most):
 
 
 def test_scores_are_those_of_the_scorer_whatever_came_before():
-    scorer = mlp()
+    scorer = random_mlp()
     recorded = RecordedScorer(scorer, torch.zeros(1, 32), 100, again)
     for rows in (100, 1, 7, 8, 9, 64, 3, 97):
         states = torch.randn(rows, 32)
@@ -60,8 +53,8 @@ def test_precision_is_lent_only():
 
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build")
 def test_a_worker_with_a_recording_says_the_same():
-    engine = start_own_vllm(mlp())
-    worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
+    engine = start_own_vllm(random_mlp())
+    worker = worker_of(engine)
     said = []
     for recorded in (None, RecordedScorer(worker._scorer, torch.zeros(1, 32), 64, again)):
         worker._recorded = recorded

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine_setups import GREEDY, HAS_VLLM, finish, open_search, run, spec, start_own_vllm, tokens_of
+from engine_setups import GREEDY, HAS_VLLM, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
 from gambit.errors import EngineError
 from gambit.types import TraceKey
 
@@ -34,7 +34,7 @@ def plans_of(engine, monkeypatch):
     from gambit.engines.vllm import adapter
 
     plans = []
-    worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
+    worker = worker_of(engine)
     real = worker.execute_model
 
     def watched(output, *args, **kwargs):

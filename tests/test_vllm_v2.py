@@ -11,7 +11,6 @@ from engine_setups import HAS_VLLM
 from v2_on_cpu import FOLDER
 
 TESTS = Path(__file__).parent
-NUM_V2_ONLY = 10
 CONTRACT = [
     "test_a_greedy_trace_is_what_transformers_says[vllm-async]",
     "test_a_greedy_child_continues_exactly_like_its_parent[vllm-async]",
@@ -34,4 +33,4 @@ def test_the_contract_holds_on_the_second_model_runner():
         env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
-    assert f"{len(chosen) - 1 + NUM_V2_ONLY} passed" in done.stdout, done.stdout[-300:]
+    assert "passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-300:]

@@ -6,17 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine_setups import SAMPLED, finish, open_search, spec, start_own_vllm, tokens_of
+from engine_setups import SAMPLED, finish, open_search, random_mlp, spec, start_own_vllm, tokens_of, worker_of
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
-from gambit.scorers.mlp import BlendScorer, MlpScorer
+from gambit.scorers.mlp import BlendScorer
 from gambit.types import TraceKey
-
-
-def mlp(hidden, width):
-    generator = torch.Generator().manual_seed(1)
-    shapes = ((width, hidden), (width,), (1, width), (1,))
-    weights = tuple(torch.randn(shape, generator=generator) / 4 for shape in shapes)
-    return MlpScorer(ScorerInfo("mlp", hidden_size=hidden), weights)
 
 
 @pytest.mark.parametrize(("hidden", "width", "most"), [(32, 16, 5), (100, 33, 70), (128, 64, 130)])
@@ -24,7 +17,7 @@ def mlp(hidden, width):
 def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, dtype):
     from gambit.engines.vllm.fused import FusedScorer
 
-    scorer = mlp(hidden, width)
+    scorer = random_mlp(hidden, width)
     fused = FusedScorer(scorer.two_layers, most)
     asked = []
     for rows in (most, 1, most // 2, most):
@@ -37,7 +30,7 @@ def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, 
 def test_a_fused_scorer_that_is_wrong_is_not_used():
     from gambit.engines.vllm.fused import fused
 
-    scorer, like = mlp(32, 16), torch.zeros(1, 32)
+    scorer, like = random_mlp(), torch.zeros(1, 32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fused(scorer.two_layers, 9, like, lambda states: scorer.logits(states).sigmoid()) is not None
@@ -47,12 +40,12 @@ def test_a_fused_scorer_that_is_wrong_is_not_used():
 
 @pytest.mark.parametrize("kind", ["mlp", "blend"])
 def test_an_engine_with_a_fused_scorer_gives_the_same_scores(kind):
-    scorer = mlp(32, 16)
+    scorer = random_mlp()
     if kind == "blend":
         info = ScorerInfo("mlp+confidence", hidden_size=32, needs_confidence=True)
         scorer = BlendScorer(info, scorer, 0.05)
     engine, found = start_own_vllm(scorer, fused_scorer=True), []
-    worker = engine._core._core._client.engine_core.model_executor.driver_worker.worker
+    worker = worker_of(engine)
     for fused in (worker._fused, None):
         worker._fused = fused
         open_search(engine, stops=())

@@ -35,6 +35,7 @@ def hand_over(
             continue
         first = new.num_computed_tokens // block_tokens
         own = new.block_ids[0][first : last // block_tokens + 1]
+        # The parent may lack the last one, where it holds nothing but the token that is computed now.
         copies += zip(adapter.blocks_from(scheduler, parent.request_id, first), own, strict=False)
         new.num_computed_tokens = last
         output.num_scheduled_tokens[new.req_id] = 1
