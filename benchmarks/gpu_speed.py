@@ -16,7 +16,7 @@ own process on the same GPU and taking turns:
 - saturation: SC, STEP and Gambit in a room in which STEP completes about half of its traces. Trace lengths are drawn
   from a log-normal whose median is set for that; w and Δ are the paper's, scaled with it from the paper's median.
 
-With `--scoring beside,fused` two engines of ours that score in different ways take turns in `overhead` and `profile`.
+With `--scoring fused,beside` two engines of ours that score in different ways take turns in `overhead` and `profile`.
 With `--clock` the device is one: only what scheduling and searching cost on the host is measured, on any CPU.
 
 The engines of several shapes start beside each other and then take turns. Phases whose traces are longer than a shape's
@@ -64,7 +64,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src")]
 PAPER_MEDIAN = 14_500  # tokens of a trace of parallel sampling (Phi-4, the one median the paper states)
 PAPER_WARMUP = 12_000
 PAPER_INTERVAL = 200
-SCORING = {"beside": {}, "fused": {"fused_scorer": True}}  # the engine's options; all but the first are compared only
+SCORING = {"fused": {}, "beside": {"fused_scorer": False}}  # the engine's options; all but the first are compared only
 STEP_COMPLETES = 0.495  # with blocks alone; engines complete 1 to 3 points fewer, 45-50 % as in the paper
 
 
@@ -93,7 +93,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--exact-noise", action="store_true", help="draw by (seed, trace, position)")
     parser.add_argument("--no-short-cuts", action="store_true", help="leave every token to vLLM's own scheduler code")
     parser.add_argument(
-        "--scoring", type=listed(SCORING), default=["beside"], help="ways to score that are compared: beside, fused"
+        "--scoring", type=listed(SCORING), default=["fused"], help="ways to score that are compared: fused, beside"
     )
     parser.add_argument(
         "--clock", type=float, metavar="MS", help="on a CPU: the device is a clock, a step takes so long"

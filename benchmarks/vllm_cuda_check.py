@@ -71,8 +71,8 @@ def check() -> dict:
         parts = {
             "states": lambda: states(engine, model), "branch": lambda: branch(engine),
             "repeat": lambda: repeat(engine), "layers": lambda: layers(model), "pressure": lambda: pressure(model),
-            "recorded": lambda: one_launch(model, "_recorded"),
-            "fused": lambda: one_launch(model, "_fused", fused_scorer=True), "confidence": lambda: confidence(model),
+            "recorded": lambda: one_launch(model, "_recorded", fused_scorer=False),
+            "fused": lambda: one_launch(model, "_fused"), "confidence": lambda: confidence(model),
             "own process": lambda: own_process(model), "pawn": pawn,
         }  # fmt: skip
         for name, part in parts.items():

@@ -30,7 +30,7 @@ from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 WORKER = "gambit.engines.vllm.worker.GambitWorker"
 CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
-OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None, "fused_scorer": False}
+OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None, "fused_scorer": None}
 _KNOWN_PARAMS = 64  # ways to sample that are used at a time: one or two for each search
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
 _REFUSED = {
@@ -58,9 +58,10 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     is_cpu = adapter.current_platform.is_cpu()
     tokenizer = tokenizer or load_tokenizer(model)
     short_cuts = is_tested(adapter.VERSION) if own["short_cuts"] is None else bool(own["short_cuts"])
+    fused_scorer = not is_cpu if own["fused_scorer"] is None else bool(own["fused_scorer"])
     gambit = GambitConfig(
-        scorer, own["exact_noise"] is not False, config.kv_budget_tokens, short_cuts, bool(own["fused_scorer"])
-    )
+        scorer, own["exact_noise"] is not False, config.kv_budget_tokens, short_cuts, fused_scorer
+    )  # fmt: skip
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
