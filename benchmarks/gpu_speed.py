@@ -192,8 +192,7 @@ class Bench:
     # -- overhead ----------------------------------------------------------------------------------------------
 
     def overhead(self) -> None:
-        others = [f"{kind}, {way}" for way in self.args.scoring[1:] for kind in ("scoring", "gambit")]
-        names = ["stock", "scoring", "gambit", *others]
+        names = ["stock", "scoring", "gambit", *(f"scoring, {way}" for way in self.args.scoring[1:])]
         for name in names:  # kernels compile, caches fill
             self.say(f"{name} warm-up: {self.segment(name)['tokens_per_second']:.0f} tokens/s")
         rounds: list[dict[str, dict[str, Any]]] = []

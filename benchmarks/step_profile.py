@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import statistics
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ def summarise(traces: Path) -> dict[str, Any]:
     for event in on_device:
         kernels[event["name"][:120]] += event["dur"]
     return {
+        "median_step": median_step(on_device, steps),
         "ms_per_step": (last - first) / 1000 / steps,
         "device_busy": busy(on_device) / 1000 / steps,
         "streams": {stream: busy(e for e in on_device if stream_of(e) == stream) / 1000 / steps for stream in streams},
@@ -56,6 +59,20 @@ def summarise(traces: Path) -> dict[str, Any]:
         "top_gaps": {pair: gap / 1000 / steps for pair, gap in gaps(on_device).most_common(TOP_GAPS)},
         "top_kernels": {name: microseconds / 1000 / steps for name, microseconds in kernels.most_common(TOP_KERNELS)},
     }
+
+
+def median_step(events: Iterable[dict[str, Any]], steps: int) -> dict[str, float]:
+    """Milliseconds of a usual step, and in which nothing runs: the profiler itself holds up some of them."""
+    ordered = sorted(events, key=lambda event: event["ts"])
+    counts = Counter(event["name"] for event in ordered)
+    begins = next((name for name in counts if counts[name] == steps), None)  # once a step, the first of them
+    marks = [at for at, event in enumerate(ordered) if event["name"] == begins]
+    each = [ordered[a:b] for a, b in pairwise(marks)]
+    took = [ordered[b]["ts"] - ordered[a]["ts"] for a, b in pairwise(marks)]
+    if not took:
+        return {}
+    idle = [whole - busy(part) for whole, part in zip(took, each, strict=True)]
+    return {"ms": statistics.median(took) / 1000, "idle_ms": statistics.median(idle) / 1000}
 
 
 def gaps(events: Iterable[dict[str, Any]]) -> Counter[str]:
