@@ -345,7 +345,7 @@ def bootstrap_of_median(values: list[float]) -> list[float]:
 
 
 def shares(done: Any, seconds: float) -> dict[str, float]:
-    """Shares of the wall clock. Scoring is the device's time for it, on a stream of its own; all of it may overlap."""
+    """Shares of the wall clock. Scoring is the device's time for it; scheduling and tree are the host's, beside it."""
     last = done.record.sample
     parts = {"scoring": last.seconds_scoring, "scheduling": last.seconds_scheduling, "tree": last.seconds_search}
     return {f"share_{name}": part / seconds for name, part in parts.items()}
