@@ -1,0 +1,89 @@
+"""What the speed benchmarks compute from what they see: idle time, ratios, drawn lengths, rooms."""
+
+import os
+import statistics
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):  # they set some
+    import gpu_speed
+    import speed_parts
+    import step_profile
+
+
+def kernel(name: str, begin: float, length: float, stream: int = 7) -> dict:
+    return {"name": name, "ts": begin, "dur": length, "args": {"stream": stream}}
+
+
+def steps(count: int, *, pause: float = 0.0, held_up: int = -1) -> list[dict]:
+    """Steps of 100 us: 60 us of two kernels that overlap by 10, 40 us of nothing; one may be held up."""
+    found, now = [], 1000.0
+    for number in range(count):
+        found += [kernel("first", now, 30), kernel("second", now + 20, 40, stream=8)]
+        now += 100 + (pause if number == held_up else 0)
+    return found
+
+
+def test_work_side_by_side_counts_once():
+    assert step_profile.busy(steps(3)) == pytest.approx(180)
+    assert step_profile.busy(reversed(steps(3))) == pytest.approx(180)
+    assert step_profile.busy([kernel("long", 0, 100), kernel("inside", 10, 20), kernel("after", 90, 30)]) == 120
+
+
+def test_idle_time_is_named_by_what_ran_around_it():
+    assert step_profile.gaps(steps(3, pause=500, held_up=1)) == {"second > first": pytest.approx(40 + 540)}
+
+
+def test_one_step_that_is_held_up_is_not_the_usual_one():
+    usual = step_profile.median_step(steps(9, pause=5000, held_up=4), 9)
+    assert usual == {"ms": pytest.approx(0.1), "idle_ms": pytest.approx(0.04)}
+    assert step_profile.median_step(steps(3), 4) == {}  # nothing runs once a step
+
+
+def test_ratios_are_of_neighbours_and_the_interval_holds_the_median():
+    speeds = [(100.0, 99.0), (50.0, 50.0), (200.0, 202.0)]  # the machine's speed changes from turn to turn
+    rounds = [{"stock": {"tokens_per_second": a}, "scoring": {"tokens_per_second": b}} for a, b in speeds]
+    found = gpu_speed.summarise(rounds)["scoring"]["ratio"]
+    assert found["each"] == pytest.approx([0.99, 1.0, 1.01]) and found["median"] == pytest.approx(1.0)
+    low, high = found["interval"]
+    assert low == pytest.approx(0.99) and high == pytest.approx(1.01)
+
+
+def test_completed_traces_per_second_are_of_all_turns_together():
+    runs = [
+        {"policy": "step", "completed": 10, "seconds": 10.0}, {"policy": "step", "completed": 30, "seconds": 10.0},
+        {"policy": "gambit", "completed": 80, "seconds": 20.0}, {"policy": "sc", "completed": 10, "seconds": 4.0},
+    ]  # fmt: skip
+    found = gpu_speed.compare(runs)
+    assert found["completed_per_second"] == {"step": 2.0, "gambit": 4.0, "sc": 2.5}
+    assert found["ratios"] == {"gambit / step": 2.0, "gambit / sc": 1.6}
+    assert gpu_speed.compare(runs[:2])["ratios"] == {}
+
+
+def test_a_childs_length_is_of_the_same_distribution_given_that_it_exceeds_its_prefix():
+    lengths = speed_parts.Lengths(median=1000, seed=3)
+    rooted = lengths.rooted(2000)
+    assert rooted == speed_parts.Lengths(median=1000, seed=3).rooted(2000)
+    assert statistics.median(rooted) == pytest.approx(1000, rel=0.05)
+    longer = sorted(length for length in rooted if length > 1500)
+    children = sorted(lengths.of(trace, inherited=1500) for trace in range(2000, 4000))
+    assert children[0] > 1500
+    assert statistics.median(children) == pytest.approx(statistics.median(longer), rel=0.05)
+    assert lengths.of(1, inherited=4000) == 4001  # nothing is longer than the longest
+
+
+def test_the_room_is_one_in_which_the_wanted_share_completes():
+    room, capacity, block = 20_000, 64, 16
+    median = speed_parts.saturating_median(room, capacity, block, 0.5, range(2))
+    shares = [
+        speed_parts.share_completing(speed_parts.Lengths(median, seed), order, room, capacity, block)
+        for seed in range(2)
+        for order in range(8)
+    ]
+    assert statistics.mean(shares) == pytest.approx(0.5, abs=0.02)
+    short = speed_parts.Lengths(median / 8, 0)
+    assert speed_parts.share_completing(short, 0, room, capacity, block) == 1.0
