@@ -28,7 +28,7 @@ from engine_setups import (
 )
 from gambit import SearchConfig, Solver, models
 from gambit import events as ev
-from gambit.errors import EngineError, UserError
+from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.pawn.puzzles import Level, Split, generate
 from gambit.record import fold
 from gambit.scorers.base import ScorerInfo
@@ -263,8 +263,24 @@ def test_an_untested_version_warns(monkeypatch):
     from gambit.engines.vllm import adapter
 
     monkeypatch.setattr(adapter, "VERSION", "0.99.0")
-    with pytest.warns(UserWarning, match=r"0\.99\.0 on cpu has not been tried"), pytest.raises(UserError):
+    with pytest.warns(GambitWarning, match=r"0\.99\.0 on cpu has not been tried"), pytest.raises(UserError):
         start_own_vllm(no_such_option=1)
+
+
+def test_a_command_shows_what_the_engine_warns_of(tmp_path):
+    """Warnings of libraries are dropped there."""
+    from typer.testing import CliRunner
+
+    from gambit.cli import app
+
+    options = ("--engine-option", "fused_scorer=true", "--kv-budget-tokens", "64", "--max-new-tokens", "20")
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["solve", "a = 2; b = 3; c = a * b; c?", "--engine", "vllm", "--capacity", "1", *options,
+              "--engine-option", f"kv_cache_memory_bytes={64 << 20}", "--out", str(tmp_path / "run")],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "warning: the scorer is not fused into one kernel: vLLM finds no Triton here" in done.stderr
+    assert "warning: the KV budget is too small for vLLM's self-check" in done.stderr
 
 
 # -- the self-check ----------------------------------------------------------------------------------------------

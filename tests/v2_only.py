@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine_setups import SAMPLED, finish, open_search, random_mlp, spec, start_own_vllm, tokens_of, worker_of
+from gambit.errors import GambitWarning
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import BlendScorer
 from gambit.types import TraceKey
@@ -34,7 +35,7 @@ def test_a_fused_scorer_that_is_wrong_is_not_used():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fused(scorer.two_layers, 9, like, lambda states: scorer.logits(states).sigmoid()) is not None
-    with pytest.warns(UserWarning, match="wrong by"):
+    with pytest.warns(GambitWarning, match="wrong by"):
         assert fused(scorer.two_layers, 9, like, lambda states: scorer.logits(states).sigmoid() + 0.1) is None
 
 

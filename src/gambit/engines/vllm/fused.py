@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm.triton_utils import tl, triton
+from vllm.triton_utils import HAS_TRITON, tl, triton
 
 from gambit.engines.vllm import adapter
+from gambit.errors import GambitWarning
 from gambit.scorers.base import TwoLayers
 
 TILE_ROWS, TILE_WIDTH, TILE_HIDDEN = 64, 16, 128  # of 256 rows and 512 units: 128 programs, nearly all of an H200
@@ -133,6 +134,8 @@ def fused(
 ) -> FusedScorer | None:
     """The kernel, if it compiles and scores random states as the scorer itself does. `like`: [1, hidden]."""
     try:
+        if not HAS_TRITON:
+            raise RuntimeError("vLLM finds no Triton here")
         scorer = FusedScorer(layers, most_rows, like.dtype)
         for num_rows in sorted({1, most_rows // 2 + 1, most_rows}):
             states = torch.randn(num_rows, like.shape[1], device=like.device).to(like.dtype)
@@ -142,6 +145,6 @@ def fused(
             if not error < MOST_ERROR * (1 if layers.is_logit else 1 + float(np.abs(found).max())):
                 raise RuntimeError(f"scores of {num_rows} rows are wrong by {error:.3g}")
     except Exception as error:
-        warnings.warn(f"the scorer is not fused into one kernel: {error}", stacklevel=2)
+        warnings.warn(f"the scorer is not fused into one kernel: {error}", GambitWarning, stacklevel=2)
         return None
     return scorer

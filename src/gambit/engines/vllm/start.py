@@ -23,7 +23,7 @@ from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
 from gambit.engines.vllm.versions import is_tested, note_on
 from gambit.engines.vllm.weights import weights_folder
-from gambit.errors import EngineError, UserError
+from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.prompts import Tokenizer, load_tokenizer
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 
@@ -79,7 +79,9 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
 
 def _check(engine: VllmEngine, vocab_size: int) -> None:
     if not has_room(engine):
-        warnings.warn("the KV budget is too small for vLLM's self-check, which is left out", stacklevel=4)
+        warnings.warn(
+            "the KV budget is too small for vLLM's self-check, which is left out", GambitWarning, stacklevel=4
+        )
         return
     try:
         self_check(engine, vocab_size)
@@ -118,7 +120,7 @@ def _prepare_environment() -> None:
 def _warn_if_untested(adapter: Any) -> None:
     note = note_on(adapter.VERSION, adapter.current_platform.device_type)
     if note is not None:
-        warnings.warn(note, stacklevel=3)
+        warnings.warn(note, GambitWarning, stacklevel=3)
 
 
 def _wants_own_process(wish: bool | None) -> bool:

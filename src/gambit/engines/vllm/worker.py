@@ -20,6 +20,7 @@ from gambit.engines.vllm.histories import ThoughtOrders
 from gambit.engines.vllm.messages import GambitConfig, Order
 from gambit.engines.vllm.recorded import RecordedScorer, cuda_recorder
 from gambit.engines.vllm.side import DeviceRows, SideStream
+from gambit.errors import GambitWarning
 from gambit.scorers.base import HistoryScorer, ScorerInfo, SplitScorer, ThoughtBatch
 from gambit.scorers.history import ThoughtMemory, on_device
 
@@ -117,7 +118,9 @@ class GambitWorker(adapter.Worker):
         try:
             return RecordedScorer(self._device_scorer, like, most_rows, cuda_recorder(self._side.stream))
         except RuntimeError as error:
-            warnings.warn(f"the scorer is run kernel by kernel: it cannot be recorded ({error})", stacklevel=2)
+            warnings.warn(
+                f"the scorer is run kernel by kernel: it cannot be recorded ({error})", GambitWarning, stacklevel=2
+            )
             return None
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
