@@ -148,6 +148,23 @@ def test_failures_count_as_wrong_and_cost_nothing() -> None:
     assert any("1 searches failed" in caution for caution in cautions(summary_of(rows)))
 
 
+def test_single_traces_are_compared_by_problem_where_both_have_completed_any() -> None:
+    shares = {"sc": (0, 1, 2, 4, 0, 0, 1), "gambit": (0, 2, 3, 4, 1, 0, None)}  # right ones of four, or none completed
+    rows = [
+        row(variant, i, True, right_traces=right or 0, completed=0 if right is None else 4)
+        for variant, rights in shares.items()
+        for i, right in enumerate(rights)
+    ]
+    cells = {cell.variant: cell for cell in summary_of(rows).cells}
+    gain = cells["gambit"].trace_gain
+    assert gain.value == pytest.approx((1 + 1 + 0 + 1) / 4 / 6) and 0 < gain.low < gain.value < gain.high
+    assert cells["sc"].trace_gain is None
+    assert cells["sc"].coverage.value == pytest.approx(4 / 7) and cells["gambit"].coverage.value == pytest.approx(4 / 7)
+    [table] = [table for table in all_tables(summary_of(rows)) if table.title == "Traces"]
+    assert table.columns[-2:] == ("against sc", "some trace right %")
+    assert table.rows[0][-2] == "–" and table.rows[1][-2].startswith("+12.5 points (+")
+
+
 def test_only_problems_that_all_have_searched_are_compared() -> None:
     rows = two(6, (6, 0))[:-2]  # gambit lacks the last two
     summary = summarise(rows, [Variant("sc", "sc", {}), Variant("gambit", "gambit", {})], ["b"], [0], 12)

@@ -493,6 +493,7 @@ def test_the_reports_figures_are_those_of_the_logs(whole: Path, recomputed: dict
     shares = [facts["right_share"](facts["gold"]) for facts in flat]
     assert all(share is not None for share in shares)
     assert cell["trace_accuracy"]["value"] == pytest.approx(np.mean(shares))
+    assert cell["coverage"]["value"] == pytest.approx(np.mean([share > 0 for share in shares]))
 
 
 def test_the_rows_lengths_are_those_of_the_logs(whole: Path, recomputed: dict) -> None:

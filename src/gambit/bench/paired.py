@@ -62,6 +62,12 @@ class ProblemTable:
         good = [[row for row in self.rows[variant, name] if row.error is None] for name in self.problems]
         return np.array([mean_of(map(measure, rows)) for rows in good])
 
+    def known(self, *columns: Floats) -> tuple[list[Floats], Indices]:
+        """Of numbers per problem, those of the problems that have all of them, and how to resample these."""
+        are_known = ~np.isnan(columns).any(axis=0)
+        draws = self.draws if are_known.all() else resamples(int(are_known.sum()))
+        return [column[are_known] for column in columns], draws
+
 
 def mean_of(values: Iterable[float]) -> float:
     listed = list(values)

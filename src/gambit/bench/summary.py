@@ -36,6 +36,8 @@ class Cell:
     num_turns: int  # how often the methods took turns on the machine
     accuracy: Interval
     trace_accuracy: Interval | None  # of a single completed trace
+    trace_gain: Interval | None  # that, minus the baseline's, paired by problem
+    coverage: Interval  # how often some completed trace is right
     tokens: Interval | None
     token_ratio: Interval | None  # to the baseline's, paired by problem
     seconds: Interval | None
@@ -180,6 +182,8 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         num_turns=len(turns),
         accuracy=st.share_interval(table.means(variant, lambda row: row.correct), table.draws),
         trace_accuracy=_trace_accuracy(table, variant),
+        trace_gain=_trace_gain(table, variant, baseline),
+        coverage=st.share_interval(table.means(variant, lambda row: row.right_traces > 0), table.draws),
         tokens=_cost(table, variant, _tokens),
         token_ratio=_ratio(table, variant, baseline, _tokens),
         seconds=_mean_seconds(table, variant, turns),
@@ -217,23 +221,15 @@ def _average(rows: Sequence[Row], measure: Measure) -> float:
 
 
 def _cost(table: ProblemTable, variant: str, measure: Measure) -> Interval | None:
-    values = table.costs(variant, measure)
-    values = values[~np.isnan(values)]
-    if len(values) == 0:
-        return None
-    draws = table.draws if len(values) == len(table.problems) else st.resamples(len(values))
-    return st.mean_interval(values, draws)
+    [values], draws = table.known(table.costs(variant, measure))
+    return st.mean_interval(values, draws) if len(values) else None
 
 
 def _ratio(table: ProblemTable, variant: str, baseline: str, measure: Measure) -> Interval | None:
     if variant == baseline:
         return None
-    mine, theirs = table.costs(variant, measure), table.costs(baseline, measure)
-    both = ~np.isnan(mine) & ~np.isnan(theirs)
-    if not both.any():
-        return None
-    draws = table.draws if both.all() else st.resamples(int(both.sum()))
-    return st.ratio_interval(mine[both], theirs[both], draws)
+    [mine, theirs], draws = table.known(table.costs(variant, measure), table.costs(baseline, measure))
+    return st.ratio_interval(mine, theirs, draws) if len(mine) else None
 
 
 def _mean_seconds(table: ProblemTable, variant: str, turns: Turns) -> Interval | None:
@@ -263,17 +259,21 @@ def _by_turn(above: st.Floats, below: st.Floats, turns: Turns) -> Interval | Non
 
 
 def _trace_accuracy(table: ProblemTable, variant: str) -> Interval | None:
-    """Over problems with a completed trace."""
-    shares = np.array(
-        [
-            mean_of(row.right_traces / row.completed for row in table.rows[variant, name] if row.completed)
-            for name in table.problems
-        ]
-    )
-    shares = shares[~np.isnan(shares)]
-    if len(shares) == 0:
+    [shares], draws = table.known(_right_shares(table, variant))
+    return st.share_interval(shares, draws) if len(shares) else None
+
+
+def _trace_gain(table: ProblemTable, variant: str, baseline: str) -> Interval | None:
+    if variant == baseline:
         return None
-    return st.share_interval(shares, st.resamples(len(shares)))
+    [mine, theirs], draws = table.known(_right_shares(table, variant), _right_shares(table, baseline))
+    return st.mean_interval(mine - theirs, draws) if len(mine) else None
+
+
+def _right_shares(table: ProblemTable, variant: str) -> st.Floats:
+    """Of the completed traces, by problem; not a number where there is none."""
+    rows = ([row for row in table.rows[variant, name] if row.completed] for name in table.problems)
+    return np.array([mean_of(row.right_traces / row.completed for row in found) for found in rows])
 
 
 def _revotes(table: ProblemTable, variant: str) -> dict[str, Interval]:

@@ -217,13 +217,16 @@ def _memory(summary: Summary) -> Table:
 def _traces(summary: Summary) -> Table:
     return _cells(
         summary, "Traces",
-        "Means a search; one trace: how often a single completed trace is right.",
+        "Means a search. One trace right: how often a single completed trace is, and how much more often than the "
+        f"{summary.baseline} method's, paired by problem; some trace right: how often at least one of them is.",
         [
             ("completed", lambda c: f"{c.completed:,.1f}"),
             ("branched", lambda c: f"{c.branched:,.1f}"),
             ("pruned", lambda c: f"{c.pruned:,.1f}"),
             ("tokens reused", lambda c: f"{c.reused:,.0f}"),
             ("one trace right %", lambda c: _percent(c.trace_accuracy)),
+            (f"against {summary.baseline}", lambda c: _points(c.trace_gain)),
+            ("some trace right %", lambda c: _percent(c.coverage)),
         ],
     )  # fmt: skip
 
@@ -267,8 +270,8 @@ def _percent(x: Interval | None) -> str:
     return "–" if x is None else f"{100 * x.value:.1f} ({100 * x.low:.1f} to {100 * x.high:.1f})"
 
 
-def _points(x: Interval) -> str:
-    return f"{_signed(100 * x.value)} points ({_signed(100 * x.low)} to {_signed(100 * x.high)})"
+def _points(x: Interval | None) -> str:
+    return "–" if x is None else f"{_signed(100 * x.value)} points ({_signed(100 * x.low)} to {_signed(100 * x.high)})"
 
 
 def _change(ratio: Interval | None) -> str:

@@ -49,6 +49,7 @@ VERSION: str = vllm.__version__.partition("+")[0]
 _ROWS = "gambit_rows"  # attribute of ModelRunnerOutput; a plain attribute survives the way between processes
 _THOUGHTS = "gambit_thoughts"  # of SchedulerOutput, likewise
 _COPIES = "gambit_copies"  # likewise
+RUNNING = RequestStatus.RUNNING
 _POLL_SECONDS = 0.5
 SWITCH_SECONDS = 0.0002
 
@@ -225,10 +226,6 @@ def blocks_only_grow(scheduler: Any) -> bool:
     """Whether a running request keeps its blocks, and new ones come at the end; a sliding window gives some back."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
-
-
-def is_running(request: Any) -> bool:
-    return request.status is RequestStatus.RUNNING
 
 
 def newly_scheduled(scheduler_output: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """A two-layer scorer as one kernel among the model's own, which writes its result where the host reads it.
 
 No second stream, no copy, nothing to wait for: the tokens that vLLM waits for anyway are sampled after it. With the
-same scorer on a stream of its own an H200 is idle for 0.18 ms more of every step (0.25 instead of 0.07).
+same scorer on a stream of its own an H200 is idle for 0.17 ms more of every step (0.25 instead of 0.08).
 """
 
 from __future__ import annotations

@@ -51,4 +51,4 @@ def _is_complete(child: Any) -> bool:
 def _has_computed(parent: Any, count: int, planned: dict[str, int]) -> bool:
     """Its first tokens, in steps before this one; those still under way are computed before the blocks are copied."""
     before = int(parent.num_computed_tokens) - planned.get(parent.request_id, 0)
-    return before >= count and adapter.is_running(parent)
+    return before >= count and parent.status is adapter.RUNNING

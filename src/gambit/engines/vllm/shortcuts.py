@@ -13,12 +13,12 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from gambit.engines.vllm import adapter
+from gambit.engines.vllm.adapter import RUNNING
 
 NO_TOKEN = -1
-RUNNING = RequestStatus.RUNNING
 # Since 0.27 vLLM counts what is under way, and after a preemption what of that is stale.
 _COUNTS_FLIGHT = "num_in_flight_tokens" in Request.__init__.__code__.co_names
 _STALE = "num_stale_output_tokens" if _COUNTS_FLIGHT else "async_tokens_to_discard"

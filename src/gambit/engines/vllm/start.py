@@ -57,11 +57,9 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     is_cpu = adapter.current_platform.is_cpu()
     tokenizer = tokenizer or load_tokenizer(model)
-    short_cuts = is_tested(adapter.VERSION) if own["short_cuts"] is None else bool(own["short_cuts"])
-    fused_scorer = not is_cpu if own["fused_scorer"] is None else bool(own["fused_scorer"])
-    gambit = GambitConfig(
-        scorer, own["exact_noise"] is not False, config.kv_budget_tokens, short_cuts, fused_scorer
-    )  # fmt: skip
+    short_cuts = _unless_said(own["short_cuts"], is_tested(adapter.VERSION))
+    fused_scorer = _unless_said(own["fused_scorer"], not is_cpu)
+    gambit = GambitConfig(scorer, own["exact_noise"] is not False, config.kv_budget_tokens, short_cuts, fused_scorer)
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
         vllm_config = _build(adapter, _options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
@@ -125,7 +123,11 @@ def _warn_if_untested(adapter: Any) -> None:
 
 def _wants_own_process(wish: bool | None) -> bool:
     """In this process unless asked: nothing then happens between two steps, and the same seed gives the same tree."""
-    return os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1" if wish is None else wish
+    return _unless_said(wish, os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "1")
+
+
+def _unless_said(wish: bool | None, usual: bool) -> bool:
+    return usual if wish is None else bool(wish)
 
 
 @contextmanager

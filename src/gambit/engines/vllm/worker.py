@@ -143,12 +143,7 @@ class GambitWorker(adapter.Worker):
         if states is None:
             return super().sample_tokens(grammar_output)
         rows = DeviceRows(self._side)
-        scored = self._layers.join(states, adapter.inner_states(self.model_runner))
-        if self._fused is not None and self.is_driver_worker:  # nobody asks the others
-            rows.expect(self._fused.score(scored))
-        if self._fused is None or self._noise.embedding_size:
-            with rows.computed(states, scored):
-                rows.send(self._score(states, scored))
+        self._read(states, rows)
         late = self._check(states)
         if self._looks_at_logits:
             self._rows = self._noise.known(adapter.row_ids(self.model_runner))
@@ -164,6 +159,15 @@ class GambitWorker(adapter.Worker):
         if isinstance(output, adapter.AsyncModelRunnerOutput):
             return _AsyncRows(output, rows)
         return adapter.attach_rows(output, rows.values()) if output.req_ids else output
+
+    def _read(self, states: torch.Tensor, rows: DeviceRows) -> None:
+        """What is made of states: scores among the model's own work where one kernel makes them, all else beside it."""
+        scored = self._layers.join(states, adapter.inner_states(self.model_runner))
+        if self._fused is not None and self.is_driver_worker:  # nobody asks the others
+            rows.expect(self._fused.score(scored))
+        if self._fused is None or self._noise.embedding_size:
+            with rows.computed(states, scored):
+                rows.send(self._score(states, scored))
 
     def _score(self, states: torch.Tensor, scored: torch.Tensor) -> dict[str, torch.Tensor]:
         """`scored` is what the scorer reads: states of its layers."""
