@@ -15,7 +15,7 @@ import numpy as np
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from gambit.engines.vllm import adapter
+from gambit.engines.vllm.compat import adapter
 from gambit.engines.vllm.messages import RowValues
 from speed_parts import CLOCK
 

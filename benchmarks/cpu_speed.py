@@ -27,9 +27,10 @@ os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HU
 
 import torch  # vLLM reads the environment when it is imported, and some of it with torch
 
-from gambit.engines.local.native import native_decode
-from gambit.models import SCORER_FILE, locate
-from gambit.prompts import boundary_rule, load_tokenizer
+from gambit.engines.local.decode.native import native_decode
+from gambit.models.files import SCORER_FILE, locate
+from gambit.text.boundary import boundary_rule
+from gambit.text.tokenizers import load_tokenizer
 
 PUZZLE = "a = 17; b = 61; c = a * b; d = c - a; e = b + d; f = e * c; g = f - b; h = g * a; h?"
 RIVALS = ("vllm", "generate")
@@ -53,8 +54,8 @@ class Local:
         self._prompt, self._pool, self._round = tuple(prompt), pool, 0
 
     def run(self, tokens: int, chunk: int) -> Iterator[int]:
+        from gambit.core.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
         from gambit.engines.base import SearchSpec
-        from gambit.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
 
         self._round += 1
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=self._round)

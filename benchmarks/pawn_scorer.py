@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from gambit import SearchConfig, Solver
-from gambit import events as ev
+from gambit.core import events as ev
+from gambit.core.problem import Problem
+from gambit.core.tree import TraceState
 from gambit.pawn import Puzzle, Split, generate
 from gambit.pawn.judge import FRACTIONS, judge
 from gambit.pawn.scorer import within_puzzle_auc
-from gambit.record import SearchRecord, fold
-from gambit.solver import Problem
-from gambit.tree import TraceState
+from gambit.results.record import SearchRecord, fold
 
 RESAMPLES = 2000
 

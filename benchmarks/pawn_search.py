@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 
 from gambit import SearchConfig, Solver
-from gambit import events as ev
+from gambit.core import events as ev
+from gambit.core.problem import Problem
+from gambit.core.tree import TraceState, TraceTree
+from gambit.core.types import EndReason
 from gambit.pawn.puzzles import Puzzle, Split, generate
-from gambit.record import SearchRecord, fold
-from gambit.solver import Problem
-from gambit.tree import TraceState, TraceTree
-from gambit.types import EndReason
-from gambit.vote import VoteKind
+from gambit.results.record import SearchRecord, fold
+from gambit.results.vote import VoteKind
 
 RESAMPLES = 10_000
 

@@ -18,10 +18,10 @@ import statistics
 import time
 from pathlib import Path
 
-from gambit.engines.vllm.book import TraceBook
+from gambit.core.types import PressureAction
+from gambit.engines.vllm.inside.trace_table import TraceBook
 from gambit.engines.vllm.messages import Announcement, Order
 from gambit.scorers.simple import ConstantScorer
-from gambit.types import PressureAction
 from search_scale import exponent
 
 POOL = 64

@@ -23,16 +23,16 @@ from pathlib import Path
 
 import torch
 
-from gambit.config import EngineConfig, SearchConfig
-from gambit.problems import read_problems, shard_of
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import add_metrics, save_checkpoint
+from gambit.storage.problems import read_problems, shard_of
 from gambit.training.collect import Collector, Plan
 from gambit.training.dataset import Division
 from gambit.training.fit import Fitted
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.train import Trained, TrainPlan, best_of, datasets_of, train
-from gambit.types import StatePosition
 
 
 class Clock:

@@ -27,14 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-from gambit import events as ev
-from gambit.config import BranchPoint, SearchSettings
-from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.prompts import BoundaryRule
-from gambit.search.loop import Hooks, Search
-from gambit.search.tournament import Tournament
-from gambit.sink import EventSink
-from gambit.types import (
+from gambit.config.options import BranchPoint
+from gambit.config.presets import SearchSettings
+from gambit.core import events as ev
+from gambit.core.types import (
     Admitted,
     Aggregation,
     EndReason,
@@ -48,6 +44,11 @@ from gambit.types import (
     TraceKey,
     TraceSpec,
 )
+from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.search.loop import Hooks, Search
+from gambit.search.policies.tournament import Tournament
+from gambit.storage.run_folder import EventSink
+from gambit.text.boundary import BoundaryRule
 
 THOUGHT_TOKENS = 100  # on average
 CHECK_INTERVAL = 200

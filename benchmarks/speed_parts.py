@@ -172,7 +172,7 @@ class NoTokenizer:
 def start_ours(
     model: str, shape: str, room: Room, *, exact_noise: bool = False, layers: tuple[int, ...] = (-1,), **more: Any
 ) -> Any:
-    from gambit.config import EngineConfig
+    from gambit.config.options import EngineConfig
     from gambit.engines.vllm import start
 
     own = {"own_process": True, "exact_noise": exact_noise}
@@ -274,10 +274,10 @@ class Pool:
 
 def run_pool(engine: Watched, pool: Pool, number: int, shape: str) -> tuple[Any, float]:
     """One search to its end; gives it and its seconds."""
-    from gambit import registry
+    from gambit.config import registry
     from gambit.engines.base import SearchSpec
-    from gambit.prompts import BoundaryRule
     from gambit.search.loop import Hooks, Search, run_searches
+    from gambit.text.boundary import BoundaryRule
 
     settings = settings_of(pool)
     policy: Any = registry.load("gambit.policies", pool.policy)
@@ -297,8 +297,9 @@ def ignore(event: object) -> None:
 
 
 def settings_of(pool: Pool) -> Any:
-    from gambit.config import BranchPoint, SearchSettings
-    from gambit.types import Sampling
+    from gambit.config.options import BranchPoint
+    from gambit.config.presets import SearchSettings
+    from gambit.core.types import Sampling
 
     return SearchSettings(
         policy=pool.policy, capacity=pool.capacity, num_traces=pool.capacity, swap_size=pool.swap_size,
@@ -310,7 +311,7 @@ def settings_of(pool: Pool) -> Any:
 
 
 def header_of(pool: Pool) -> Any:
-    from gambit import events as ev
+    from gambit.core import events as ev
 
     return ev.RunStarted(
         format=ev.LOG_FORMAT, problem_id="speed", question="", policy=pool.policy, vote="majority",

@@ -90,7 +90,7 @@ def start(model: str, scorer: object = None, *, kv_budget_tokens: int | None = N
     import torch
 
     from engine_setups import ProjectionScorer
-    from gambit.config import EngineConfig
+    from gambit.config.options import EngineConfig
     from gambit.engines.vllm.start import start_vllm
 
     is_cpu = not torch.cuda.is_available()
@@ -160,7 +160,7 @@ def states(engine: object, model: str, layers: tuple[int, ...] = (-1,)) -> dict:
 def branch(engine: object) -> dict:
     """Greedy children and the ledger; in half precision a near tie may part a child from its parent."""
     from engine_setups import GREEDY, finish, open_search, run, spec, tokens_of
-    from gambit.types import TraceKey
+    from gambit.core.types import TraceKey
 
     open_search(engine, stops=())
     engine.submit([spec(0, sampling=GREEDY), spec(1)])
@@ -180,7 +180,7 @@ def branch(engine: object) -> dict:
 def pressure(model: str) -> dict:
     """Gambit in a third of the room: nothing queued, every victim right, every invariant."""
     from engine_setups import PROMPT, RULE
-    from gambit import events as ev
+    from gambit.core import events as ev
     from searching import check_victims, make_settings, run_one
 
     found = {}

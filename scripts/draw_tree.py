@@ -9,10 +9,10 @@ import argparse
 import itertools
 from pathlib import Path
 
-from gambit import events as ev
-from gambit.record import SearchRecord
-from gambit.tree import Trace, TraceState
-from gambit.types import RunningScore
+from gambit.core import events as ev
+from gambit.core.tree import Trace, TraceState
+from gambit.core.types import RunningScore
+from gambit.results.record import SearchRecord
 
 WIDTH, ROW, LEFT, TOP = 960, 7, 24, 64
 ENDS = {TraceState.PRUNED: "×", TraceState.GHOST: "○"}

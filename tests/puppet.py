@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gambit.core.types import (
+    Admitted,
+    PressureAction,
+    Progress,
+    SearchStep,
+    StepBatch,
+    StepSeconds,
+    TraceKey,
+    TraceSpec,
+)
 from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.types import Admitted, PressureAction, Progress, SearchStep, StepBatch, StepSeconds, TraceKey, TraceSpec
 
 
 @dataclass

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.engines.confidence import ConfidenceTracks
-from gambit.types import (
+from gambit.core.types import (
     Admitted,
     Aggregation,
     EndReason,
@@ -27,6 +25,8 @@ from gambit.types import (
     TraceKey,
     TraceSpec,
 )
+from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.engines.shared.confidence import ConfidenceTracks
 
 
 @dataclass

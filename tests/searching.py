@@ -6,15 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gambit import events as ev
-from gambit.config import BranchPoint, SearchSettings
+from gambit.config.options import BranchPoint
+from gambit.config.presets import SearchSettings
+from gambit.core import events as ev
+from gambit.core.types import Aggregation, Sampling
 from gambit.engines.base import Engine, SearchSpec
-from gambit.prompts import BoundaryRule
 from gambit.search.choice import load_policy
-from gambit.search.facts import Hooks
 from gambit.search.loop import Search, run_searches
-from gambit.search.policy import needs_of
-from gambit.types import Aggregation, Sampling
+from gambit.search.policies.base import needs_of
+from gambit.search.recorder import Hooks
+from gambit.text.boundary import BoundaryRule
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit import _grader_worker, answers
-from gambit.answers import AnswerKind, Grader, canonical, extractor_for
-from gambit.errors import EngineError, UserError
+from gambit.core.errors import EngineError, UserError
+from gambit.text import _grader_worker, answers
+from gambit.text.answers import AnswerKind, Grader, canonical, extractor_for
 
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "answers.jsonl").read_text().splitlines()]
 READY = "print('{\"ready\": true}', flush=True);"
@@ -372,7 +372,7 @@ def test_any_thread_may_grade(grader: Grader) -> None:
 
 PARENT = """
 import sys, threading, time
-from gambit.answers import Grader
+from gambit.text.answers import Grader
 grader = Grader(deadline_seconds={deadline})
 assert grader.equivalent("x=5", "5")
 print(grader._worker._process.pid, flush=True)

@@ -4,14 +4,23 @@ import dataclasses
 
 import pytest
 
-from gambit import events as ev
-from gambit.config import SearchConfig
-from gambit.errors import UserError
-from gambit.record import fold
+from gambit.config.options import SearchConfig
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.types import (
+    Admitted,
+    EndReason,
+    Evicted,
+    Finished,
+    OnPressure,
+    PressureAction,
+    SearchStep,
+    ThoughtScore,
+)
+from gambit.results.record import fold
 from gambit.search.choice import check_search, load_policy, policy_options, with_fixed_pool
-from gambit.search.policy import PoolView, Start
-from gambit.search.step import StepOptions
-from gambit.types import Admitted, EndReason, Evicted, Finished, OnPressure, PressureAction, SearchStep, ThoughtScore
+from gambit.search.policies.base import PoolView, Start
+from gambit.search.policies.step import StepOptions
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gambit import events as ev
 from gambit.bench import figures
 from gambit.bench.folder import BenchmarkInfo, Plan, create
 from gambit.bench.meter import NUM_MOMENTS, productive_tokens, series_of
 from gambit.bench.paired import ProblemTable
-from gambit.bench.progress import BenchProgress
 from gambit.bench.recipe import Variant, recipe_from
 from gambit.bench.report import write_report
 from gambit.bench.rows import Row, RowWriter, Series, Spent
 from gambit.bench.summary import Summary, summarise
 from gambit.bench.tables import all_tables, cautions, findings
-from gambit.errors import UserError
-from gambit.tree import TraceTree
-from gambit.types import Aggregation, EndReason
+from gambit.cli.bench_progress import BenchProgress
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.tree import TraceTree
+from gambit.core.types import Aggregation, EndReason
 
 
 def row(variant: str, problem: int, correct: bool, *, seed: int = 0, benchmark: str = "b", **more: object) -> Row:
@@ -305,7 +305,7 @@ def test_the_bar_fits_60_columns_and_shows_accuracy_and_the_time_left() -> None:
 
 def test_the_time_left_counts_this_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 100.0, 110.0])
-    monkeypatch.setattr("gambit.bench.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("gambit.cli.bench_progress.time.monotonic", lambda: next(clock))
     progress = BenchProgress(Console(file=StringIO()), is_live=False)
     progress.begin(12, ["sc"], [row("sc", i, True) for i in range(8)])
     progress.on_row(row("sc", 9, True))

@@ -19,8 +19,8 @@ from gambit.bench.folder import create, make_plan
 from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import Row, RowWriter, read_rows
 from gambit.bench.runner import Runner
-from gambit.cli import app
-from gambit.errors import GambitError
+from gambit.cli.app import app
+from gambit.core.errors import GambitError
 from gambit.solver import Solver
 
 SMALL = {

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.census import BlockCensus
+from gambit.engines.vllm.inside.block_usage import BlockCensus
 
 NUM_SEARCHES = 3
 MOVES = st.lists(

@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gambit import events as ev
-from gambit.cli import app
-from gambit.config import EngineConfig, SearchConfig
-from gambit.display import Display, report
-from gambit.record import SearchResult, fold, replay
+from gambit.cli.app import app
+from gambit.cli.display import Display, report
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.core import events as ev
+from gambit.results.record import SearchResult, fold, replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver
@@ -432,7 +432,7 @@ def test_doctor_finds_what_is_here() -> None:
 
 
 def test_doctor_without_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gambit.doctor._torch", lambda: None)
+    monkeypatch.setattr("gambit.cli.doctor._torch", lambda: None)
     outcome = Outcome("doctor")
     assert outcome.code == 1 and "torch does not import" in outcome.out
 

@@ -12,9 +12,10 @@ import torch
 from typer.testing import CliRunner
 
 from collected import make_collection
-from gambit import models
-from gambit.cli import app
-from gambit.scorer_display import show_training
+from gambit.cli.app import app
+from gambit.cli.scorer_display import show_training
+from gambit.core.types import Aggregation, StatePosition
+from gambit.models import files as models
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.simple import ConstantScorer
@@ -22,7 +23,6 @@ from gambit.training.dataset import Division, load_dataset
 from gambit.training.fit import Fitted
 from gambit.training.objectives import recipe_for
 from gambit.training.train import Trained
-from gambit.types import Aggregation, StatePosition
 
 
 class Outcome:

@@ -12,20 +12,21 @@ import pytest
 import torch
 
 from gambit import SearchConfig, Solver
-from gambit import events as ev
-from gambit.answers import extract_boxed
-from gambit.config import EngineConfig
-from gambit.errors import UserError
+from gambit.config.options import EngineConfig
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.problem import Problem
+from gambit.core.types import StatePosition
 from gambit.pawn import Split, parse_puzzle
-from gambit.prompts import boundaries, boundary_rule, load_tokenizer
 from gambit.scorers.base import ScorerInfo
-from gambit.solver import Problem
+from gambit.text.answers import extract_boxed
+from gambit.text.boundary import boundaries, boundary_rule
+from gambit.text.tokenizers import load_tokenizer
 from gambit.training.collect import Collector, Plan, collect
 from gambit.training.dataset import load_dataset
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import read_header, read_index, state_name
-from gambit.types import StatePosition
 
 SEARCH = SearchConfig(max_new_tokens=40, temperature=1.0, top_p=1.0, top_k=0, seed=3)
 TASKS = [Task(Problem(f"a={i}", id=f"p{i}"), "78"[i % 2]) for i in range(6)]

@@ -4,18 +4,9 @@ import json
 
 import pytest
 
-from gambit.config import (
-    PAPER,
-    EngineConfig,
-    ModelDefaults,
-    Preset,
-    SearchConfig,
-    build,
-    preset_for,
-    read_config_file,
-    resolve,
-)
-from gambit.errors import UserError
+from gambit.config.options import EngineConfig, SearchConfig, build, read_config_file
+from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
+from gambit.core.errors import UserError
 
 
 def settle(config=None, preset=Preset(), room=40_000, has_floor=True, **more):  # noqa: B008

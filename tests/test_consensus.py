@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gambit.config import SearchConfig, build
-from gambit.errors import UserError
+from gambit.config.options import SearchConfig, build
+from gambit.core.errors import UserError
+from gambit.core.types import StopReason
+from gambit.results.vote import Ballot, Consensus, VoteKind, tally
 from gambit.search.choice import check_search
 from gambit.search.consensus import check_consensus, is_settled
-from gambit.types import StopReason
-from gambit.vote import Ballot, Consensus, VoteKind, tally
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 from test_search_properties import all_options, make, schedules

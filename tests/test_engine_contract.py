@@ -21,15 +21,9 @@ from engine_setups import (
     starting,
     tokens_of,
 )
-from gambit import events as ev
-from gambit.engines.confidence import summarise
-from gambit.engines.projection import Projection
-from gambit.errors import UserError
-from gambit.prompts import boundaries
-from gambit.record import fold
-from gambit.search.choice import load_policy
-from gambit.search.loop import run_searches
-from gambit.types import (
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.types import (
     EndReason,
     OnPressure,
     PressureAction,
@@ -39,6 +33,12 @@ from gambit.types import (
     StopRule,
     TraceKey,
 )
+from gambit.engines.shared.confidence import summarise
+from gambit.engines.shared.projection import Projection
+from gambit.results.record import fold
+from gambit.search.choice import load_policy
+from gambit.search.loop import run_searches
+from gambit.text.boundary import boundaries
 from searching import POLICY_OPTIONS, make_search, make_settings, run_one
 from tiny import tiny_model
 

@@ -4,12 +4,9 @@ import json
 
 import pytest
 
-from gambit import events as ev
-from gambit.errors import EngineError, UserError
-from gambit.record import fold, replay
-from gambit.search.loop import run_searches
-from gambit.search.policy import Branch, Prune, Start, Stop, Wake
-from gambit.types import (
+from gambit.core import events as ev
+from gambit.core.errors import EngineError, UserError
+from gambit.core.types import (
     Admitted,
     EndReason,
     Evicted,
@@ -20,6 +17,9 @@ from gambit.types import (
     StopReason,
     ThoughtScore,
 )
+from gambit.results.record import fold, replay
+from gambit.search.loop import run_searches
+from gambit.search.policies.base import Branch, Prune, Start, Stop, Wake
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one

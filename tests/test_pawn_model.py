@@ -9,13 +9,14 @@ import pytest
 from safetensors import safe_open
 
 from gambit import SearchConfig, Solver, UserError
-from gambit.demo import MEASURED, unseen_problem
+from gambit.cli.demo import MEASURED, unseen_problem
+from gambit.core.tree import TraceState
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate, parse_puzzle, verify
 from gambit.pawn.vocabulary import encode, render_prompt
-from gambit.prompts import encode_problem, load_tokenizer
-from gambit.record import fold
+from gambit.results.record import fold
 from gambit.scorers.checkpoint import read_metadata
-from gambit.tree import TraceState
+from gambit.text.prompts import encode_problem
+from gambit.text.tokenizers import load_tokenizer
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 

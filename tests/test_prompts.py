@@ -12,25 +12,20 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from builders import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
-from gambit.errors import UserError
-from gambit.prompts import (
-    DEFAULT_SYSTEM_PROMPT,
+from gambit.core.errors import UserError
+from gambit.core.problem import ChatMessage
+from gambit.text.boundary import (
     BoundaryRule,
-    ChatMessage,
-    EncodedPrompt,
     ThoughtState,
     ThoughtTables,
-    Tokenizer,
     advance,
     boundaries,
     boundary_rule,
-    encode_problem,
-    load_tokenizer,
     pack,
-    rule_for,
-    stop_ids,
     unpack,
 )
+from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT, EncodedPrompt, encode_problem, rule_for, stop_ids
+from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
 # "a" plain, "n" a newline, "N" a blank line, "e" ends with a newline, "s" starts with one, "T" closes the thinking
 LETTERS = "anNesT"
@@ -349,7 +344,7 @@ def test_real_templates_close_the_block_only_where_they_can(qwen: Tokenizer, dee
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys, gambit.answers, gambit.vote, gambit.prompts;"
+        "import sys, gambit.text.answers, gambit.results.vote, gambit.text.prompts;"
         "assert not {'torch', 'transformers', 'math_verify', 'sympy', 'jinja2'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

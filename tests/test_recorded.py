@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_setups import HAS_VLLM, open_search, random_mlp, spec, start_own_vllm, worker_of
-from gambit.engines.vllm.recorded import RecordedScorer, sizes_up_to, tensor_cores
+from gambit.engines.vllm.scoring.cuda_graph import RecordedScorer, sizes_up_to, tensor_cores
 from gambit.scorers.base import ThoughtBatch
 
 

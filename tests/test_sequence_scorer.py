@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
+from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import HistoryScorer, PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import load_mlp
 from gambit.scorers.sequence import (
@@ -17,7 +18,6 @@ from gambit.scorers.sequence import (
     save_sequence,
     sequence_info,
 )
-from gambit.types import Aggregation, StatePosition
 from remembering import make_sequence
 
 

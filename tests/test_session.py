@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from gambit.cli.session import prepare_libraries
 from gambit.engines.vllm import versions
-from gambit.session import prepare_libraries
 
 NAME = "VLLM_ENABLE_V1_MULTIPROCESSING"
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from gambit import events as ev
-from gambit.config import SearchConfig
-from gambit.errors import EngineError, GambitWarning, UserError
-from gambit.record import fold, replay
+from gambit.config.options import SearchConfig
+from gambit.core import events as ev
+from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.problem import Problem
+from gambit.core.types import StopReason
+from gambit.results.record import fold, replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
-from gambit.solver import Problem, Solver
-from gambit.types import StopReason
+from gambit.solver import Solver
 from tiny import save_tiny
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -104,12 +105,12 @@ def test_budgets_and_interruptions_reach_the_engine(solver):
 
 
 def test_who_asks_for_more_traces_than_an_engine_runs_at_once_is_told_so(solver, monkeypatch):
-    info = dataclasses.replace(solver.engine.info, most_traces=11)
+    info = dataclasses.replace(solver.engine.info, most_traces=11, most_traces_option="max_num_seqs")
     monkeypatch.setattr(type(solver.engine), "info", property(lambda engine: info))
     with warnings.catch_warnings():
         warnings.simplefilter("error", GambitWarning)
         solver.solve("a=1+2", quick())
-    with pytest.warns(GambitWarning, match=r"12 traces share 11 places.*max_num_seqs=12"):
+    with pytest.warns(GambitWarning, match=r"of 12 traces 11 run at a time.*max_num_seqs=12"):
         first, second = solver.solve_many(["a=1+2", "a=1+3"], quick(), concurrency=2)
     assert len(first.warnings) + len(second.warnings) == 1
 

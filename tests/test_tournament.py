@@ -2,12 +2,12 @@
 
 import pytest
 
-from gambit import events as ev
-from gambit.config import BranchPoint
-from gambit.search.policy import Branch, Evict, PoolView, Prune, Start, TraceView
-from gambit.search.tournament import Tournament
-from gambit.tree import TraceState
-from gambit.types import EndReason, Evicted, Finished, PressureAction, SearchStep, StopReason, ThoughtScore
+from gambit.config.options import BranchPoint
+from gambit.core import events as ev
+from gambit.core.tree import TraceState
+from gambit.core.types import EndReason, Evicted, Finished, PressureAction, SearchStep, StopReason, ThoughtScore
+from gambit.search.policies.base import Branch, Evict, PoolView, Prune, Start, TraceView
+from gambit.search.policies.tournament import Tournament
 from puppet import PuppetEngine, admit
 from searching import make_settings, run_one
 
@@ -198,7 +198,7 @@ def test_an_evicted_trace_keeps_the_round_balanced():
 @pytest.mark.parametrize("policy", ["gambit", "sc"])
 def test_deciding_changes_nothing(policy):
     """A policy is a pure function: the same view twice gives the same decisions."""
-    from gambit import registry
+    from gambit.config import registry
 
     settings = make_settings(policy, capacity=4)
     built = registry.load("gambit.policies", policy).from_settings(settings)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collected import HIDDEN, make_collection
-from gambit.errors import UserError
+from gambit.core.errors import UserError
+from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
@@ -20,22 +21,12 @@ from gambit.training.evaluate import conclusions, evaluate
 from gambit.training.fit import Fitted, fit, parts_of, spread_of
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network, straight_network
-from gambit.training.objectives import (
-    Batch,
-    Unit,
-    bce,
-    last_step_bce,
-    pairwise,
-    prefix,
-    recipe_for,
-    terms_of,
-)
+from gambit.training.objectives import Batch, Unit, bce, last_step_bce, pairwise, prefix, recipe_for, terms_of
 from gambit.training.plot import draw
 from gambit.training.ranking import QUARTERS, last_steps, mean_auc, mean_estimate, pairs, ratio_estimate, trace_scores
 from gambit.training.ridge import STRENGTHS, Moments, _folds, calibrated
 from gambit.training.scoring import Steps, step_scores
 from gambit.training.train import TrainPlan, best_of, datasets_of, info_for, recipes_for, train
-from gambit.types import Aggregation, StatePosition
 
 CPU = torch.device("cpu")
 

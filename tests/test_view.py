@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from typer.testing import CliRunner
 
 from builders import tiny_sentencepiece_tokenizer, tiny_tokenizer
-from gambit import events as ev
-from gambit.cli import app
-from gambit.errors import UserError
-from gambit.models import locate
-from gambit.prompts import load_tokenizer
-from gambit.tree import TraceState
+from gambit.cli.app import app
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.tree import TraceState
+from gambit.models.files import locate
+from gambit.text.tokenizers import load_tokenizer
 from gambit.view import write_page
 from gambit.view.data import PageData, build
 from gambit.view.history import find_log, follow, pool_sizes

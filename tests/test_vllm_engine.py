@@ -26,16 +26,17 @@ from engine_setups import (
     start_vllm,
     tokens_of,
 )
-from gambit import SearchConfig, Solver, models
-from gambit import events as ev
-from gambit.errors import EngineError, GambitWarning, UserError
+from gambit import SearchConfig, Solver
+from gambit.core import events as ev
+from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.types import Aggregation, StatePosition, StopReason, TraceKey
+from gambit.models import files as models
 from gambit.pawn.puzzles import Level, Split, generate
-from gambit.record import fold
+from gambit.results.record import fold
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.loop import run_searches
-from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
 from remembering import check_search, sequence_scorer
 from searching import check_victims, make_search, make_settings, run_one
 
@@ -252,7 +253,7 @@ def test_a_scorer_of_states_and_confidences_is_refused():
 def test_layers_that_vllm_does_not_give_are_refused(monkeypatch):
     from vllm.model_executor.models.gemma2 import Gemma2ForCausalLM
 
-    from gambit.engines.vllm import adapter
+    from gambit.engines.vllm.compat import adapter
 
     monkeypatch.setattr(adapter, "get_model_cls", lambda config: Gemma2ForCausalLM)
     with pytest.raises(UserError, match=r"the scorer reads layers \[-1, 1\]: .* use --engine local"):
@@ -260,7 +261,7 @@ def test_layers_that_vllm_does_not_give_are_refused(monkeypatch):
 
 
 def test_an_untested_version_warns(monkeypatch):
-    from gambit.engines.vllm import adapter
+    from gambit.engines.vllm.compat import adapter
 
     monkeypatch.setattr(adapter, "VERSION", "0.99.0")
     with pytest.warns(GambitWarning, match=r"0\.99\.0 on cpu has not been tried"), pytest.raises(UserError):
@@ -271,7 +272,7 @@ def test_a_command_shows_what_the_engine_warns_of(tmp_path):
     """Warnings of libraries are dropped there."""
     from typer.testing import CliRunner
 
-    from gambit.cli import app
+    from gambit.cli.app import app
 
     options = ("--engine-option", "fused_scorer=true", "--kv-budget-tokens", "64", "--max-new-tokens", "20")
     done = CliRunner(env={"COLUMNS": "200"}).invoke(
@@ -295,7 +296,7 @@ def test_the_self_check_passes():
 
 
 def test_states_of_the_wrong_rows_are_refused(monkeypatch):
-    from gambit.engines.vllm import adapter
+    from gambit.engines.vllm.compat import adapter
 
     right = adapter.sampled_states
     monkeypatch.setattr(adapter, "sampled_states", lambda runner: right(runner).roll(1, 0))
@@ -305,7 +306,7 @@ def test_states_of_the_wrong_rows_are_refused(monkeypatch):
 
 def test_inner_states_of_the_wrong_rows_are_refused(monkeypatch):
     """They are picked by the same index as the last ones, which make tokens and can be checked by that."""
-    from gambit.engines.vllm import adapter
+    from gambit.engines.vllm.compat import adapter
 
     start_own_vllm(ProjectionScorer(layers=(-1, 1)), self_check=True).close()
     right = adapter._last_tokens
@@ -315,7 +316,7 @@ def test_inner_states_of_the_wrong_rows_are_refused(monkeypatch):
 
 
 def test_a_wrong_victim_is_refused(monkeypatch):
-    from gambit.engines.vllm.book import TraceBook
+    from gambit.engines.vllm.inside.trace_table import TraceBook
 
     right = TraceBook.eviction_order
     monkeypatch.setattr(TraceBook, "eviction_order", lambda *args: right(*args)[::-1])
@@ -457,6 +458,6 @@ def test_tokens_of_a_stopped_trace_are_dropped_when_they_come_late():
 
 
 def test_rows_that_vllm_makes_up_for_its_warm_up_are_left_alone():
-    from gambit.engines.vllm.worker import _Noise
+    from gambit.engines.vllm.inside.worker import _Noise
 
     assert _Noise(torch.device("cpu")).known(["_warmup_0_", "_warmup_1_"]) is None

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from engine_setups import GREEDY, HAS_VLLM, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
-from gambit.errors import EngineError
-from gambit.types import TraceKey
+from gambit.core.errors import EngineError
+from gambit.core.types import TraceKey
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
@@ -31,7 +31,7 @@ def engine(started):
 
 def plans_of(engine, monkeypatch):
     """What the worker is told of each step: tokens per request, and copies."""
-    from gambit.engines.vllm import adapter
+    from gambit.engines.vllm.compat import adapter
 
     plans = []
     worker = worker_of(engine)
@@ -104,7 +104,7 @@ def test_without_short_cuts_nothing_is_copied(monkeypatch):
 
 
 def test_wrong_copies_are_refused_at_the_start(monkeypatch):
-    from gambit.engines.vllm.worker import GambitWorker
+    from gambit.engines.vllm.inside.worker import GambitWorker
 
     monkeypatch.setattr(GambitWorker, "_copy_blocks", lambda self, copies: None)
     with pytest.raises(EngineError, match="greedy branches go on like"):
@@ -114,7 +114,7 @@ def test_wrong_copies_are_refused_at_the_start(monkeypatch):
 @pytest.mark.parametrize("shape", [(6, 2, 4, 3), (2, 6, 4, 3), (12, 2, 2, 3), (2, 12, 2, 3), (6, 4, 7)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_blocks_are_found_wherever_a_backend_has_them(shape, dtype):
-    from gambit.engines.vllm.adapter import _by_block
+    from gambit.engines.vllm.compat.adapter import _by_block
 
     cache = torch.zeros(shape, dtype=dtype)
     blocks = _by_block(cache, 6)
@@ -127,7 +127,7 @@ def test_blocks_are_found_wherever_a_backend_has_them(shape, dtype):
 
 
 def test_a_cache_that_has_no_blocks_is_refused():
-    from gambit.engines.vllm.adapter import _by_block
+    from gambit.engines.vllm.compat.adapter import _by_block
 
     with pytest.raises(RuntimeError, match="not in 6 blocks"):
         _by_block(torch.zeros(5, 5, 6), 6)

@@ -176,7 +176,7 @@ def blocks_of(scheduler):
 
 
 def with_short_cuts(scheduler):
-    from gambit.engines.vllm.shortcuts import ShortCuts, are_possible
+    from gambit.engines.vllm.compat.fast_decode import ShortCuts, are_possible
 
     assert are_possible(scheduler, BLOCK)
     short_cuts, free = ShortCuts(scheduler, BLOCK), scheduler._free_request
@@ -207,7 +207,7 @@ def test_every_step_leaves_the_same_books(model, is_async, is_v2, num_blocks, nu
 
 
 def test_what_is_more_than_plain_decoding_goes_vllms_own_way(model):
-    from gambit.engines.vllm.shortcuts import are_possible
+    from gambit.engines.vllm.compat.fast_decode import are_possible
 
     scheduler = make_scheduler(model, False, ROOMY, 64)
     assert are_possible(scheduler, BLOCK) and not are_possible(scheduler, 2 * BLOCK)
@@ -249,7 +249,7 @@ def test_most_tokens_take_the_short_way_and_allocations_too(monkeypatch):
 
 @pytest.mark.parametrize(("version", "option"), [("0.31.7", {}), (None, {"short_cuts": False})])
 def test_untested_versions_and_users_go_vllms_own_way(monkeypatch, version, option):
-    from gambit.engines.vllm import adapter
+    from gambit.engines.vllm.compat import adapter
 
     if version is not None:
         monkeypatch.setattr(adapter, "VERSION", version)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.vote import Ballot, VoteEntry, tally
+from gambit.results.vote import Ballot, VoteEntry, tally
 
 
 def never(first: str, second: str) -> bool:

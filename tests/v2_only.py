@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from engine_setups import SAMPLED, finish, open_search, random_mlp, spec, start_own_vllm, tokens_of, worker_of
-from gambit.errors import GambitWarning
+from gambit.core.errors import GambitWarning
+from gambit.core.types import TraceKey
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import BlendScorer
-from gambit.types import TraceKey
 
 
 @pytest.mark.parametrize(("hidden", "width", "most"), [(32, 16, 5), (100, 33, 70), (128, 64, 130)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter multiplies the bits of bfloat16
 def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, dtype):
-    from gambit.engines.vllm.fused import FusedScorer
+    from gambit.engines.vllm.scoring.fused_kernel import FusedScorer
 
     scorer = random_mlp(hidden, width)
     fused = FusedScorer(scorer.two_layers, most, dtype)
@@ -29,7 +29,7 @@ def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, 
 
 
 def test_a_fused_scorer_that_is_wrong_is_not_used():
-    from gambit.engines.vllm.fused import fused
+    from gambit.engines.vllm.scoring.fused_kernel import fused
 
     scorer, like = random_mlp(), torch.zeros(1, 32)
     with warnings.catch_warnings():

@@ -6,10 +6,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gambit.config import SearchConfig
-    from gambit.errors import GambitError, UserError
-    from gambit.record import SearchResult, replay
-    from gambit.solver import Problem, Solver
+    from gambit.config.options import SearchConfig
+    from gambit.core.errors import GambitError, UserError
+    from gambit.core.problem import Problem
+    from gambit.results.record import SearchResult, replay
+    from gambit.solver import Solver
 
     __version__: str
 
@@ -25,13 +26,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "GambitError": "gambit.errors",
-    "Problem": "gambit.solver",
-    "SearchConfig": "gambit.config",
-    "SearchResult": "gambit.record",
+    "GambitError": "gambit.core.errors",
+    "Problem": "gambit.core.problem",
+    "SearchConfig": "gambit.config.options",
+    "SearchResult": "gambit.results.record",
     "Solver": "gambit.solver",
-    "UserError": "gambit.errors",
-    "replay": "gambit.record",
+    "UserError": "gambit.core.errors",
+    "replay": "gambit.results.record",
 }
 
 

@@ -15,33 +15,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from gambit import events as ev
-from gambit import models, registry
-from gambit.answers import Extractor, Grader, extractor_for
-from gambit.config import (
-    EngineConfig,
-    ModelDefaults,
-    PresetSource,
-    SearchConfig,
-    SearchSettings,
-    build,
-    resolve,
-    system_prompt_of,
-)
+from gambit.config import registry
+from gambit.config.options import EngineConfig, PresetSource, SearchConfig, build
+from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
+from gambit.core import events as ev
+from gambit.core.errors import GambitWarning, UserError
+from gambit.core.problem import ChatMessage, Problem
+from gambit.core.tree import TraceState
 from gambit.engines.base import Engine, SearchSpec, check_prompt
-from gambit.engines.vllm import versions
-from gambit.errors import GambitWarning, UserError
-from gambit.pawn.puzzles import parse_puzzle
-from gambit.prompts import ChatMessage, EncodedPrompt, boundary_rule, encode_problem, rule_for, stop_ids
-from gambit.record import SearchRecord, SearchResult
+from gambit.engines.choice import start_engine
+from gambit.models import files as models
+from gambit.results.record import SearchRecord, SearchResult
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.search.choice import embedder_of, make_policy, policy_options, vote_of, with_fixed_pool, with_needs
-from gambit.search.facts import Hooks
 from gambit.search.loop import Search, run_searches
-from gambit.search.policy import Policy, needs_of
-from gambit.sink import EventCallback, EventSink
-from gambit.tree import TraceState
+from gambit.search.policies.base import Policy, needs_of
+from gambit.search.recorder import Hooks
+from gambit.storage.run_folder import EventCallback, EventSink
+from gambit.text.answers import Extractor, Grader, extractor_for
+from gambit.text.boundary import boundary_rule
+from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for, stop_ids
 
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
@@ -49,18 +43,10 @@ NO_SCORER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A question, as text or as chat messages."""
-
-    question: str | Sequence[ChatMessage]
-    id: str = "problem"
-
-
 class Solver:
     """Holds one model on one engine and searches with it as often as asked.
 
-    >>> solver = Solver("pawn")
+    >>> solver = Solver()  # the bundled model
     >>> solver.solve("a = 17; b = 61; c = a + b; c?").answer
     """
 
@@ -69,6 +55,7 @@ class Solver:
         named = scorer if isinstance(scorer, str) else "custom"
         self.config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})
         source = models.locate(model)
+        self._named = models.named_model(model)
         self._scorer = load_scorer(named, source, model) if isinstance(scorer, str) else scorer
         generation = models.generation_of(source)
         self._defaults = models.defaults_of(source, generation)
@@ -176,8 +163,8 @@ class Solver:
         on_event: EventCallback | None,
         concurrency: int = 1,
     ) -> _Run:
-        if self.config.model == models.BUNDLED:
-            parse_puzzle(_last_words(problem))  # pawn would answer anything, and mean nothing by it
+        if self._named is not None:
+            self._named.check_question(problem.last_message)
         prompt = encode_problem(
             self.engine.tokenizer,
             problem.question,
@@ -221,11 +208,13 @@ class Solver:
         )
 
     def _crowding(self, num_traces: int) -> list[str]:
-        most = self.engine.info.most_traces
-        if most is None or num_traces <= most:
+        info = self.engine.info
+        if info.most_traces is None or num_traces <= info.most_traces:
             return []
-        return [f"{num_traces} traces share {most} places: the others wait; "
-                f"--engine-option max_num_seqs={num_traces} makes room for all"]  # fmt: skip
+        option = (
+            f"; --engine-option {info.most_traces_option}={num_traces} lets all run" if info.most_traces_option else ""
+        )
+        return [f"of {num_traces} traces {info.most_traces} run at a time, the others wait{option}"]
 
     def _header(
         self,
@@ -337,29 +326,6 @@ def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
         GambitWarning,
         stacklevel=3,
     )  # fmt: skip
-
-
-def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
-    name = _auto_engine(config.device) if config.engine == "auto" else config.engine
-    start = cast("Callable[[EngineConfig, str, Scorer], Engine]", registry.load("gambit.engines", name))
-    return start(config, source, scorer)
-
-
-def _auto_engine(device: str) -> str:
-    """vLLM where a build that was tried is installed and its GPU is there; the embedded engine runs everywhere."""
-    found = versions.installed()
-    is_tried = found is not None and found[1] == "cuda" and versions.note_on(*found) is None
-    if not is_tried or device.partition(":")[0] not in ("auto", "cuda"):
-        return "local"
-    import torch
-
-    return "vllm" if torch.cuda.is_available() else "local"
-
-
-def _last_words(problem: Problem) -> str:
-    """The text of a problem, or of its last message."""
-    question = problem.question
-    return question if isinstance(question, str) else question[-1]["content"] if question else ""
 
 
 def _version(package: str) -> str:

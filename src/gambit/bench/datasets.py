@@ -13,11 +13,11 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias, cast
 
-from gambit import registry
-from gambit.answers import AnswerKind
-from gambit.errors import UserError
+from gambit.config import registry
+from gambit.core.errors import UserError
 from gambit.pawn.puzzles import Split, generate
-from gambit.problems import SAFE_ID, problem_of, records
+from gambit.storage.problems import SAFE_ID, problem_of, records
+from gambit.text.answers import AnswerKind
 
 GROUP = "gambit.benchmarks"
 NUM_PUZZLES = 300

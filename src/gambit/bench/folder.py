@@ -12,9 +12,9 @@ from pathlib import Path
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.recipe import Recipe, Variant, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
-from gambit.config import overlaid
-from gambit.errors import UserError
-from gambit.events import Json
+from gambit.config.options import overlaid
+from gambit.core.errors import UserError
+from gambit.core.events import Json
 
 FORMAT = 1
 RUN_FILE = "run.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 from gambit.bench.folder import LOGS_FOLDER, Plan, add_environment, create, differences, read_environments, read_plan
 from gambit.bench.recipe import Recipe
 from gambit.bench.rows import RowWriter, TaskKey, read_rows
-from gambit.errors import UserError
+from gambit.core.errors import UserError
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:

@@ -6,11 +6,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from gambit import events as ev
 from gambit.bench.rows import Row, Series, Spent, TaskKey
-from gambit.record import SearchRecord, SearchResult, fold
-from gambit.tree import Trace, TraceState, TraceTree
-from gambit.vote import VoteKind
+from gambit.core import events as ev
+from gambit.core.tree import Trace, TraceState, TraceTree
+from gambit.results.record import SearchRecord, SearchResult, fold
+from gambit.results.vote import VoteKind
 
 # What every completed trace can be weighed by.
 REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)

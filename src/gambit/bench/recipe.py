@@ -11,10 +11,10 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gambit.config import EngineConfig, PresetSource, SearchConfig, build, unknown_key
-from gambit.errors import UserError
-from gambit.problems import shard_of
+from gambit.config.options import EngineConfig, PresetSource, SearchConfig, build, unknown_key
+from gambit.core.errors import UserError
 from gambit.search.choice import check_search, load_policy, options_model
+from gambit.storage.problems import shard_of
 
 Scalar: TypeAlias = bool | int | float | str
 Positive = Annotated[int, Field(ge=1)]

@@ -17,8 +17,8 @@ from gambit.bench.page import Content, render
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import Summary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
-from gambit.errors import GambitError, UserError
-from gambit.events import Json
+from gambit.core.errors import GambitError, UserError
+from gambit.core.events import Json
 from gambit.view import write_page
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
 
 ROWS_FILE = "rows.jsonl"
 

@@ -16,18 +16,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gambit import events as ev
 from gambit.bench.datasets import Benchmark, Item, slug
 from gambit.bench.folder import LOGS_FOLDER, Plan
 from gambit.bench.meter import About, measure
 from gambit.bench.recipe import Variant
 from gambit.bench.rows import Row, RowWriter, TaskKey
-from gambit.config import SearchConfig
-from gambit.errors import GambitError, UserError
-from gambit.record import SearchResult
-from gambit.sink import LOG_FILE
-from gambit.solver import Problem, Solver
-from gambit.types import StopReason
+from gambit.config.options import SearchConfig
+from gambit.core import events as ev
+from gambit.core.errors import GambitError, UserError
+from gambit.core.problem import Problem
+from gambit.core.types import StopReason
+from gambit.results.record import SearchResult
+from gambit.solver import Solver
+from gambit.storage.run_folder import LOG_FILE
 
 WARMUP_TOKENS = 1024
 MOST_FAILURES_IN_A_ROW = 3

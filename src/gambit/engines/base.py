@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gambit.errors import UserError
-from gambit.prompts import BoundaryRule, Tokenizer
-from gambit.types import Progress, StepBatch, TraceKey, TraceSpec
+from gambit.core.errors import UserError
+from gambit.core.types import Progress, StepBatch, TraceKey, TraceSpec
+from gambit.text.boundary import BoundaryRule
+from gambit.text.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class EngineInfo:
     kv_capacity_tokens: int
     block_tokens: int
     versions: Mapping[str, str] = field(default_factory=dict)
-    most_traces: int | None = None  # that run at a time; None: as many as there is room for
+    most_traces: int | None = None  # that run at a time; None: as many as the KV cache holds
+    most_traces_option: str | None = None  # the engine option that raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def check_prompt(info: EngineInfo, num_tokens: int) -> None:
 class Engine(Protocol):
     """What a search needs of an engine. Calls come from one thread; nothing happens between calls to `step`.
 
-    The contract, tested for every engine in `tests/engine_contract.py`:
+    The contract, tested for every engine in `tests/test_engine_contract.py`:
 
     - a running trace gets exactly one token per step; a trace that was stopped, evicted or has finished gets none;
     - a child's next token depends on its tokens, its sampling and its own id alone: greedy, it continues its parent;

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from gambit.core.problem import NamedModel
 from gambit.pawn.puzzles import Level, Puzzle, Split, generate, parse_puzzle
 from gambit.pawn.traces import Status, verify
 
 MODEL_FOLDER = Path(__file__).parent / "model"
+MODEL = NamedModel(MODEL_FOLDER, parse_puzzle)
 
-__all__ = ["MODEL_FOLDER", "Level", "Puzzle", "Split", "Status", "generate", "parse_puzzle", "verify"]
+__all__ = ["MODEL", "MODEL_FOLDER", "Level", "Puzzle", "Split", "Status", "generate", "parse_puzzle", "verify"]

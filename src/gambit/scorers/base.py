@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from gambit.errors import UserError
-from gambit.types import Aggregation, StatePosition
+from gambit.core.errors import UserError
+from gambit.core.types import Aggregation, StatePosition
 
 if TYPE_CHECKING:
     import torch

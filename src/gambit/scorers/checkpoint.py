@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gambit.errors import UserError
-from gambit.events import Json
+from gambit.core.errors import UserError
+from gambit.core.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import BLEND, METADATA_KEY, TENSORS, BlendScorer, MlpScorer, load_blend, load_mlp, save_mlp
 

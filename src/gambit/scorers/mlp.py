@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
+from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import ScorerInfo, ThoughtBatch, TwoLayers
-from gambit.types import Aggregation, StatePosition
 
 if TYPE_CHECKING:
     import torch

@@ -7,15 +7,16 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from gambit import registry
-from gambit.config import SearchConfig, SearchSettings, build
+from gambit.config import registry
+from gambit.config.options import SearchConfig, build
+from gambit.config.presets import SearchSettings
+from gambit.core.errors import UserError
 from gambit.engines.base import SearchSpec
-from gambit.errors import UserError
+from gambit.results.vote import VoteKind
 from gambit.search.consensus import check_consensus
 from gambit.search.embedding import load_embedder
-from gambit.search.policy import Needs, NoOptions, Policy
+from gambit.search.policies.base import Needs, NoOptions, Policy
 from gambit.search.thoughts import Embed
-from gambit.vote import VoteKind
 
 GROUP = "gambit.policies"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gambit.errors import UserError
-from gambit.record import Equivalent, SearchRecord
-from gambit.search.policy import Needs
-from gambit.tree import TraceState
-from gambit.vote import Ballot, Consensus, VoteKind, VoteResult
+from gambit.core.errors import UserError
+from gambit.core.tree import TraceState
+from gambit.results.record import Equivalent, SearchRecord
+from gambit.results.vote import Ballot, Consensus, VoteKind, VoteResult
+from gambit.search.policies.base import Needs
 
 
 def most_weight(kind: VoteKind, *, is_probability: bool) -> float | None:

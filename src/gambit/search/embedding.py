@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
 from gambit.search.thoughts import Embed
 
 PACKAGE = "sentence_transformers"

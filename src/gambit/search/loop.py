@@ -7,13 +7,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gambit import events as ev
-from gambit.config import SearchSettings
+from gambit.config.presets import SearchSettings
+from gambit.core import events as ev
+from gambit.core.tree import LIVE, TraceState
+from gambit.core.types import (
+    OnPressure,
+    PressureAction,
+    SearchStep,
+    StepBatch,
+    StopReason,
+    StopRule,
+    TraceKey,
+    TraceSpec,
+)
 from gambit.engines.base import Engine, SearchSpec
-from gambit.record import SearchRecord, SearchResult
+from gambit.results.record import SearchRecord, SearchResult
 from gambit.search.consensus import is_over
-from gambit.search.facts import Facts, Hooks
-from gambit.search.policy import (
+from gambit.search.policies.base import (
     Branch,
     Decision,
     Discard,
@@ -28,19 +38,9 @@ from gambit.search.policy import (
     TraceView,
     needs_of,
 )
+from gambit.search.recorder import Facts, Hooks
 from gambit.search.thoughts import ThoughtReader
-from gambit.search.view import trace_view
-from gambit.tree import LIVE, TraceState
-from gambit.types import (
-    OnPressure,
-    PressureAction,
-    SearchStep,
-    StepBatch,
-    StopReason,
-    StopRule,
-    TraceKey,
-    TraceSpec,
-)
+from gambit.search.views import trace_view
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gambit.search.policy import Split, ThoughtNeed, ThoughtView
-from gambit.types import ThoughtScore
+from gambit.core.types import ThoughtScore
+from gambit.search.policies.base import Split, ThoughtNeed, ThoughtView
 
 Vector = tuple[float, ...]
 Decode = Callable[[Sequence[int]], str]

@@ -14,14 +14,14 @@ from types import TracebackType
 
 import torch
 
-from gambit import models
-from gambit.config import EngineConfig, SearchConfig
-from gambit.prompts import BoundaryRule
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.core.types import StatePosition
+from gambit.models import files as models
 from gambit.solver import Solver
+from gambit.text.boundary import BoundaryRule
 from gambit.training.sampling import Grading, Order, Sampled, Task, ThoughtMarker, ThoughtMeter, Trace, sample
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, writing
-from gambit.types import StatePosition
 
 _KEPT_SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "system_prompt", "enable_thinking", "answer",

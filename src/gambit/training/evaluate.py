@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
+from gambit.core.types import Aggregation
 from gambit.pawn.judge import FRACTIONS, judge
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.pawn.vocabulary import END, decode
@@ -30,7 +31,6 @@ from gambit.training.ranking import (
     trace_scores,
 )
 from gambit.training.scoring import step_scores
-from gambit.types import Aggregation
 
 NUM_BINS = 10
 JUDGE = "perfect judge"

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-from gambit import registry
+from gambit.config import registry
+from gambit.core.errors import UserError
+from gambit.core.events import Json
+from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
-from gambit.errors import UserError
-from gambit.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.evaluate import Report, conclusions, evaluate
 from gambit.training.ranking import Estimate, Ints
 from gambit.training.storage import read_header
-from gambit.types import StatePosition
 
 ALL = "all"
 AUTO = "auto"

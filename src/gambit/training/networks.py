@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import BLEND, BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
 from gambit.training.ranking import CURVE, QUARTERS
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gambit.engines.layers import LayerChoice
+from gambit.core.errors import UserError
+from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device, pick_dtype
-from gambit.errors import UserError
+from gambit.engines.shared.layers import LayerChoice
 from gambit.training.storage import state_name
-from gambit.types import StatePosition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

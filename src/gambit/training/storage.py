@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gambit.errors import UserError
+from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from gambit.core.errors import UserError
+from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
-from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
@@ -20,7 +21,6 @@ from gambit.training.networks import ARCHITECTURES
 from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, Recipe, recipe_for
 from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header
-from gambit.types import StatePosition
 
 AUTO = "auto"
 

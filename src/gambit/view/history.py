@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gambit import events as ev
-from gambit.errors import UserError
-from gambit.record import SearchRecord
-from gambit.sink import LOG_FILE
-from gambit.tree import TraceState
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.tree import TraceState
+from gambit.results.record import SearchRecord
+from gambit.storage.run_folder import LOG_FILE
 
 
 @dataclass(slots=True)

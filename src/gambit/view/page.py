@@ -9,10 +9,10 @@ from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 
-from gambit import events as ev
-from gambit.answers import Grader
-from gambit.errors import UserError
-from gambit.prompts import Tokenizer
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.text.answers import Grader
+from gambit.text.tokenizers import Tokenizer
 from gambit.view import data
 from gambit.view.history import History, find_log, follow
 from gambit.view.text import TokenText, read_tokens, tokenizer_of

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gambit import models
-from gambit.errors import UserError
-from gambit.events import RunStarted
-from gambit.prompts import Tokenizer, load_tokenizer
+from gambit.core.errors import UserError
+from gambit.core.events import RunStarted
+from gambit.models import files as models
+from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 REPLACEMENT = "\ufffd"

@@ -8,28 +8,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.core.types import EndReason, Progress, StatePosition, StepBatch, ThoughtScore, TraceKey, TraceSpec
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
-from gambit.engines.layers import LayerChoice
 from gambit.engines.local.attention import DecodePlan
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.layout import Layout
 from gambit.engines.local.model import ForwardOutput, PoolModel
 from gambit.engines.local.pool import Pool
 from gambit.engines.local.stopwatch import Stopwatch
-from gambit.engines.projection import Projection
-from gambit.engines.sampling import sample, token_confidence, uniforms
-from gambit.prompts import THINKING, BoundaryRule, ThoughtTables, Tokenizer
+from gambit.engines.shared.layers import LayerChoice
+from gambit.engines.shared.projection import Projection
+from gambit.engines.shared.sampling import sample, token_confidence, uniforms
 from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
-from gambit.scorers.history import Histories, ThoughtMemory
-from gambit.types import (
-    EndReason,
-    Progress,
-    StatePosition,
-    StepBatch,
-    ThoughtScore,
-    TraceKey,
-    TraceSpec,
-)
+from gambit.scorers.memory import Histories, ThoughtMemory
+from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
+from gambit.text.tokenizers import Tokenizer
 
 
 class LocalEngine:

@@ -13,8 +13,8 @@ import torch
 from gambit.engines.base import SearchSpec
 from gambit.engines.local.attention import group_by_slot
 from gambit.engines.local.rows import Rows
-from gambit.engines.sampling import Filters, filters_of
-from gambit.prompts import BoundaryRule, ThoughtTables
+from gambit.engines.shared.sampling import Filters, filters_of
+from gambit.text.boundary import BoundaryRule, ThoughtTables
 
 
 @dataclass(slots=True)

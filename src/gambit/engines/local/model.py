@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gambit.core.errors import UserError
 from gambit.engines.local.attention import ATTENTION_NAME, DecodePlan, Plan, pool_attention
-from gambit.engines.local.fused import Output, fused_if_alike
-from gambit.errors import UserError
-from gambit.prompts import Tokenizer, load_tokenizer
+from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
+from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

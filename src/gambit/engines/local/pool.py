@@ -9,30 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.core.errors import EngineError
+from gambit.core.types import Admitted, Aggregation, EndReason, Evicted, Finished, PressureAction, TraceKey, TraceSpec
 from gambit.engines.base import SearchSpec
-from gambit.engines.confidence import ConfidenceTracks
-from gambit.engines.draft import StepDraft
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
 from gambit.engines.local.stopwatch import Stopwatch
-from gambit.engines.pressure import expendability, search_to_tax
-from gambit.engines.sampling import noise_keys
-from gambit.errors import EngineError
-from gambit.prompts import THINKING, boundaries, pack
-from gambit.scorers.history import Histories
+from gambit.engines.shared.confidence import ConfidenceTracks
+from gambit.engines.shared.eviction import expendability, search_to_tax
+from gambit.engines.shared.sampling import noise_keys
+from gambit.engines.shared.step_builder import StepDraft
+from gambit.scorers.memory import Histories
 from gambit.scorers.simple import RunQuantiles
-from gambit.types import (
-    Admitted,
-    Aggregation,
-    EndReason,
-    Evicted,
-    Finished,
-    PressureAction,
-    TraceKey,
-    TraceSpec,
-)
+from gambit.text.boundary import THINKING, boundaries, pack
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gambit.config import EngineConfig
+from gambit.config.options import EngineConfig
 from gambit.engines.local.engine import LocalEngine
 from gambit.engines.local.model import load_model
 from gambit.scorers.base import Scorer

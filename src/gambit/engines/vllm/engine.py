@@ -8,16 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
-from gambit.engines.draft import StepDraft
-from gambit.engines.sampling import noise_keys
-from gambit.engines.vllm.histories import closing_id
-from gambit.engines.vllm.messages import Announcement, Order, Report
-from gambit.engines.vllm.traces import LiveTrace, TokenColumns, packed
-from gambit.errors import EngineError
-from gambit.prompts import ThoughtState, Tokenizer, advance, boundaries, pack
-from gambit.scorers.history import lost_history
-from gambit.types import (
+from gambit.core.errors import EngineError
+from gambit.core.types import (
     Admitted,
     EndReason,
     Evicted,
@@ -32,6 +24,15 @@ from gambit.types import (
     TraceKey,
     TraceSpec,
 )
+from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
+from gambit.engines.shared.sampling import noise_keys
+from gambit.engines.shared.step_builder import StepDraft
+from gambit.engines.vllm.inside.histories import closing_id
+from gambit.engines.vllm.messages import Announcement, Order, Report
+from gambit.engines.vllm.token_columns import LiveTrace, TokenColumns, packed
+from gambit.scorers.memory import lost_history
+from gambit.text.boundary import ThoughtState, advance, boundaries, pack
+from gambit.text.tokenizers import Tokenizer
 
 _DETECTOR_MEMORY = 3  # tokens after which the thought detector no longer depends on what came before them
 END_REASONS = frozenset(reason.value for reason in EndReason)

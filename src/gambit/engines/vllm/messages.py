@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gambit.core.types import OnPressure, PressureAction, RunningScore, Sampling, StopRule, TraceKey
 from gambit.engines.base import SearchSpec
-from gambit.prompts import BoundaryRule
 from gambit.scorers.base import Scorer
-from gambit.types import OnPressure, PressureAction, RunningScore, Sampling, StopRule, TraceKey
+from gambit.text.boundary import BoundaryRule
 
 ORDER = "gambit"  # where an order lies in SamplingParams.extra_args, and a report in EngineCoreOutput
 

@@ -15,19 +15,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gambit.config import EngineConfig
+from gambit.config.options import EngineConfig
+from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.engines.base import EngineInfo
-from gambit.engines.layers import LayerChoice
+from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.vllm.check import has_room, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import GambitConfig, Order, Report
 from gambit.engines.vllm.versions import is_tested, note_on
 from gambit.engines.vllm.weights import weights_folder
-from gambit.errors import EngineError, GambitWarning, UserError
-from gambit.prompts import Tokenizer, load_tokenizer
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
+from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
-WORKER = "gambit.engines.vllm.worker.GambitWorker"
+WORKER = "gambit.engines.vllm.inside.worker.GambitWorker"
 CPU_KV_BYTES = 2 << 30  # the room for keys and values where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
 OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None, "fused_scorer": None}
@@ -50,7 +50,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --engine local")
     _check_scorer(scorer)
     _prepare_environment()
-    from gambit.engines.vllm import adapter
+    from gambit.engines.vllm.compat import adapter
 
     _warn_if_untested(adapter)
     _check_device(config.device, adapter.current_platform.device_type)
@@ -178,7 +178,7 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
 
 
 def _scheduler_name(*, is_async: bool) -> str:
-    return f"gambit.engines.vllm.scheduler.Gambit{'Async' if is_async else ''}Scheduler"
+    return f"gambit.engines.vllm.inside.scheduler.Gambit{'Async' if is_async else ''}Scheduler"
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -221,6 +221,7 @@ def _info(vllm_config: Any, model: str, adapter: Any) -> EngineInfo:
         block_tokens=block_tokens,
         versions={"vllm": adapter.VERSION, "torch": _version("torch")},
         most_traces=int(vllm_config.scheduler_config.max_num_seqs),
+        most_traces_option="max_num_seqs",
     )
 
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from gambit.models import SCORER_FILE
+from gambit.models.files import SCORER_FILE
 
 _INDEX = "model.safetensors.index.json"  # where there is one, vLLM reads what it names and nothing else
 

@@ -1,0 +1,57 @@
+"""The floors of the package, lowest first: what each holds and may import. Run it to renew the table in the docs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "how-it-works.md"
+BEGIN, END = "<!-- floors: begin -->", "<!-- floors: end -->"
+
+
+class Floor(NamedTuple):
+    """Packages that may import each other's lower neighbours only: everything below, nothing beside or above."""
+
+    name: str
+    holds: str
+
+
+FLOORS = (
+    Floor("core", "errors, the records that cross borders, events, the tree of traces"),
+    Floor("pawn", "the bundled model: its puzzles, the verifier of its traces, its weights"),
+    Floor("text", "tokenizers, thought boundaries, prompts, answers and their comparison"),
+    Floor("results", "votes, ledgers, and the fold of an event log into a result"),
+    Floor("storage", "files: run folders, problems, locks, hashes, the cache folder"),
+    Floor("config", "options, presets, and the registry of everything that has a name"),
+    Floor("models", "what lies beside a model's weights: preset, scorers, generation settings"),
+    Floor("scorers", "judges of thoughts and their checkpoints"),
+    Floor("engines", "what runs a model: the protocol, the embedded engine, vLLM"),
+    Floor("search", "the loop, the recorder, and every search method as a policy"),
+    Floor("solver", "one run wired together: model, engine, scorer, policy, vote, log"),
+    Floor("view", "the tree page of a run"),
+    Floor("training", "from traces to a judged scorer"),
+    Floor("bench", "methods compared on benchmarks, and their report"),
+    Floor("api", "the public names"),
+    Floor("cli", "the `gambit` command"),
+)
+LEVEL = {floor.name: level for level, floor in enumerate(FLOORS)}
+
+
+def table() -> str:
+    """The floors as a Markdown table, the top one first, as one looks at a house."""
+    rows = [f"| `{floor.name}` | {floor.holds} |" for floor in reversed(FLOORS)]
+    return "\n".join(["| floor | what it holds |", "|---|---|", *rows])
+
+
+def renewed(page: str) -> str:
+    """The page with the table between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write(table() + "\n")

@@ -1,0 +1,137 @@
+"""Looks at the machine: versions, devices, engines, what is missing; installs and loads nothing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from gambit.config import registry
+from gambit.core.errors import UserError
+from gambit.engines.vllm import versions
+from gambit.models import files as models
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
+VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
+
+
+class Condition(StrEnum):
+    """How a thing is: there, absent although needed, or absent and not needed."""
+
+    OK = "ok"
+    MISSING = "missing"
+    OPTIONAL = "optional"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    name: str
+    condition: Condition
+    detail: str
+
+
+def examine() -> list[Finding]:
+    """Everything a run may need."""
+    torch = _torch()
+    return [
+        Finding("python", Condition.OK, f"{platform.python_version()} ({sys.executable})"),
+        *map(_package, NEEDED),
+        *_devices(torch),
+        _compiler(),
+        *_engines(torch),
+        _bundled_model(),
+        Finding("policies", Condition.OK, ", ".join(registry.names("gambit.policies"))),
+        Finding("scorers", Condition.OK, ", ".join([*registry.names("gambit.scorers"), "a checkpoint file"])),
+    ]
+
+
+def can_run(findings: list[Finding]) -> bool:
+    """Whether some model could be searched with: nothing needed is missing."""
+    return all(finding.condition is not Condition.MISSING for finding in findings)
+
+
+def _torch() -> ModuleType | None:
+    """Imported for real: an installed torch whose libraries do not load helps nobody."""
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError):
+        return None
+
+
+def _package(name: str) -> Finding:
+    label = name.removesuffix("-search")
+    try:
+        return Finding(label, Condition.OK, version(name))
+    except PackageNotFoundError:
+        return Finding(label, Condition.MISSING, f"not installed: pip install {name}")
+
+
+def _compiler() -> Finding:
+    if (path := shutil.which("gcc")) is not None:
+        return Finding("gcc", Condition.OK, f"{path} (the local engine compiles its decode step on a CPU)")
+    return Finding("gcc", Condition.OPTIONAL, "not installed: the local engine decodes at half its speed on a CPU")
+
+
+def _devices(torch: ModuleType | None) -> Iterator[Finding]:
+    threads = f"{os.cpu_count()} cores"
+    if torch is None:
+        yield Finding("torch import", Condition.MISSING, "torch does not import: reinstall it")
+        yield Finding("cpu", Condition.OK, threads)
+        return
+    yield Finding("torch build", Condition.OK, f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only")
+    yield from _cuda(torch)
+    has_mps = torch.backends.mps.is_available()
+    yield Finding("mps", Condition.OK if has_mps else Condition.OPTIONAL, "available" if has_mps else "not available")
+    yield Finding("cpu", Condition.OK, f"{threads}, torch uses {torch.get_num_threads()} threads")
+
+
+def _cuda(torch: ModuleType) -> Iterator[Finding]:
+    if not torch.cuda.is_available():
+        yield Finding("cuda", Condition.OPTIONAL, "no CUDA device that torch can use")
+        return
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        yield Finding(f"cuda:{index}", Condition.OK, f"{device.name}, {device.total_memory / 2**30:.0f} GiB")
+
+
+def _engines(torch: ModuleType | None) -> Iterator[Finding]:
+    is_local_ok = torch is not None and find_spec("transformers") is not None
+    yield Finding(
+        "engine local", Condition.OK if is_local_ok else Condition.MISSING,
+        "embedded, through transformers" if is_local_ok else "needs torch and transformers",
+    )  # fmt: skip
+    names = registry.names("gambit.engines")
+    yield Finding("engine vllm", *_vllm())
+    for name in names:
+        if name not in ("local", "vllm"):
+            yield Finding(f"engine {name}", Condition.OK, "installed by another package")
+
+
+def _vllm() -> tuple[Condition, str]:
+    """Found without importing it, which takes seconds and may touch the GPU."""
+    build = versions.installed()
+    if build is None:
+        return Condition.OPTIONAL, VLLM_HINT
+    found, device = build
+    return Condition.OK, versions.note_on(found, device) or f"vLLM {found} ({device}), a tested version"
+
+
+def _bundled_model() -> Finding:
+    name = f"model {models.BUNDLED}"
+    try:
+        return Finding(name, Condition.OK, models.locate(models.BUNDLED))
+    except UserError as error:
+        return Finding(name, Condition.OPTIONAL, str(error))

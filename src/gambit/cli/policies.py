@@ -1,0 +1,61 @@
+"""`gambit policies`: the search methods and their options, as their own models describe them; runs none."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Annotated
+
+import typer
+
+from gambit.cli.terminal import OK, exit_with, put
+
+
+def policies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False,
+) -> None:
+    """List the search methods with their options (for `solve --policy NAME --policy-option KEY=VALUE`)."""
+
+    def body() -> int:
+        for name in _names():
+            if as_json:
+                typer.echo(json.dumps(_describe(name)))
+            else:
+                _put_policy(_describe(name))
+        return OK
+
+    exit_with(body)
+
+
+def _names() -> list[str]:
+    from gambit.config import registry
+    from gambit.search.choice import GROUP
+
+    return registry.names(GROUP)
+
+
+def _describe(name: str) -> dict[str, object]:
+    from gambit.search.choice import load_policy, options_model
+
+    policy = load_policy(name)
+    options = {
+        key: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
+        for key, field in options_model(policy).model_fields.items()
+    }
+    about = inspect.cleandoc(policy.__doc__ or "")
+    return {"policy": name, "vote": str(policy.default_vote), "about": about, "options": options}
+
+
+def _put_policy(described: dict[str, object]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    about, options = described["about"], described["options"]
+    assert isinstance(about, str) and isinstance(options, dict)
+    first = " ".join(about.partition("\n\n")[0].split())
+    put(Text.assemble((str(described["policy"]), "bold"), f"  {first}"))
+    table = Table.grid(padding=(0, 2))
+    for key, option in options.items():
+        table.add_row("", f"{key}={option['default']}", Text(str(option["description"])))
+    if options:
+        put(table)

@@ -1,0 +1,140 @@
+"""What a person sees of `gambit scorer`: progress, tables, metadata; decides nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gambit.cli.terminal import put, say, stderr
+from gambit.core.errors import GambitWarning
+from gambit.core.events import Json
+
+if TYPE_CHECKING:
+    from gambit.training.collect import Summary
+    from gambit.training.evaluate import Report
+    from gambit.training.train import Trained
+
+
+@contextmanager
+def our_warnings() -> Iterator[None]:
+    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        if issubclass(category, GambitWarning):
+            warn(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", GambitWarning)
+        warnings.showwarning = show
+        yield
+
+
+def warn(message: str) -> None:
+    say(f"warning: {message}", style="yellow")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with the time that is left, on a terminal only."""
+    console = stderr()
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        job = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(job, completed=done, total=total)
+
+
+def summary_line(summary: Summary, out: Path, seconds: float) -> str:
+    share = summary.num_correct / max(1, summary.num_traces)
+    before = f", {summary.num_before} were there before" if summary.num_before else ""
+    stopped = "; stopped early, the same command goes on" if summary.was_stopped else ""
+    return (
+        f"{out}: {summary.num_problems} problems{before}; {summary.num_traces} traces, {share:.1%} right; "
+        f"{summary.num_mixed} problems with both; {summary.num_steps} steps, {summary.num_tokens} tokens, "
+        f"{seconds:.0f} s{stopped}"
+    )
+
+
+def show_training(out: Path, trained: Trained, as_json: bool) -> None:
+    best, metadata = trained.best, trained.metadata
+    if as_json:
+        typer.echo(json.dumps({"checkpoint": str(out), **metadata}))
+        return
+    table = Table("objective", "state", "layers", "held-out AUC", "epochs", "seconds", box=None)
+    candidates = metadata["candidates"]
+    assert isinstance(candidates, list)
+    for each in candidates:
+        chosen = "bold" if each["is_chosen"] else None
+        layers = ",".join(map(str, each["layers"]))
+        row = (each["objective"], each["state_position"], layers, f"{each['held_out_auc']:.4f}", str(each["epochs"]))
+        table.add_row(*row, f"{each['seconds']:.0f}", style=chosen)
+    put(table)
+    put(f"{out}: {best.recipe.objective}; held-out AUC within problems, mean over 25-100 % of the steps: "
+        f"{best.held_out_auc:.4f}")  # fmt: skip
+    if best.held_out_auc < max(each["held_out_auc"] for each in candidates):
+        put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
+
+
+def show_report(report: Report) -> None:
+    from gambit.training.evaluate import conclusions
+
+    put(f"{report.model}, {report.source}: {report.num_problems} problems, {report.num_mixed} with both right and "
+        f"wrong traces, {report.num_traces} traces, {report.share_right:.1%} right\n")  # fmt: skip
+    put(_ranking_table(report, "AUC within problems"))
+    put("")
+    put(_ranking_table(report, "pairs ranked right"))
+    put("")
+    for ranking in report.rankings:
+        if ranking.calibration:
+            errors = ", ".join(f"{each.error:.3f} at {each.share:.0%}" for each in ranking.calibration)
+            put(f"calibration error of {ranking.name}: {errors} of the steps")
+    for line in conclusions(report):
+        put(line)
+
+
+def _ranking_table(report: Report, title: str) -> Table:
+    from gambit.training.ranking import CURVE, QUARTERS
+
+    is_auc = title.startswith("AUC")
+    shares = QUARTERS if is_auc else CURVE
+    means = ["mean (95 %)"] if is_auc else []
+    table = Table(title, *means, *(f"{share:.0%}" for share in shares), box=None)
+    for ranking in report.rankings:
+        found = ranking.auc if is_auc else ranking.pairwise
+        cells = [f"{found[share].value:.3f}" if share in found else "" for share in shares]
+        table.add_row(ranking.name, *([str(ranking.mean_auc)] if is_auc else []), *cells)
+    return table
+
+
+def metadata_table(metadata: Json) -> Table:
+    table = Table(box=None, show_header=False)
+    for name, value in _flat(metadata):
+        table.add_row(name, value)
+    return table
+
+
+def _flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
+    """Nested metadata as lines."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{name}.{index}")
+    elif isinstance(value, float):
+        yield name, f"{value:.4g}" if math.isfinite(value) else str(value)
+    else:
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

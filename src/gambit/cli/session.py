@@ -1,0 +1,80 @@
+"""What every command that runs a model does around it: loads it quietly and turns warnings into lines; no searching."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from gambit.cli.terminal import say
+from gambit.engines.vllm import versions
+
+if TYPE_CHECKING:
+    from gambit.config.options import EngineConfig
+    from gambit.solver import Solver
+
+QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Screen(Protocol):
+    """A live view that can say what is loading and make room for lasting lines."""
+
+    def loading(self, model: str) -> None: ...
+
+    def paused(self) -> AbstractContextManager[None]: ...
+
+
+def loaded(engine: EngineConfig, screen: Screen) -> Solver:
+    """The model on its engine; libraries keep their progress bars to themselves."""
+    from gambit.solver import Solver
+
+    screen.loading(engine.model)
+    prepare_libraries()
+    return Solver(**engine.model_dump(exclude_unset=True))
+
+
+def prepare_libraries() -> None:
+    """Before a model is loaded: libraries keep quiet, and vLLM has a process of its own on a GPU."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    _give_vllm_a_process()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _give_vllm_a_process() -> None:
+    """As vLLM itself does: a search's own work is then off the path of its steps.
+
+    Only for commands: a script without a main guard cannot start processes, so that `Solver` alone does not.
+    """
+    found = versions.installed()
+    if found is not None and found[1] == "cuda":
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+
+
+@contextmanager
+def only_our_warnings(screen: Screen) -> Iterator[None]:
+    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
+    from gambit.core.errors import GambitWarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        if issubclass(category, GambitWarning):
+            with screen.paused():
+                say(f"warning: {message}", style="yellow")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", GambitWarning)
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,193 @@
+"""How a model's preset, its earlier runs and the user's options become the settings of one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from gambit.config.options import BranchPoint, PresetSource, SearchConfig, check_swap
+from gambit.core.errors import UserError
+from gambit.core.types import Sampling
+from gambit.results.vote import Consensus
+from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+DEFAULT_CAPACITY = 64
+DEFAULT_MAX_NEW_TOKENS = 32_768
+PRESET_FILE = "gambit.json"  # in a model's folder
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What travels with a model: settings that suit its traces, and how long these are."""
+
+    capacity: int | None = None
+    swap_size: int | None = None
+    check_interval: int | None = None
+    warmup_tokens: int | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    system_prompt: str | None = None
+    median_length: float | None = None  # of completed traces, in tokens
+    mean_thought_length: float | None = None  # in tokens
+
+    def lengths_only(self) -> Preset:
+        """Without the pool's settings: these are then worked out from the lengths."""
+        return dataclasses.replace(self, swap_size=None, check_interval=None, warmup_tokens=None)
+
+
+PAPER = Preset(capacity=256, swap_size=16, check_interval=200, warmup_tokens=12_000)
+_PAPER_MODELS = ("qwen3-4b-thinking-2507", "deepseek-r1-0528-qwen3-8b", "phi-4-reasoning-plus")
+
+
+def preset_for(model: str, folder: Path | None) -> Preset:
+    """The preset in a model's folder, or the paper's for the paper's models, or an empty one."""
+    if folder is not None and (path := folder / PRESET_FILE).is_file():
+        return _read_preset(path)
+    is_paper_model = model.rstrip("/").rpartition("/")[2].lower() in _PAPER_MODELS
+    return PAPER if is_paper_model else Preset()
+
+
+def _read_preset(path: Path) -> Preset:
+    known = {field.name for field in dataclasses.fields(Preset)}
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return Preset(**{key: value for key, value in raw.items() if key in known})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a preset: {error}") from error
+
+
+def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
+    """The user's, else the model's, else the one that asks for a boxed answer; None for none."""
+    return _first(config.system_prompt, preset.system_prompt, DEFAULT_SYSTEM_PROMPT) or None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """One run's settings, nothing left open."""
+
+    policy: str
+    capacity: int
+    num_traces: int
+    swap_size: int
+    check_interval: int
+    warmup_tokens: int
+    hard_floor: float | None
+    child_temperature: float
+    branch_point: BranchPoint
+    ghost_parents: bool
+    max_new_tokens: int
+    sampling: Sampling
+    budget_tokens: int | None
+    budget_seconds: float | None
+    budget_traces: int | None
+    consensus: Consensus | None = None
+    policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
+
+    def options_of(self, kind: type[Model]) -> Model:
+        """The policy's own options."""
+        options = kind() if self.policy_options is None else self.policy_options
+        assert isinstance(options, kind), f"options of another policy: {options!r}"
+        return options
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the log's header."""
+        options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
+        return dataclasses.asdict(dataclasses.replace(self, policy_options=None)) | {"policy_options": options}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """What the model and its earlier runs contribute."""
+
+    preset: Preset = Preset()
+    sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)  # its generation_config
+    median_length: float | None = None  # of earlier runs
+    mean_thought_length: float | None = None
+
+
+def resolve(
+    config: SearchConfig,
+    defaults: ModelDefaults,
+    room_tokens: int,
+    *,
+    has_floor: bool,
+    policy_options: BaseModel | None = None,
+) -> tuple[SearchSettings, list[str]]:
+    """The settings of one run, and warnings; `room_tokens` is what the context leaves after the prompt."""
+    preset = {
+        PresetSource.MODEL: defaults.preset,
+        PresetSource.AUTO: defaults.preset.lengths_only(),
+        PresetSource.PAPER: PAPER,
+    }[config.preset]
+    capacity = _first(config.capacity, preset.capacity, DEFAULT_CAPACITY)
+    wanted = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
+    max_new_tokens = min(wanted, room_tokens)
+    median = defaults.median_length or preset.median_length
+    thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
+    half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
+    warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
+    settings = SearchSettings(
+        policy=config.policy,
+        capacity=capacity,
+        num_traces=_first(config.num_traces, capacity),
+        swap_size=_first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16)),
+        check_interval=_first(config.check_interval, preset.check_interval, max(1, round(max(thought, warmup / 60)))),
+        warmup_tokens=warmup,
+        hard_floor=config.hard_floor if has_floor and config.hard_floor > 0 else None,
+        child_temperature=config.child_temperature,
+        branch_point=config.branch_point,
+        ghost_parents=config.ghost_parents,
+        max_new_tokens=max_new_tokens,
+        sampling=_sampling(config, preset, defaults.sampling),
+        budget_tokens=config.budget_tokens,
+        budget_seconds=config.budget_seconds,
+        budget_traces=config.budget_traces,
+        consensus=config.consensus,
+        policy_options=policy_options,
+    )
+    return settings, _check(settings, config, room_tokens)
+
+
+def _first(*values: T | None) -> T:
+    """The first that is given; the last always is."""
+    return next(value for value in values if value is not None)
+
+
+def _scaled_swap(preset: Preset, capacity: int) -> int | None:
+    """A preset's K belongs to its C: a smaller pool swaps proportionally fewer."""
+    if preset.swap_size is None or preset.capacity is None:
+        return preset.swap_size
+    return max(1, round(preset.swap_size * capacity / preset.capacity))
+
+
+def _sampling(config: SearchConfig, preset: Preset, model: Mapping[str, float]) -> Sampling:
+    fallback = Sampling()
+    return Sampling(
+        temperature=_first(config.temperature, preset.temperature, model.get("temperature"), fallback.temperature),
+        top_p=_first(config.top_p, preset.top_p, model.get("top_p"), fallback.top_p),
+        top_k=int(_first(config.top_k, preset.top_k, model.get("top_k"), fallback.top_k)),
+        min_p=_first(config.min_p, preset.min_p, model.get("min_p"), fallback.min_p),
+        seed=config.seed,
+    )
+
+
+def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> list[str]:
+    check_swap(settings.swap_size, settings.capacity)
+    warnings = []
+    if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
+        warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")
+    if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
+        warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
+                        f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip
+    return warnings

@@ -1,0 +1,64 @@
+"""Finds policies, scorers, models, engines, benchmarks by name: built-in ones and those that packages register."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from gambit.config.options import unknown_key
+from gambit.core.errors import UserError
+
+BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "gambit.policies": {
+        "best-of-n": "gambit.search.policies.best_of_n:BestOfN",
+        "deepconf": "gambit.search.policies.deepconf:DeepConf",
+        "gambit": "gambit.search.policies.tournament:Tournament",
+        "sc": "gambit.search.policies.self_consistency:SelfConsistency",
+        "slim-sc": "gambit.search.policies.slim_sc:SlimSc",
+        "single": "gambit.search.policies.single:Single",
+        "step": "gambit.search.policies.step:Step",
+    },
+    "gambit.scorers": {
+        "confidence": "gambit.scorers.simple:ConfidenceScorer",
+        "constant": "gambit.scorers.simple:ConstantScorer",
+    },
+    "gambit.models": {
+        "pawn": "gambit.pawn:MODEL",
+    },
+    "gambit.engines": {
+        "local": "gambit.engines.local.start:start_local",
+        "vllm": "gambit.engines.vllm.start:start_vllm",
+    },
+    "gambit.benchmarks": {
+        "aime_2025": "gambit.bench.datasets:AIME_2025",
+        "aime_2026": "gambit.bench.datasets:AIME_2026",
+        "gpqa_diamond": "gambit.bench.datasets:GPQA_DIAMOND",
+        "gsm8k": "gambit.bench.datasets:GSM8K",
+        "hmmt_feb_2024": "gambit.bench.datasets:HMMT_FEB_2024",
+        "hmmt_feb_2025": "gambit.bench.datasets:HMMT_FEB_2025",
+        "math_500": "gambit.bench.datasets:MATH_500",
+        "pawn": "gambit.bench.datasets:PAWN",
+    },
+}
+
+
+def names(group: str) -> list[str]:
+    """Everything that can be asked for in a group."""
+    return sorted({*BUILT_IN[group], *_installed(group)})
+
+
+def load(group: str, name: str) -> object:
+    """The object behind a name; built-in names cannot be taken by another package."""
+    if name in BUILT_IN[group]:
+        module, _, attribute = BUILT_IN[group][name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    installed = _installed(group)
+    if name not in installed:
+        kind = group.rpartition(".")[2].rstrip("s").replace("policie", "policy")
+        raise UserError(unknown_key(name, dict.fromkeys(names(group))).replace("option", kind))
+    return installed[name].load()
+
+
+def _installed(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}

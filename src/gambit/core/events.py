@@ -1,0 +1,283 @@
+"""The event log: what happened in one search, one JSON line each, append-only; it records and never decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO, TypeAlias, get_args
+
+from gambit.core.errors import UserError
+from gambit.core.types import EndReason, StopReason, TraceConfidence
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+
+LOG_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The header: everything that must be known to read the rest."""
+
+    format: int
+    problem_id: str
+    question: str
+    policy: str
+    vote: str
+    aggregation: str
+    seed: int
+    capacity: int
+    num_traces: int
+    prompt_tokens: tuple[int, ...]
+    settings: Mapping[str, Json]
+    environment: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A root joined the pool; it waits until it is admitted."""
+
+    step: int
+    trace: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """A child joined the pool, its first `inherited` tokens being its parent's; it waits until it is admitted."""
+
+    step: int
+    trace: int
+    parent: int
+    inherited: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A waiting trace got its KV blocks and runs."""
+
+    step: int
+    trace: int
+    reused: int
+    recomputed: int
+    waited_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A running trace lost its KV blocks and waits to be recomputed (plain sampling under memory pressure)."""
+
+    step: int
+    trace: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The thoughts that finished in one engine step, as parallel arrays."""
+
+    step: int
+    traces: tuple[int, ...]
+    scores: tuple[float, ...]
+    num_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A trace left the pool for good; `reason` is the policy's word, "pressure" or "confidence" (its stop rule)."""
+
+    step: int
+    trace: int
+    reason: str
+    score: float | None
+    tokens: tuple[int, ...]
+    answer: str | None = None  # read only where pruned traces vote, and then it does
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A trace became a ghost: it holds no memory and says nothing more, but keeps its place in the pool."""
+
+    step: int
+    trace: int
+    reason: str
+    score: float | None
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trace came to its own end."""
+
+    step: int
+    trace: int
+    reason: EndReason
+    answer: str | None
+    tokens: tuple[int, ...]
+    confidence: TraceConfidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """A finished trace that shall not vote."""
+
+    step: int
+    trace: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A trace was still running or waiting when the search stopped."""
+
+    step: int
+    trace: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The pool at one moment: taken at every wake of the policy, every check interval and at the end."""
+
+    step: int
+    running: int
+    waiting: int
+    ghosts: int
+    completed: int
+    generated: int
+    kv_used_tokens: int
+    kv_capacity_tokens: int
+    seconds_total: float
+    seconds_engine: float
+    seconds_scoring: float
+    seconds_scheduling: float
+    seconds_search: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How long traces waited for room in all, as parallel arrays; once, at the end, and only where any did.
+
+    Seconds differ between two runs with the same seed: they have a line of their own, as those of a Sample.
+    """
+
+    step: int
+    traces: tuple[int, ...]
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The search ended."""
+
+    step: int
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    """The answer, as it was announced; a replay must arrive at the same one."""
+
+    answer: str | None
+    margin: float
+    votes: tuple[Mapping[str, Json], ...]
+
+
+Event: TypeAlias = (
+    RunStarted
+    | Created
+    | Branched
+    | Admitted
+    | Queued
+    | Scored
+    | Pruned
+    | Evicted
+    | Finished
+    | Discarded
+    | Cancelled
+    | Sample
+    | Waited
+    | Stopped
+    | Voted
+)
+
+_KINDS: Mapping[str, Callable[..., Event]] = {kind.__name__: kind for kind in get_args(Event)}
+_ENUMS = {"Finished": EndReason, "Stopped": StopReason}
+# Thoughts end in nearly every step of a large pool, so that writing one is on the critical path.
+_FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in get_args(Event)}
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def to_json(event: Event) -> str:
+    """One line without its newline; floats keep every digit, so that a replay computes the same sums."""
+    kind = type(event)
+    record = {"event": kind.__name__}
+    for name in _FIELDS[kind]:
+        record[name] = getattr(event, name)
+    return _encode(record)
+
+
+def from_json(line: str) -> Event:
+    """The event of one line."""
+    record = json.loads(line)
+    name = record.pop("event")
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
+    if name in _ENUMS:
+        values["reason"] = _ENUMS[name](record["reason"])
+    if values.get("confidence"):
+        values["confidence"] = TraceConfidence(*record["confidence"])
+    return _KINDS[name](**values)
+
+
+class LogWriter:
+    """Appends events to a file, each line as soon as it is complete, so that a killed run leaves a readable log."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, event: Event) -> None:
+        self._file.write(to_json(event) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def read_log(path: Path) -> Iterator[Event]:
+    """The events of a log file, plain or gzip-compressed (.gz).
+
+    A last line cut short by a kill is left out, any other broken line is an error.
+    """
+    with _opened(path) as file:
+        for number, line in enumerate(_whole_lines(file), start=1):
+            try:
+                event = from_json(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}, line {number}: not an event of this log format ({error})") from error
+            if isinstance(event, RunStarted) and event.format != LOG_FORMAT:
+                raise UserError(f"{path}: log format {event.format}, this version reads {LOG_FORMAT}")
+            yield event
+
+
+def _opened(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _whole_lines(file: TextIO) -> Iterator[str]:
+    with suppress(EOFError):  # a .gz that was never finished
+        for line in file:
+            if line.endswith("\n"):
+                yield line

@@ -1,0 +1,38 @@
+"""A problem to search: a question as text or as chat messages, and its id; and models that answer only some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+
+class ChatMessage(TypedDict):
+    """One turn of a chat, as chat templates take it."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question, as text or as chat messages."""
+
+    question: str | Sequence[ChatMessage]
+    id: str = "problem"
+
+    @property
+    def last_message(self) -> str:
+        """The text of the question, or of its last message."""
+        if isinstance(self.question, str):
+            return self.question
+        return self.question[-1]["content"] if self.question else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model that a package brings along, asked for by its name (entry-point group `gambit.models`)."""
+
+    folder: Path
+    check_question: Callable[[str], object]  # raises UserError for a question that the model was not made for

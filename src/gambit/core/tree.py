@@ -1,0 +1,281 @@
+"""The one tree of a search: every trace, its state and lineage; events change it and nothing else does."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+
+from gambit.core import events as ev
+from gambit.core.types import Aggregation, EndReason, RunningScore, TraceConfidence
+
+
+class TraceState(StrEnum):
+    """Where a trace is in its life."""
+
+    WAITING = "waiting"  # logically active, holds no KV blocks yet
+    RUNNING = "running"
+    GHOST = "ghost"  # logically active, lost its KV blocks for good
+    FINISHED = "finished"
+    PRUNED = "pruned"
+    CANCELLED = "cancelled"
+
+
+ACTIVE = frozenset({TraceState.WAITING, TraceState.RUNNING, TraceState.GHOST})
+LIVE = frozenset({TraceState.WAITING, TraceState.RUNNING})
+
+_TRANSITIONS = {
+    TraceState.WAITING: {TraceState.RUNNING, TraceState.GHOST, TraceState.PRUNED, TraceState.CANCELLED},
+    TraceState.RUNNING: {
+        TraceState.WAITING,
+        TraceState.GHOST,
+        TraceState.FINISHED,
+        TraceState.PRUNED,
+        TraceState.CANCELLED,
+    },
+    TraceState.GHOST: {TraceState.PRUNED},
+    TraceState.FINISHED: set(),
+    TraceState.PRUNED: set(),
+    TraceState.CANCELLED: set(),
+}
+
+
+@dataclass(slots=True)
+class Trace:
+    """The only mutable record of a trace; `TraceTree` alone writes to it."""
+
+    id: int
+    parent: int | None
+    root: int
+    depth: int
+    created_step: int
+    inherited: int
+    temperature: float | None  # None: the run's own
+    state: TraceState = TraceState.WAITING
+    score: RunningScore = field(default_factory=RunningScore)
+    boundary_tokens: int = 0  # length at the last scored boundary
+    packed_tokens: array[int] = field(default_factory=lambda: array("i"))  # its own, known once it has ended
+    ended_step: int | None = None  # when it said its last token
+    was_evicted: bool = False
+    end_reason: EndReason | None = None
+    answer: str | None = None
+    is_discarded: bool = False  # finished, yet shall not vote
+    confidence: TraceConfidence | None = None
+    reused: int = 0
+    recomputed: int = 0
+    waited_steps: int = 0
+    waited_seconds: float = 0.0  # known at the end of the search
+    num_admissions: int = 0
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ACTIVE
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE
+
+    @property
+    def own_tokens(self) -> tuple[int, ...]:
+        """Made anew at every call: a tuple takes nine times the memory, and a search has millions of tokens."""
+        return tuple(self.packed_tokens)
+
+    @property
+    def num_own_tokens(self) -> int:
+        return len(self.packed_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Its length after its end, inherited part included."""
+        return self.inherited + len(self.packed_tokens)
+
+
+class TraceTree:
+    """Traces by id, ids dense from 0; the scheduler view and the tree view are queries, never copies."""
+
+    def __init__(self, capacity: int, aggregation: Aggregation) -> None:
+        self.capacity = capacity
+        self.aggregation = aggregation
+        self.traces: list[Trace] = []
+        self._in_state: dict[TraceState, dict[int, None]] = {state: {} for state in TraceState}
+        self._handlers: dict[type, Callable[..., None]] = {
+            ev.Created: self._created,
+            ev.Branched: self._branched,
+            ev.Admitted: self._admitted,
+            ev.Queued: self._queued,
+            ev.Scored: self._scored,
+            ev.Pruned: self._pruned,
+            ev.Evicted: self._evicted,
+            ev.Finished: self._finished,
+            ev.Discarded: self._discarded,
+            ev.Cancelled: self._cancelled,
+            ev.Waited: self._waited,
+        }
+
+    def apply(self, event: ev.Event) -> None:
+        """Fold one event in; events that say nothing about traces are passed over."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    # -- the views ---------------------------------------------------------------------------------------------
+
+    def in_state(self, state: TraceState) -> Iterator[Trace]:
+        return (self.traces[i] for i in self._in_state[state])
+
+    def count(self, state: TraceState) -> int:
+        return len(self._in_state[state])
+
+    def scheduler_view(self) -> list[Trace]:
+        """Traces that hold KV blocks."""
+        return sorted(self.in_state(TraceState.RUNNING), key=_by_id)
+
+    def tree_view(self) -> list[Trace]:
+        """Logically active traces, ghosts and waiting ones included."""
+        return sorted((t for state in ACTIVE for t in self.in_state(state)), key=_by_id)
+
+    def voters(self) -> list[Trace]:
+        """Finished traces that nobody discarded, and pruned ones whose answer was asked for."""
+        finished = [trace for trace in self.in_state(TraceState.FINISHED) if not trace.is_discarded]
+        pruned = [trace for trace in self.in_state(TraceState.PRUNED) if trace.answer is not None]
+        return sorted([*finished, *pruned], key=_by_id)
+
+    @property
+    def num_active(self) -> int:
+        return sum(self.count(state) for state in ACTIVE)
+
+    @property
+    def num_live(self) -> int:
+        """Running or waiting: a waiting child counts as running for the end of a search."""
+        return sum(self.count(state) for state in LIVE)
+
+    def score_of(self, trace: Trace) -> float | None:
+        return trace.score.value(self.aggregation)
+
+    def lineage(self, trace_id: int) -> list[int]:
+        """Ids from the root down to the trace."""
+        path = [trace_id]
+        while (parent := self.traces[path[-1]].parent) is not None:
+            path.append(parent)
+        return path[::-1]
+
+    def tokens_of(self, trace_id: int) -> tuple[int, ...]:
+        """All generated tokens of an ended trace, assembled along its lineage."""
+        parts: list[array[int]] = []
+        trace = self.traces[trace_id]
+        length = trace.num_tokens  # how many of its tokens are wanted
+        while True:
+            parts.append(trace.packed_tokens[: max(length - trace.inherited, 0)])
+            if trace.parent is None:
+                break
+            trace, length = self.traces[trace.parent], min(length, trace.inherited)
+        return tuple(chain.from_iterable(reversed(parts)))
+
+    # -- the transitions ---------------------------------------------------------------------------------------
+
+    def _move(self, trace_id: int, state: TraceState) -> Trace:
+        trace = self.traces[trace_id]
+        assert state in _TRANSITIONS[trace.state], f"trace {trace_id}: {trace.state} -> {state}"
+        del self._in_state[trace.state][trace_id]
+        trace.state = state
+        self._in_state[state][trace_id] = None
+        return trace
+
+    def _add(self, trace: Trace) -> None:
+        assert trace.id == len(self.traces), f"trace ids are dense: {trace.id} after {len(self.traces) - 1}"
+        assert self.num_active < self.capacity, f"trace {trace.id} would be one over the capacity {self.capacity}"
+        self.traces.append(trace)
+        self._in_state[trace.state][trace.id] = None
+
+    def _created(self, event: ev.Created) -> None:
+        self._add(Trace(event.trace, None, event.trace, 0, event.step, 0, None))
+
+    def _branched(self, event: ev.Branched) -> None:
+        parent = self.traces[event.parent]
+        assert parent.state in (TraceState.RUNNING, TraceState.GHOST), f"parent {parent.id} is {parent.state}"
+        child = Trace(event.trace, parent.id, parent.root, parent.depth + 1, event.step, event.inherited,
+                      event.temperature, score=parent.score, boundary_tokens=parent.boundary_tokens)  # fmt: skip
+        assert child.boundary_tokens <= child.inherited, f"child {child.id} inherits a score of tokens it lacks"
+        self._add(child)
+
+    def _admitted(self, event: ev.Admitted) -> None:
+        trace = self._move(event.trace, TraceState.RUNNING)
+        if trace.num_admissions == 0:
+            assert event.reused + event.recomputed == trace.inherited, f"trace {trace.id}: inherited tokens unaccounted"
+            trace.reused = event.reused
+        trace.recomputed += event.recomputed
+        trace.waited_steps += event.waited_steps
+        trace.num_admissions += 1
+
+    def _queued(self, event: ev.Queued) -> None:
+        self._move(event.trace, TraceState.WAITING)
+
+    def _scored(self, event: ev.Scored) -> None:
+        for trace_id, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
+            trace = self.traces[trace_id]
+            assert trace.state is TraceState.RUNNING, f"trace {trace_id} is {trace.state}, yet finished a thought"
+            assert num_tokens > trace.boundary_tokens, f"trace {trace_id}: the thought at {num_tokens} is scored twice"
+            trace.score = trace.score.add(score)
+            trace.boundary_tokens = num_tokens
+
+    def _end(self, trace_id: int, state: TraceState, step: int, tokens: tuple[int, ...]) -> Trace:
+        was_ghost = self.traces[trace_id].state is TraceState.GHOST
+        trace = self._move(trace_id, state)
+        if was_ghost:
+            assert not tokens, f"ghost {trace_id} spoke"
+            return trace
+        trace.packed_tokens, trace.ended_step = array("i", tokens), step
+        return trace
+
+    def _pruned(self, event: ev.Pruned) -> None:
+        self._end(event.trace, TraceState.PRUNED, event.step, event.tokens).answer = event.answer
+
+    def _evicted(self, event: ev.Evicted) -> None:
+        self._end(event.trace, TraceState.GHOST, event.step, event.tokens).was_evicted = True
+
+    def _finished(self, event: ev.Finished) -> None:
+        trace = self._end(event.trace, TraceState.FINISHED, event.step, event.tokens)
+        trace.end_reason, trace.answer, trace.confidence = event.reason, event.answer, event.confidence
+
+    def _discarded(self, event: ev.Discarded) -> None:
+        trace = self.traces[event.trace]
+        assert trace.state is TraceState.FINISHED and not trace.is_discarded, f"trace {trace.id} has no vote to lose"
+        trace.is_discarded = True
+
+    def _cancelled(self, event: ev.Cancelled) -> None:
+        self._end(event.trace, TraceState.CANCELLED, event.step, event.tokens)
+
+    def _waited(self, event: ev.Waited) -> None:
+        for trace_id, steps, seconds in zip(event.traces, event.steps, event.seconds, strict=True):
+            trace = self.traces[trace_id]
+            trace.waited_steps, trace.waited_seconds = steps, seconds
+
+    # -- the invariants ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert what must hold between any two events (method.md, Invariants)."""
+        assert self.num_active <= self.capacity, f"{self.num_active} active traces, capacity {self.capacity}"
+        assert sum(map(self.count, TraceState)) == len(self.traces), "a trace is in two states or in none"
+        for trace in self.traces:
+            assert trace.id in self._in_state[trace.state]
+            assert trace.is_live or trace.ended_step is not None, f"trace {trace.id} ended without a step"
+            if trace.parent is None:
+                assert (trace.inherited, trace.depth, trace.root) == (0, 0, trace.id)
+            else:
+                self._check_child(trace, self.traces[trace.parent])
+
+    def _check_child(self, child: Trace, parent: Trace) -> None:
+        assert parent.id < child.id and child.root == parent.root and child.depth == parent.depth + 1
+        if not parent.is_live:
+            assert child.inherited <= parent.num_tokens, f"child {child.id} inherits tokens that {parent.id} never had"
+
+    def check_ended(self) -> None:
+        """Assert what must hold once the search is over."""
+        self.check()
+        assert self.num_live == 0, f"{self.num_live} traces neither ended nor were cancelled"
+
+
+def _by_id(trace: Trace) -> int:
+    return trace.id

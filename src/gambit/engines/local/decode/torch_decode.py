@@ -1,0 +1,330 @@
+"""The decode step of Llama-like models in few large operations; a model that computes anything else is left alone.
+
+Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
+gated MLP. For these a decode step is written out here: joined projections, residuals added by the product itself, no
+module calls. Weights stay in memory once: transformers' modules, which compute the prompts, become slices of them.
+Models that `compiled.py` serves run a step that GCC has compiled instead, for which their weights are kept once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import rms_norm
+
+from gambit.engines.local.attention import DecodePlan, LayerCall, Plan, PoolStore, PromptPlan
+from gambit.engines.local.decode.native import native_decode
+from gambit.engines.local.decode.native_args import CompiledStack, can_compile
+from gambit.engines.local.decode.structure import can_fuse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _RmsNorm(Protocol):
+    weight: torch.Tensor
+    variance_epsilon: float
+
+
+class _Attention(Protocol):
+    head_dim: int
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    q_norm: _RmsNorm  # where there are head norms
+    k_norm: _RmsNorm
+
+
+class _Mlp(Protocol):
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
+    act_fn: Callable[[torch.Tensor], torch.Tensor]
+
+
+class _DecoderLayer(Protocol):
+    input_layernorm: _RmsNorm
+    self_attn: _Attention
+    post_attention_layernorm: _RmsNorm
+    mlp: _Mlp
+
+
+class _Trunk(Protocol):
+    """What `can_fuse` has found a model to be."""
+
+    embed_tokens: nn.Embedding
+    rotary_emb: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    layers: Sequence[_DecoderLayer]
+    norm: _RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One or several linear layers of the same input as one product."""
+
+    weight: torch.Tensor  # [in, out]
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        residual.addmm_(x, self.weight)
+        return residual if self.bias is None else residual.add_(self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm over the last dimension; a weight of two dimensions is one per head."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight.dim() == 1:
+            return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight.shape[-1:], None, self.eps).mul_(self.weight)
+
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines, and sines with the sign of the first half in them
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer."""
+
+    before_attention: Norm
+    qkv: Projection
+    head_norms: Norm | None  # of queries and keys side by side
+    output: Projection
+    before_mlp: Norm
+    gate_up: Projection
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    down: Projection
+    heads: int
+    kv_heads: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.qkv.weight.shape[1] // (self.heads + 2 * self.kv_heads)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.weight.nbytes for part in (self.qkv, self.output, self.gate_up, self.down))
+
+    def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, call: LayerCall) -> None:
+        """Adds to x [n, hidden] in place, as everything in a residual stream does."""
+        n = len(x)
+        qkv = self.qkv(self.before_attention(x)).view(n, self.heads + 2 * self.kv_heads, -1)
+        qk, v = qkv[:, : -self.kv_heads], qkv[:, -self.kv_heads :]
+        if self.head_norms is not None:
+            qk = self.head_norms(qk)
+        qk = _rotate(qk, *rotation)
+        q = qk[:, : self.heads].view(n, self.kv_heads, -1, qk.shape[-1])
+        self.output.add_to(x, plan.attend_rows(index, q, qk[:, self.heads :], v, call).view(n, -1))
+        gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
+        self.down.add_to(x, self.activation(gate).mul_(up))
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions of x [n, heads, dim]."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+
+# States after the final norm [n, hidden], logits [n, vocabulary], and [n, hidden] of each inner layer asked for.
+Output = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
+Forward = Callable[[torch.Tensor, torch.Tensor, Plan], Output]  # tokens, positions, both [n, length]
+
+
+class Stack(Protocol):
+    """Everything between the embedding and the logits."""
+
+    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
+        """x [n, hidden] may be overwritten. `inner`: layers whose states are wanted, lowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStack:
+    """In torch's operations. `calls` is what the attention layers ask for, as seen in a pass of the model's modules."""
+
+    layers: Sequence[Layer]
+    calls: Sequence[LayerCall]
+    norm: Norm
+    head_weight: torch.Tensor  # [vocabulary, hidden]
+    head_bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the matrices that a step reads."""
+        return self.head_weight.nbytes + sum(layer.nbytes for layer in self.layers)
+
+    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
+        kept = []
+        for index, (layer, call) in enumerate(zip(self.layers, self.calls, strict=True)):
+            if index in inner:
+                kept.append(x.clone())
+            layer.forward(index, x, rotation, plan, call)
+        states = self.norm(x)
+        return states, nn.functional.linear(states, self.head_weight, self.head_bias), kept
+
+
+class FusedDecoder:
+    """A whole model's decode step."""
+
+    def __init__(self, model: PreTrainedModel, stack: Stack) -> None:
+        trunk = cast(_Trunk, model.base_model)
+        self.stack = stack
+        self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
+        self._table = _rotary_table(model, trunk)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan, inner: Sequence[int] = ()
+    ) -> Output:
+        """One token a row: tokens and positions are [n, 1]."""
+        x = self._embed(tokens)
+        return self.stack.run(x[:, 0], self._rotation(x, positions), plan, inner)
+
+    def _rotation(self, x: torch.Tensor, positions: torch.Tensor) -> Rotation:
+        """[n, 1, dim] each, which serve all heads."""
+        if self._table is None:
+            return _signed(*self._rotary(x, positions))
+        cosines, signed_sines = self._table
+        return cosines[positions], signed_sines[positions]
+
+
+def _rotary_table(model: PreTrainedModel, trunk: _Trunk) -> Rotation | None:
+    """The rotations of all positions, where they depend on nothing else; a GPU's memory has better uses."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    is_plain = getattr(trunk.rotary_emb, "rope_type", None) == "default"
+    if model.device.type != "cpu" or not is_plain or not positions:
+        return None
+    like = torch.zeros(1, dtype=model.dtype)
+    cosines, signed_sines = _signed(*trunk.rotary_emb(like, torch.arange(positions)[None]))
+    return cosines[0], signed_sines[0]
+
+
+def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
+    first, second = sines.chunk(2, dim=-1)
+    return cosines.contiguous(), torch.cat((-first, second), dim=-1)
+
+
+# -- the proof at the start -------------------------------------------------------------------------------------------
+
+
+def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: int) -> FusedDecoder | None:
+    """A fused decoder, if the model has the structure and a short pass gives what its modules give.
+
+    One row stands at the end of the context: what depends on the position must show too.
+    """
+    if not can_fuse(model):
+        return None
+    store, calls = PoolStore(), list[LayerCall]()
+    store.reserve("prompt", 1, _PROOF_PROMPT)
+    store.reserve("row", 2, 1)
+    tokens = torch.arange(_PROOF_PROMPT + 2, device=model.device)[None] % model.config.get_text_config().vocab_size
+    at = torch.arange(_PROOF_PROMPT, device=model.device)[None]
+    run_modules(tokens[:, :_PROOF_PROMPT], at, _Listening(PromptPlan(store, 0), calls))
+    positions = torch.tensor([[_PROOF_PROMPT], [last_position]], device=model.device)
+    step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:1, 0].repeat(2))
+    expected = run_modules(*step)
+    stack = _stack_of(model, calls)
+    fused = FusedDecoder(model, stack)
+    if not _same_output(fused.forward(*step), expected):
+        return None
+    decode = native_decode() if model.device.type == "cpu" and can_compile(stack) else None
+    compiled = None if decode is None else FusedDecoder(model, CompiledStack(stack, decode))
+    return compiled if compiled is not None and _same_output(compiled.forward(*step), expected) else fused
+
+
+_PROOF_PROMPT = 3
+_TOLERANCE = {torch.float32: 1e-3}  # of the largest value; a wrong formula is off by more than half precision is
+_HALF_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    """A plan that notes what the layers ask for."""
+
+    plan: Plan
+    calls: list[LayerCall]
+
+    def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        assert index == len(self.calls)
+        self.calls.append(call)
+        return self.plan.attend(index, q, k, v, call)
+
+
+def _proof_plan(store: PoolStore, positions: torch.Tensor) -> DecodePlan:
+    zeros = torch.zeros_like(positions)
+    return DecodePlan(
+        store=store, own=zeros, positions=positions, own_length=1,
+        prompt_lengths=torch.full_like(positions[:1], _PROOF_PROMPT), prompt_length=_PROOF_PROMPT,
+        row_slots=zeros, members=None, places=None, level=0, has_even_prompts=True,
+    )  # fmt: skip
+
+
+def _same_output(got: Output, expected: Output) -> bool:
+    return _alike(got[0], expected[0]) and _alike(got[1], expected[1])
+
+
+def _alike(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    most = _TOLERANCE.get(expected.dtype, _HALF_TOLERANCE) * float(expected.abs().max())
+    return got.shape == expected.shape and float((got - expected).abs().max()) <= most
+
+
+# -- taking a model's weights -----------------------------------------------------------------------------------------
+
+
+def _stack_of(model: PreTrainedModel, calls: Sequence[LayerCall]) -> TorchStack:
+    trunk = cast(_Trunk, model.base_model)
+    head = cast(nn.Linear, model.get_output_embeddings())
+    return TorchStack([_fuse(layer) for layer in trunk.layers], calls, _norm(trunk.norm), head.weight, head.bias)
+
+
+def _fuse(layer: _DecoderLayer) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    dim = attention.head_dim
+    heads, kv_heads = attention.q_proj.out_features // dim, attention.k_proj.out_features // dim
+    return Layer(
+        before_attention=_norm(layer.input_layernorm),
+        qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
+        head_norms=_head_norms(attention, heads, kv_heads) if hasattr(attention, "q_norm") else None,
+        output=_join(attention.o_proj),
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate_up=_join(mlp.gate_proj, mlp.up_proj),
+        activation=mlp.act_fn,
+        down=_join(mlp.down_proj),
+        heads=heads,
+        kv_heads=kv_heads,
+    )
+
+
+def _join(*linears: nn.Linear) -> Projection:
+    """The weights side by side, and the modules made slices of them: a model is never in memory twice."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    if weight.device.type == "cpu":
+        weight = weight.t().contiguous().t()  # a CPU multiplies a few rows a fifth faster this way round
+    first = 0
+    for linear in linears:
+        linear.weight = nn.Parameter(weight[first : first + linear.out_features], requires_grad=False)
+        first += linear.out_features
+    biases = [linear.bias for linear in linears]
+    bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+    return Projection(weight.t(), bias)
+
+
+def _norm(module: _RmsNorm) -> Norm:
+    return Norm(module.weight.detach(), module.variance_epsilon)
+
+
+def _head_norms(attention: _Attention, heads: int, kv_heads: int) -> Norm:
+    """Of all queries and keys at once; norms over anything but single heads do not get past the proof."""
+    q, k = attention.q_norm, attention.k_norm
+    weight = torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1)))
+    return Norm(weight, q.variance_epsilon)

@@ -1,0 +1,120 @@
+"""Token confidence of live traces and DeepConf's stop rule, the same on every engine; never sees logits or a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gambit.core.types import StopRule, TraceConfidence
+
+Key = TypeVar("Key", bound=Hashable)
+BOTTOM_SHARE = 0.1  # of a trace's windows: DeepConf's "bottom 10 %"
+_FIRST_TOKENS = 256
+
+TRACK = np.dtype([
+    ("count", np.int64),  # tokens measured
+    ("unseen", np.int64),  # inherited tokens before them that nobody measured
+    ("window", np.int64),
+    ("window_total", np.float64),  # over the last `window` tokens, fewer at the start
+    ("threshold", np.float64),  # −∞ without a stop rule
+])  # fmt: skip
+
+
+def summarise(confidences: npt.NDArray[np.float32], window: int) -> TraceConfidence:
+    """The confidences of a trace's tokens, folded. A window slides by one token; only full ones count."""
+    count = len(confidences)
+    if count == 0:
+        return TraceConfidence(0, 0.0, 0.0, 0.0, 0.0)
+    width = min(window, count)
+    sums = np.concatenate(([0.0], np.cumsum(confidences, dtype=np.float64)))
+    means = (sums[width:] - sums[:-width]) / width
+    num_bottom = max(1, int(BOTTOM_SHARE * len(means)))
+    bottom = np.partition(means, num_bottom - 1)[:num_bottom]
+    return TraceConfidence(count, float(sums[-1] / count), float(means[-1]), float(bottom.mean()), float(means.min()))
+
+
+class ConfidenceTracks(Generic[Key]):
+    """One track per trace of the searches that asked; all in two tables, so that a step costs a few array operations.
+
+    Every token's confidence is kept: a child takes over its parent's up to the branch, wherever that was, and the
+    lowest tenth of the windows is known only at the end.
+    """
+
+    def __init__(self) -> None:
+        self._slot_of: dict[Key, int] = {}
+        self._free: list[int] = []
+        self._tracks = np.zeros(0, TRACK)
+        self._tokens = np.zeros((0, _FIRST_TOKENS), np.float32)
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._slot_of
+
+    def add(self, key: Key, window: int, rule: StopRule | None, inherited: int = 0, parent: Key | None = None) -> None:
+        """A new trace. Tokens inherited from a parent that is gone have no confidence: its own alone count."""
+        slot = self._take_slot()
+        self._slot_of[key] = slot
+        track = self._tracks[slot]
+        track["count"], track["unseen"], track["window_total"] = 0, inherited, 0.0
+        track["window"] = window if rule is None else rule.window_tokens
+        track["threshold"] = -np.inf if rule is None else rule.threshold
+        if parent in self._slot_of:
+            self._inherit(slot, self._slot_of[parent], inherited)
+
+    def _inherit(self, slot: int, parent: int, inherited: int) -> None:
+        unseen = int(self._tracks["unseen"][parent])
+        count = max(inherited - unseen, 0)
+        assert count <= self._tracks["count"][parent], "a child inherits tokens that its parent has not said"
+        track = self._tracks[slot]
+        track["count"], track["unseen"] = count, min(unseen, inherited)
+        self._tokens[slot, :count] = self._tokens[parent, :count]
+        start = max(count - int(track["window"]), 0)
+        track["window_total"] = self._tokens[slot, start:count].sum(dtype=np.float64)
+
+    def fold(self, keys: Sequence[Key], confidences: npt.NDArray[np.float32]) -> list[Key]:
+        """One more token for each of these traces; gives those whose stop rule says that this was the last."""
+        slots = np.fromiter((self._slot_of[key] for key in keys), np.int64, len(keys))
+        track = self._tracks[slots]
+        count, window = track["count"], track["window"]
+        self._reserve_tokens(int(count.max(initial=0)) + 1)
+        leaving = np.where(count >= window, self._tokens[slots, np.maximum(count - window, 0)], 0.0)
+        self._tokens[slots, count] = confidences
+        total = track["window_total"] + confidences - leaving
+        self._tracks["window_total"][slots], self._tracks["count"][slots] = total, count + 1
+        is_low = (count + 1 >= window) & (total / window < track["threshold"])
+        return [keys[at] for at in np.flatnonzero(is_low)]
+
+    def pick(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
+        """Which of these traces are followed, by position."""
+        return np.fromiter((at for at, key in enumerate(keys) if key in self._slot_of), np.int64)
+
+    def end(self, key: Key) -> TraceConfidence | None:
+        """Forget a trace; None for one that was never followed."""
+        slot = self._slot_of.pop(key, None)
+        if slot is None:
+            return None
+        self._free.append(slot)
+        return summarise(self._tokens[slot, : self._tracks["count"][slot]], int(self._tracks["window"][slot]))
+
+    def forget(self, key: Key) -> None:
+        if (slot := self._slot_of.pop(key, None)) is not None:
+            self._free.append(slot)
+
+    def _take_slot(self) -> int:
+        if not self._free:
+            have = len(self._tracks)
+            more = max(have, 64)
+            self._tracks = np.concatenate((self._tracks, np.zeros(more, TRACK)))
+            self._tokens = np.pad(self._tokens, ((0, more), (0, 0)))
+            self._free = list(range(have + more - 1, have - 1, -1))
+        return self._free.pop()
+
+    def _reserve_tokens(self, length: int) -> None:
+        have = self._tokens.shape[1]
+        if length > have:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, max(length, 2 * have) - have)))

@@ -1,0 +1,185 @@
+"""What travels with a model besides its weights: where it is, its preset, its scorer, its sampling defaults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from gambit.config import registry
+from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
+from gambit.core.errors import UserError
+from gambit.core.problem import NamedModel
+
+SCORER_FILE = "scorer.safetensors"
+SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM takes every safetensors for weights
+MODELS = "gambit.models"
+BUNDLED = "pawn"  # the model of those who name none
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+# A file up to this size is hashed whole; of a larger one its header and samples, so that no start waits for a hash.
+WHOLE_FILE_BYTES = 64 << 20
+SAMPLES_PER_MODEL = 64
+SAMPLE_BYTES = 32 << 10
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+def named_model(model: str) -> NamedModel | None:
+    """The model that a package brings along under this name."""
+    if model not in registry.names(MODELS):
+        return None
+    return cast("NamedModel", registry.load(MODELS, model))
+
+
+def locate(model: str) -> str:
+    """What transformers should load: a named model's folder, anything else as it is."""
+    named = named_model(model)
+    if named is None:
+        _check_exists(model)
+        return model
+    if not named.folder.is_dir():
+        raise UserError(f"the model {model!r} is missing from this installation ({named.folder}): name another one "
+                        "with --model")  # fmt: skip
+    return str(named.folder)
+
+
+def _check_exists(model: str) -> None:
+    """Asked once, before anything else: without a network each further file would cost half a minute of retries."""
+    if Path(model).is_dir():
+        return
+    if not HUB_NAME.fullmatch(model):
+        raise UserError(f"cannot load model {model!r}: there is no such folder, and it is no hub name")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        hf_hub_download(model, "config.json")
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"cannot load model {model!r}: there is no such folder, and the hub cannot be reached"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"cannot load model {model!r}: there is no such folder, and the hub says: {reason}") from error
+
+
+def side_file(model: str, filename: str) -> Path | None:
+    """A file beside a model's weights, in its folder or on the hub; None where there is none or no network."""
+    if Path(model).is_dir():
+        path = Path(model) / filename
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, filename))
+    except (OSError, ValueError):
+        return None
+
+
+def own_scorer(model: str, name: str) -> Path | None:
+    """A further scorer that travels with a model: `scorers/NAME.safetensors`."""
+    return side_file(model, f"{SCORERS_FOLDER}/{name}.safetensors") if re.fullmatch(r"[\w-]+", name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A model's generation_config: ids that end its turn, and the sampling its makers recommend."""
+
+    eos_ids: tuple[int, ...]
+    sampling: dict[str, float]
+
+
+def generation_of(model: str) -> Generation:
+    """Empty for a model without one."""
+    from transformers import GenerationConfig
+
+    try:
+        config = GenerationConfig.from_pretrained(model)
+    except (OSError, ValueError):
+        return Generation((), {})
+    eos: int | Sequence[int] | None = config.eos_token_id
+    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    names = ("temperature", "top_p", "top_k", "min_p")
+    given = {name: getattr(config, name, None) for name in names} if config.do_sample else {}
+    return Generation(ids, {name: value for name, value in given.items() if value is not None})
+
+
+def defaults_of(model: str, generation: Generation) -> ModelDefaults:
+    """What the model itself says about how to search with it."""
+    path = side_file(model, PRESET_FILE)
+    return ModelDefaults(preset_for(model, path.parent if path else None), generation.sampling)
+
+
+def name_of(model: str) -> str:
+    """What to call a model in a checkpoint: a hub name as it is, of a folder only its own name."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+def hidden_size_on_disk(model: str) -> int | None:
+    """From a model's config, without loading it; None where it is not on this disk."""
+    path = _on_disk(model, "config.json")
+    if path is None:
+        return None
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    size = raw.get("hidden_size") or raw.get("text_config", {}).get("hidden_size")
+    return int(size) if size else None
+
+
+def weight_hash(model: str) -> str | None:
+    """A hash of a model's weights, or None where they are not on this disk as safetensors.
+
+    One file of up to 64 MiB gives its plain SHA-256. Larger ones give `sampled:` and a hash of names, sizes, headers
+    and 64 pieces spread over the whole: other weights, another dtype or another quantisation change it, and it takes
+    well under a second whatever the size.
+    """
+    files = _weight_files(model)
+    if not files:
+        return None
+    if len(files) == 1 and files[0].stat().st_size <= WHOLE_FILE_BYTES:
+        return hashlib.sha256(files[0].read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    for file in files:
+        for piece in _samples(file, max(1, SAMPLES_PER_MODEL // len(files))):
+            digest.update(piece)
+    return f"sampled:{digest.hexdigest()}"
+
+
+def _weight_files(model: str) -> list[Path]:
+    index = _on_disk(model, WEIGHTS_INDEX)
+    if index is None:
+        single = _on_disk(model, WEIGHTS_FILE)
+        return [single] if single else []
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError):
+        return []
+    found = [_on_disk(model, name) for name in names]
+    return [path for path in found if path is not None] if all(found) else []
+
+
+def _on_disk(model: str, filename: str) -> Path | None:
+    """Without asking any network: a hash is worth no wait."""
+    if Path(model).is_dir():
+        path = Path(model) / filename
+        return path if path.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    if not HUB_NAME.fullmatch(model):
+        return None
+    cached = try_to_load_from_cache(model, filename)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _samples(file: Path, count: int) -> Iterable[bytes]:
+    size = file.stat().st_size
+    yield f"{file.name} {size}".encode()
+    with file.open("rb") as content:
+        head = content.read(8)
+        yield head + content.read(min(int.from_bytes(head, "little"), 8 << 20))  # the header: names, shapes, dtypes
+        for i in range(count):
+            content.seek(i * max(0, size - SAMPLE_BYTES) // max(1, count - 1))
+            yield content.read(SAMPLE_BYTES)

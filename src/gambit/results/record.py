@@ -1,0 +1,220 @@
+"""The fold of an event log: tree, ledger and result of one search, live or replayed alike; it never runs anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.tree import TraceState, TraceTree
+from gambit.core.types import Aggregation, StopReason
+from gambit.results.ballots import ballots_of, count_votes
+from gambit.results.vote import Ballot, VoteEntry, VoteKind, VoteResult
+
+Equivalent = Callable[[str, str], bool]
+
+STOP_WORDS: Mapping[StopReason, str] = {
+    StopReason.COMPLETED: "the planned number of traces is complete",
+    StopReason.EXHAUSTED: "no trace was left to run",
+    StopReason.POLICY: "the search method had seen enough",
+    StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
+    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
+    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
+    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
+    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
+    StopReason.FAILED: "it failed before its end",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of the traces; `ghosts` are those still ghosts at the end, `evicted` all that ever were."""
+
+    roots: int = 0
+    branched: int = 0
+    pruned: int = 0
+    evicted: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    ghosts: int = 0
+    discarded: int = 0  # completed, but without a vote
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long traces waited for KV room, first admission and every later one together."""
+
+    traces: int = 0  # that waited at all
+    steps: int = 0  # of all traces together
+    seconds: float = 0.0
+    most_steps: int = 0  # of one trace
+    most_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The ledger: sampled, inherited from a cached prefix, and computed a second time."""
+
+    generated: int = 0
+    reused: int = 0
+    recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Wall clock; `engine` is the forward passes and `search` everything the search adds to them."""
+
+    total: float = 0.0
+    engine: float = 0.0
+    search: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found and what it cost."""
+
+    problem_id: str
+    answer: str | None
+    votes: tuple[VoteEntry, ...]
+    margin: float
+    num_abstained: int
+    policy: str
+    seed: int
+    counts: Counts
+    tokens: Tokens
+    seconds: Seconds
+    stop_reason: StopReason
+    waiting: Waiting = Waiting()
+    out_dir: str | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None  # why it failed, where it did
+    log_error: str | None = None  # why its log is incomplete, where it is
+
+    @classmethod
+    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
+        """Of a search that has nothing to show but why."""
+        return cls(
+            problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error
+        )
+
+    def to_json(self) -> dict[str, ev.Json]:
+        """Plain values, ready for `json.dumps`."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(slots=True)
+class SearchRecord:
+    """Everything the events so far say about one search."""
+
+    started: ev.RunStarted
+    tree: TraceTree = field(init=False)
+    sample: ev.Sample | None = None
+    stopped: ev.Stopped | None = None
+    voted: ev.Voted | None = None
+
+    def __post_init__(self) -> None:
+        self.tree = TraceTree(self.started.capacity, Aggregation(self.started.aggregation))
+
+    def apply(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Sample):
+            self.sample = event
+        elif isinstance(event, ev.Stopped):
+            self.stopped = event
+        elif isinstance(event, ev.Voted):
+            self.voted = event
+        else:
+            self.tree.apply(event)
+
+    def vote(self, equivalent: Equivalent) -> VoteResult:
+        """The vote among the traces that have finished so far."""
+        return count_votes(self.ballots(), self.vote_kind, equivalent)
+
+    def ballots(self) -> list[Ballot]:
+        return ballots_of(self.tree, self.vote_kind)
+
+    @property
+    def vote_kind(self) -> VoteKind:
+        return VoteKind(self.started.vote)
+
+    @property
+    def counts(self) -> Counts:
+        tree = self.tree
+        return Counts(
+            roots=sum(trace.parent is None for trace in tree.traces),
+            branched=sum(trace.parent is not None for trace in tree.traces),
+            pruned=tree.count(TraceState.PRUNED),
+            evicted=sum(trace.was_evicted for trace in tree.traces),
+            completed=tree.count(TraceState.FINISHED),
+            cancelled=tree.count(TraceState.CANCELLED),
+            ghosts=tree.count(TraceState.GHOST),
+            discarded=sum(trace.is_discarded for trace in tree.traces),
+        )
+
+    @property
+    def waiting(self) -> Waiting:
+        waited = [trace for trace in self.tree.traces if trace.waited_steps]
+        return Waiting(
+            traces=len(waited),
+            steps=sum(trace.waited_steps for trace in waited),
+            seconds=sum(trace.waited_seconds for trace in waited),
+            most_steps=max((trace.waited_steps for trace in waited), default=0),
+            most_seconds=max((trace.waited_seconds for trace in waited), default=0.0),
+        )
+
+    @property
+    def tokens(self) -> Tokens:
+        traces = self.tree.traces
+        return Tokens(
+            generated=sum(trace.num_own_tokens for trace in traces),
+            reused=sum(trace.reused for trace in traces),
+            recomputed=sum(trace.recomputed for trace in traces),
+        )
+
+    @property
+    def seconds(self) -> Seconds:
+        s = self.sample
+        if s is None:
+            return Seconds()
+        return Seconds(s.seconds_total, s.seconds_engine, s.seconds_scoring + s.seconds_scheduling + s.seconds_search)
+
+    def result(self, vote: VoteResult) -> SearchResult:
+        """The result; a log that was cut short counts as a failed run with the votes it has."""
+        started = self.started
+        return SearchResult(
+            problem_id=started.problem_id,
+            answer=vote.answer,
+            votes=vote.entries,
+            margin=vote.margin,
+            num_abstained=vote.num_abstained,
+            policy=started.policy,
+            seed=started.seed,
+            counts=self.counts,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
+            waiting=self.waiting,
+        )
+
+
+def fold(events: Iterable[ev.Event]) -> SearchRecord:
+    """The record of a whole log."""
+    record: SearchRecord | None = None
+    for event in events:
+        if isinstance(event, ev.RunStarted):
+            record = SearchRecord(event)
+        elif record is None:
+            raise UserError("the log does not begin with RunStarted: it is no log of a Gambit run")
+        else:
+            record.apply(event)
+    if record is None:
+        raise UserError("the log is empty")
+    return record
+
+
+def replay(path: Path, equivalent: Equivalent) -> SearchResult:
+    """The result, rebuilt from a log file alone."""
+    record = fold(ev.read_log(path))
+    return dataclasses.replace(record.result(record.vote(equivalent)), out_dir=str(path.parent))

@@ -1,0 +1,195 @@
+"""What a history scorer remembers: a slot per scored thought, shared by branches, counted; it knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gambit.core.errors import EngineError
+from gambit.scorers.base import HistoryScorer, PastThoughts, ThoughtBatch
+
+Key = TypeVar("Key", bound=Hashable)
+Slots = npt.NDArray[np.int32]  # narrow, since they go to the device step by step
+Numbers = npt.NDArray[np.int64]
+_FIRST = 64  # slots; doubled whenever they run out
+
+
+class SlotCounts:
+    """Slot numbers by reference count; a number is free again when nobody holds it."""
+
+    def __init__(self) -> None:
+        self._refs = np.zeros(0, np.int64)
+        self._free = np.zeros(0, np.int32)  # a stack; what was given back last is taken first, so memory stays small
+
+    @property
+    def num_used(self) -> int:
+        return len(self._refs) - len(self._free)
+
+    def take(self, count: int) -> Slots:
+        while count > len(self._free):
+            have = len(self._refs)
+            fresh = np.arange(have, max(2 * have, _FIRST), dtype=np.int32)
+            self._refs = np.concatenate((self._refs, np.zeros(len(fresh), np.int64)))
+            self._free = np.concatenate((fresh[::-1], self._free))
+        rest = len(self._free) - count
+        taken, self._free = self._free[rest:].copy(), self._free[:rest]
+        self._refs[taken] = 1
+        return taken
+
+    def share(self, slots: Slots) -> None:
+        assert (self._refs[slots] > 0).all(), "a slot that nobody holds cannot be shared"
+        self._refs[slots] += 1
+
+    def release(self, slots: Slots) -> None:
+        assert (self._refs[slots] > 0).all(), "a slot is given back once"
+        self._refs[slots] -= 1
+        self._free = np.concatenate((self._free, slots[self._refs[slots] == 0]))
+
+
+class Histories(Generic[Key]):
+    """The scored thoughts of traces, by whatever names an engine has for those.
+
+    A child holds its parent's slots from the moment it begins, so that the parent may advance, end and be forgotten.
+    All in one table, so that a step over many traces costs a few array operations.
+    """
+
+    def __init__(self) -> None:
+        self._counts = SlotCounts()
+        self._row: dict[Key, int] = {}
+        self._free_rows: list[int] = []
+        self._slots = np.zeros((0, 16), np.int32)  # a row per trace, oldest thought first
+        self._length = np.zeros(0, np.int64)  # of each row; what lies behind it is anything
+
+    @property
+    def num_used(self) -> int:
+        """Slots that a trace holds or a thought is about to fill."""
+        return self._counts.num_used
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._row
+
+    def begin(self, key: Key, source: Key | None, count: int) -> None:
+        """A trace whose first `count` thoughts are those of `source`."""
+        assert key not in self._row
+        origin = None if source is None else self._row.get(source)
+        if count and (origin is None or self._length[origin] < count):
+            raise lost_history(key, source, count)
+        row = self._row[key] = self._take_row()
+        self._length[row] = count
+        if count:
+            self._slots[row, :count] = self._slots[origin, :count]
+            self._counts.share(self._slots[row, :count])
+
+    def extend(self, keys: Sequence[Key], max_past: int) -> PastRows:
+        """One more thought for each trace; it is to be scored with what this gives."""
+        past = self.propose(keys, max_past)
+        self.append(keys, past.own)
+        return past
+
+    def propose(self, keys: Sequence[Key], max_past: int) -> PastRows:
+        """What to score the next thoughts with, if they are any: `append` or `give_back` settles their own slots."""
+        rows = self._rows(keys)
+        lengths = self._length[rows]
+        own = self._counts.take(len(keys))
+        return PastRows(self._latest(rows, lengths, max_past), np.minimum(lengths, max_past), lengths, own)
+
+    def append(self, keys: Sequence[Key], slots: Slots) -> None:
+        rows = self._rows(keys)
+        at = self._length[rows]
+        if at.max(initial=0) >= self._slots.shape[1]:
+            self._slots = np.pad(self._slots, ((0, 0), (0, self._slots.shape[1])))
+        self._slots[rows, at] = slots
+        self._length[rows] = at + 1
+
+    def give_back(self, slots: Slots) -> None:
+        self._counts.release(slots)
+
+    def end(self, key: Key) -> None:
+        """Forget a trace; slots that no other one holds are free. What was forgotten before stays so."""
+        row = self._row.pop(key, None)
+        if row is not None:
+            self._counts.release(self._slots[row, : self._length[row]])
+            self._free_rows.append(row)
+
+    def end_where(self, is_over: Callable[[Key], bool]) -> None:
+        for key in [key for key in self._row if is_over(key)]:
+            self.end(key)
+
+    def _rows(self, keys: Sequence[Key]) -> Numbers:
+        return np.fromiter(map(self._row.__getitem__, keys), np.int64, len(keys))
+
+    def _latest(self, rows: Numbers, lengths: Numbers, max_past: int) -> Slots:
+        """The last `max_past` slots of each row or all it has, from the left."""
+        longest = int(lengths.max(initial=0))
+        if longest <= max_past:
+            return self._slots[:, :longest][rows]
+        first = np.maximum(lengths - max_past, 0)
+        return np.take_along_axis(self._slots[rows], first[:, None] + np.arange(max_past), axis=1)
+
+    def _take_row(self) -> int:
+        if not self._free_rows:
+            have = len(self._length)
+            more = max(have, 16)
+            self._length = np.pad(self._length, (0, more))
+            self._slots = np.pad(self._slots, ((0, more), (0, 0)))
+            self._free_rows = list(range(have, have + more))
+        return self._free_rows.pop()
+
+
+def lost_history(key: Hashable, source: Hashable | None, count: int) -> EngineError:
+    whose = "a trace that it does not name" if source is None else f"{source}, of which so many are not known"
+    return EngineError(f"{key} continues after {count} scored thoughts of {whose}: a child names its live parent, or "
+                       "with a prefix `history_of`, in a search that keeps histories")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PastRows:
+    """`PastThoughts` before they go to a device: plain arrays, which cross a process border."""
+
+    slots: Slots  # [n, most]
+    lengths: Numbers  # [n], how many of them are the trace's
+    positions: Numbers  # [n]
+    own: Slots  # [n]
+
+    def to(self, device: torch.device) -> PastThoughts:
+        slots = on_device(self.slots, device).long()
+        packed: Numbers = np.stack((self.lengths, self.positions, self.own.astype(np.int64)))
+        numbers = on_device(packed, device)
+        mask = torch.arange(slots.shape[1], device=device) < numbers[0, :, None]
+        return PastThoughts(slots, mask, numbers[1], numbers[2])
+
+
+def on_device(array: Slots | Numbers, device: torch.device) -> torch.Tensor:
+    """From pinned memory, since a copy from anywhere else may wait for the device."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class ThoughtMemory:
+    """A history scorer with the memory its slots are in; it grows when a higher slot is used."""
+
+    def __init__(self, scorer: HistoryScorer, num_slots: int = _FIRST) -> None:
+        self._scorer = scorer
+        self._memory = scorer.memory(num_slots)
+
+    @property
+    def num_slots(self) -> int:
+        return self._memory.shape[2]
+
+    @property
+    def max_past(self) -> int:
+        return self._scorer.max_past
+
+    def score(self, thoughts: ThoughtBatch, past: PastRows) -> torch.Tensor:
+        self._reserve(int(past.own.max(initial=-1)) + 1)
+        return self._scorer.score_next(thoughts, self._memory, past.to(thoughts.states.device))
+
+    def _reserve(self, num_slots: int) -> None:
+        if num_slots > self.num_slots:
+            more = max(num_slots, self.num_slots * 3 // 2) - self.num_slots
+            self._memory = torch.cat((self._memory, self._scorer.memory(more)), dim=2)

@@ -1,0 +1,190 @@
+"""The policy protocol: what a search method sees and what it may decide; a policy touches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from gambit.config.presets import SearchSettings
+from gambit.core.tree import TraceState
+from gambit.core.types import OnPressure, StopRule, TraceConfidence
+from gambit.results.vote import VoteKind
+
+
+@dataclass(frozen=True, slots=True)
+class TraceView:
+    """A logically active trace, as a policy sees it."""
+
+    id: int
+    state: TraceState
+    score: float | None  # None before its first finished thought
+    num_scored: int
+    num_generated: int  # since its own creation
+    num_tokens: int  # inherited part included
+    boundary_tokens: int  # length at its last scored boundary, inherited part included
+    is_thinking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedView:
+    """A trace that came to its own end."""
+
+    id: int
+    answer: str | None
+    score: float | None
+    num_tokens: int
+    confidence: TraceConfidence | None  # where the policy needs it
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtView:
+    """A thought that ended since the policy was last asked, embedded; only where the policy needs thoughts."""
+
+    trace: int
+    num_tokens: int  # length of the trace at its end
+    vector: tuple[float, ...]  # of length 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The pool at one moment."""
+
+    step: int  # decode steps of this pool so far
+    traces: tuple[TraceView, ...]  # the tree view, by id
+    num_created: int
+    num_completed: int
+    finished: tuple[FinishedView, ...] = ()  # all of them, in the order of their ends
+    thoughts: tuple[ThoughtView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin `count` roots."""
+
+    count: int
+    on_pressure: OnPressure
+    stop_rule: StopRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """End a trace for good."""
+
+    trace: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Take a trace's memory; it stays in the pool as a ghost."""
+
+    trace: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Begin a child that shares the parent's first `inherited` tokens."""
+
+    parent: int
+    inherited: int
+    on_pressure: OnPressure
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Take a finished trace's vote."""
+
+    trace: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the search."""
+
+
+Decision: TypeAlias = Start | Prune | Evict | Branch | Discard | Stop
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """When a policy wants to be asked, besides once at the very start."""
+
+    every_steps: int | None = None
+    on_completion: bool = False  # also when a trace was pruned inside the engine
+    on_boundary: bool = False
+
+
+class Split(StrEnum):
+    """Where a thought ends."""
+
+    MARKERS = "markers"  # before a discourse marker
+    BLANK_LINES = "blank_lines"  # at the boundaries that scorers use
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtNeed:
+    """How a policy wants the thoughts that it compares."""
+
+    split: Split
+    min_tokens: int
+    embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a policy wants of a search besides scores; everything is off unless asked for, and then costs nothing."""
+
+    has_fixed_size: bool = False  # it never creates more than num_traces traces: what is to come can be counted
+    provisional_traces: int = 0  # until so many are complete it may still take votes back
+    pruned_answers: bool = False  # a trace pruned under memory pressure votes if it has an answer by then
+    confidence_window: int = 0  # tokens; finished traces then bring their confidence
+    thoughts: ThoughtNeed | None = None  # views then bring the thoughts that ended, embedded
+    embedding_size: int = 0  # of the engine's boundary states, for thoughts that are embedded by them
+
+
+class NoOptions(BaseModel):
+    """The options of a policy that has none of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Policy(Protocol[State]):
+    """A search method: `(state, view) -> (state', decisions)`, a pure function, asked when `wake` says so.
+
+    Decisions are carried out in their order. What must happen inside an engine step is declared with each trace.
+    A policy may also have `Options` (a pydantic model, all fields with defaults; NoOptions without one), `needs`
+    (a `Needs`) and `fixed_traces` (how many traces there are, whatever the settings say).
+    """
+
+    name: ClassVar[str]
+    default_vote: ClassVar[VoteKind]
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> Policy[State]: ...
+
+    @property
+    def wake(self) -> Wake: ...
+
+    def initial_state(self) -> State: ...
+
+    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]: ...
+
+
+def needs_of(policy: Policy[State]) -> Needs:
+    """What a policy asks for; nothing where it does not say."""
+    needs: Needs = getattr(policy, "needs", Needs())
+    return needs
+
+
+def top_up(
+    view: PoolView, capacity: int, num_traces: int, on_pressure: OnPressure, stop_rule: StopRule | None = None
+) -> list[Decision]:
+    """Start as many roots as the pool has places, `num_traces` in all."""
+    count = min(capacity - len(view.traces), num_traces - view.num_created)
+    return [Start(count, on_pressure, stop_rule)] if count > 0 else []

@@ -1,0 +1,99 @@
+"""DeepConf: traces that lose confidence are stopped inside the engine, the rest vote by it; never looks at scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from gambit.config.presets import SearchSettings
+from gambit.core.types import OnPressure, PressureAction, StopRule
+from gambit.results.vote import VoteKind
+from gambit.search.policies.base import Decision, Discard, FinishedView, Needs, PoolView, Wake, top_up
+
+ROUNDING = 1e-5  # relative; a confidence depends on what else is in the batch by less than that
+
+
+class DeepConfOptions(BaseModel):
+    """Options of DeepConf."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    warmup_traces: int = Field(16, ge=1, description="traces that run in full and set the threshold")
+    window_tokens: int = Field(2048, ge=1, description="tokens in a group; short traces need a short one")
+    percentile: float = Field(
+        90.0, ge=0, le=100, description='of the warm-up\'s lowest groups; 90 is the paper\'s "low", 10 its "high"'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeepConfState:
+    """What is known so far."""
+
+    threshold: float | None = None  # None during the warm-up
+    num_judged: int = 0  # finished traces that were seen
+
+
+@dataclass(frozen=True, slots=True)
+class DeepConf:
+    """DeepConf: Deep Think with Confidence (Fu et al. 2025), online, "low".
+
+    The first `warmup_traces` run in full; the threshold is the `percentile` of their lowest group confidences. Every
+    later trace stops as soon as its window is full and its mean falls below it, and one that finishes below it has no
+    vote; nor have warm-up traces below it. The vote weighs each trace by its lowest group.
+
+    Ours: the confidence is computed where the logits are and the engine itself stops a trace, at the very token.
+    Traces after the warm-up start together, not in batches. The paper's consensus stop is an option of every search
+    (`consensus_stop`, 0.95 in the paper), off by default. A search that ends during the warm-up lets all that finished
+    vote. The threshold is lowered by a hair, so that rounding does not decide between traces that are equally sure.
+    """
+
+    name: ClassVar[str] = "deepconf"
+    default_vote: ClassVar[VoteKind] = VoteKind.LOWEST_CONFIDENCE
+    Options: ClassVar[type[DeepConfOptions]] = DeepConfOptions
+    num_traces: int
+    capacity: int
+    options: DeepConfOptions = field(default_factory=DeepConfOptions)
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> DeepConf:
+        return cls(settings.num_traces, settings.capacity, settings.options_of(DeepConfOptions))
+
+    @property
+    def wake(self) -> Wake:
+        return Wake(on_completion=True)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            has_fixed_size=True, provisional_traces=self.num_warmup, confidence_window=self.options.window_tokens
+        )
+
+    @property
+    def num_warmup(self) -> int:
+        return min(self.options.warmup_traces, self.num_traces)
+
+    def initial_state(self) -> DeepConfState:
+        return DeepConfState()
+
+    def decide(self, state: DeepConfState, view: PoolView) -> tuple[DeepConfState, list[Decision]]:
+        if state.threshold is None and len(view.finished) < self.num_warmup:
+            return state, top_up(view, self.capacity, self.num_warmup, OnPressure(PressureAction.QUEUE))
+        threshold = self.threshold(view.finished) if state.threshold is None else state.threshold
+        judged = view.finished[state.num_judged :]
+        dropped: list[Decision] = [Discard(t.id, f"below {threshold:.6g}") for t in judged if lowest(t) < threshold]
+        rule = StopRule(self.options.window_tokens, threshold)
+        started = top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE), rule)
+        return DeepConfState(threshold, len(view.finished)), dropped + started
+
+    def threshold(self, warmup: tuple[FinishedView, ...]) -> float:
+        """Linear interpolation: at 90 % of 16 values, halfway between the 14th and the 15th."""
+        exact = float(np.percentile([lowest(trace) for trace in warmup], self.options.percentile))
+        return exact * (1 - ROUNDING)
+
+
+def lowest(trace: FinishedView) -> float:
+    assert trace.confidence is not None, "the engine was asked for confidence"
+    return trace.confidence.lowest

@@ -1,0 +1,207 @@
+"""Slim-SC: of two traces that think the same thought one is pruned; nothing is scored or branched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from gambit.config.presets import SearchSettings
+from gambit.core.tree import LIVE
+from gambit.core.types import OnPressure, PressureAction
+from gambit.results.vote import VoteKind
+from gambit.search.embedding import check_embedder
+from gambit.search.policies.base import Decision, Needs, PoolView, Prune, Split, ThoughtNeed, ThoughtView, Wake, top_up
+
+STATES = "states"
+SENTENCE_THRESHOLD = 0.95  # the paper's, for all-mpnet-base-v2
+MARKER_TOKENS = 25  # the paper's shortest thought
+POLL_STEPS = 25  # markers are looked for in text, not at every token
+FEWEST_COSINES = 20  # before a percentile of them means anything
+DIGITS = 6  # of a cosine: thoughts that are the same must tie, whatever the rounding
+
+Vectors = npt.NDArray[np.float64]
+
+
+class Variant(StrEnum):
+    """Which of two like traces goes."""
+
+    DIVERSITY = "diversity"  # the one whose own thoughts are more alike, per thought
+    RANDOM = "random"  # a coin
+
+
+class SlimScOptions(BaseModel):
+    """Options of Slim-SC."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    variant: Variant = Field(Variant.DIVERSITY, description="which of a pair goes: diversity or random")
+    embedder: str = Field(STATES, description="states (the engine's own), or a sentence-transformers model by name")
+    split: Split | None = Field(
+        None, description="markers or blank_lines; default: markers for a sentence model, blank_lines for states"
+    )
+    min_thought_tokens: int | None = Field(
+        None, ge=1, description=f"shortest thought; default: {MARKER_TOKENS} for markers, 1 for blank_lines"
+    )
+    threshold: float | None = Field(
+        None, ge=-1, le=1, description=f"cosine; default: {SENTENCE_THRESHOLD} for a sentence model, else by percentile"
+    )
+    threshold_percentile: float = Field(
+        99.0, ge=0, le=100, description="for states: of each thought's largest cosine during the delay"
+    )
+    delay_tokens: int = Field(
+        500, ge=0, description="of a trace before its thoughts are tested: 20 thoughts of 25 tokens"
+    )
+    embedding_size: int = Field(64, ge=1, le=256, description="numbers per projected state")
+
+    @field_validator("embedder")
+    @classmethod
+    def _can_load(cls, value: str) -> str:
+        return value if value == STATES else check_embedder(value)
+
+    @property
+    def uses_states(self) -> bool:
+        return self.embedder == STATES
+
+    @property
+    def need(self) -> ThoughtNeed:
+        split = self.split or (Split.BLANK_LINES if self.uses_states else Split.MARKERS)
+        shortest = MARKER_TOKENS if split is Split.MARKERS else 1
+        return ThoughtNeed(split, self.min_thought_tokens or shortest, None if self.uses_states else self.embedder)
+
+
+@dataclass(frozen=True, slots=True)
+class SlimScState:
+    """The thoughts of the traces that still reason, and what the delay taught."""
+
+    thoughts: Mapping[int, Vectors] = field(default_factory=dict)  # trace -> [n, size]
+    cosines: tuple[float, ...] = ()  # largest of each thought, during the delay
+    threshold: float | None = None  # None while it is still being learnt
+
+
+class Nearest(NamedTuple):
+    """The most similar thought of another trace."""
+
+    trace: int
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlimSc:
+    """Slim-SC: thought pruning for efficient self-consistency (Hong et al. 2025).
+
+    Each new thought is compared by cosine with those of the other traces that still reason. At or above the threshold
+    one of the two traces is pruned: in the diversity variant the one with the larger (mean pairwise cosine of its own
+    thoughts ÷ their number), the one with fewer thoughts on a tie; in the random variant a coin decides. A trace is
+    tested once it has said `delay_tokens`. The survivors' majority wins, the answer of the shortest trace on a tie.
+
+    Ours: the delay counts tokens, not seconds, so that a run can be repeated; every new thought is tested, against
+    what the other trace has thought by then. A trace with a single thought counts as wholly redundant (1 ÷ 1). As a
+    prune needs two traces that reason, one is always left. Without a sentence model the engine's boundary states,
+    projected, stand for the thoughts; 0.95 means nothing there, so the threshold is a percentile of what the delay
+    showed. With states and markers a thought is the mean of the boundary states in it.
+    """
+
+    name: ClassVar[str] = "slim-sc"
+    default_vote: ClassVar[VoteKind] = VoteKind.CONCISE
+    Options: ClassVar[type[SlimScOptions]] = SlimScOptions
+    num_traces: int
+    capacity: int
+    seed: int = 0
+    options: SlimScOptions = field(default_factory=SlimScOptions)
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> SlimSc:
+        options = settings.options_of(SlimScOptions)
+        return cls(settings.num_traces, settings.capacity, settings.sampling.seed, options)
+
+    @property
+    def wake(self) -> Wake:
+        if self.options.need.split is Split.MARKERS:
+            return Wake(every_steps=POLL_STEPS, on_completion=True)
+        return Wake(on_boundary=True, on_completion=True)
+
+    @property
+    def needs(self) -> Needs:
+        size = self.options.embedding_size if self.options.uses_states else 0
+        return Needs(has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
+
+    def initial_state(self) -> SlimScState:
+        fixed = None if self.options.uses_states else SENTENCE_THRESHOLD
+        return SlimScState(threshold=fixed if self.options.threshold is None else self.options.threshold)
+
+    def decide(self, state: SlimScState, view: PoolView) -> tuple[SlimScState, list[Decision]]:
+        reasoning = {trace.id for trace in view.traces if trace.is_thinking and trace.state in LIVE}
+        thoughts = {trace: vectors for trace, vectors in state.thoughts.items() if trace in reasoning}
+        round_ = _Round(self, thoughts, list(state.cosines), state.threshold)
+        for thought in view.thoughts:
+            if thought.trace in reasoning and thought.trace not in round_.pruned:
+                round_.take(thought)
+        known = SlimScState(round_.thoughts, tuple(round_.cosines), round_.threshold)
+        started = top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE))
+        return known, [*(Prune(trace, "similar") for trace in round_.pruned), *started]
+
+    def victim(self, thoughts: Mapping[int, Vectors], new: int, other: int) -> int:
+        """Which of two traces goes."""
+        if self.options.variant is Variant.RANDOM:
+            coin = random.Random(f"{self.seed}/{new}/{other}/{len(thoughts[new])}")
+            return coin.choice((new, other))
+        return max(new, other, key=lambda trace: (redundancy(thoughts[trace]), -len(thoughts[trace]), trace))
+
+
+@dataclass(slots=True)
+class _Round:
+    """One call of `decide`: thoughts are taken one by one, each against all that came before."""
+
+    policy: SlimSc
+    thoughts: dict[int, Vectors]
+    cosines: list[float]
+    threshold: float | None
+    pruned: list[int] = field(default_factory=list)
+
+    def take(self, thought: ThoughtView) -> None:
+        vector = np.array(thought.vector)
+        found = nearest(self.thoughts, thought.trace, vector)
+        before = self.thoughts.get(thought.trace, np.zeros((0, len(vector))))
+        self.thoughts[thought.trace] = np.vstack((before, vector))
+        if found is not None and self._exceeds(found.cosine, thought.num_tokens):
+            victim = self.policy.victim(self.thoughts, thought.trace, found.trace)
+            self.pruned.append(victim)
+            del self.thoughts[victim]
+
+    def _exceeds(self, cosine: float, num_tokens: int) -> bool:
+        """Whether a thought is tested and found too like another; until then its cosine only teaches the threshold."""
+        options = self.policy.options
+        is_early = num_tokens < options.delay_tokens
+        if self.threshold is None and (is_early or len(self.cosines) < FEWEST_COSINES):
+            self.cosines.append(cosine)
+            return False
+        if self.threshold is None:
+            self.threshold = float(np.percentile(self.cosines, options.threshold_percentile))
+        return not is_early and cosine >= self.threshold
+
+
+def nearest(thoughts: Mapping[int, Vectors], trace: int, vector: npt.NDArray[np.float64]) -> Nearest | None:
+    """Among the thoughts of other traces; the lowest id on a tie."""
+    largest = {
+        other: round(float((known @ vector).max()), DIGITS) for other, known in thoughts.items() if other != trace
+    }
+    if not largest:
+        return None
+    other = min(largest, key=lambda other: (-largest[other], other))
+    return Nearest(other, largest[other])
+
+
+def redundancy(own: Vectors) -> float:
+    """Mean pairwise cosine of a trace's thoughts, divided by their number."""
+    count = len(own)
+    if count == 1:
+        return 1.0
+    pairwise = (own @ own.T)[np.triu_indices(count, k=1)]
+    return round(float(pairwise.mean()) / count, DIGITS)

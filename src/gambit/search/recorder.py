@@ -1,0 +1,93 @@
+"""What engine steps did, turned into the events of one search; it decides nothing and asks the engine nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gambit.core import events as ev
+from gambit.core.types import EndReason, Evicted, Finished, PressureAction, SearchStep
+from gambit.results.record import Equivalent, SearchRecord
+from gambit.search.policies.base import FinishedView
+from gambit.search.thoughts import Decode, Embed
+from gambit.search.views import finished_view
+from gambit.search.waits import WaitLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a search calls outside the loop."""
+
+    answer_of: Callable[[Sequence[int]], str | None]  # all tokens of a finished trace -> its answer
+    equivalent: Equivalent
+    on_event: Callable[[ev.Event], None]
+    decode: Decode | None = None  # for policies that read thoughts
+    embed: Embed | None = None  # and compare them as text
+
+
+class Facts:
+    """Applies events to a search's record, the only way it changes."""
+
+    def __init__(self, record: SearchRecord, hooks: Hooks, *, keeps_ghosts: bool, reads_pruned: bool) -> None:
+        self.record = record
+        self.waits = WaitLedger()
+        self.finished: list[FinishedView] = []  # in the order of their ends
+        self.ghost_tokens: dict[int, tuple[int, ...]] = {}  # kept only where ghosts may be parents
+        self._hooks = hooks
+        self._keeps_ghosts = keeps_ghosts
+        self._reads_pruned = reads_pruned
+
+    def emit(self, event: ev.Event) -> None:
+        self.record.apply(event)
+        self._hooks.on_event(event)
+
+    def join(self, event: ev.Created | ev.Branched) -> None:
+        """A trace begins to wait for room."""
+        self.waits.begin(event.trace, event.step)
+        self.emit(event)
+
+    def leave(self, event: ev.Pruned | ev.Evicted | ev.Cancelled) -> None:
+        """The search, not the engine, ended a trace."""
+        self.waits.give_up(event.trace, event.step)
+        self.emit(event)
+
+    def apply(self, step: SearchStep, at: int) -> None:
+        """In the order of an engine step: room is lost, room is found, thoughts end, traces end."""
+        for lost in step.evicted:
+            self._lose(lost, at)
+        for won in step.admitted:
+            self.waits.admit(won.trace, won.waited_steps)
+            self.emit(ev.Admitted(at, won.trace, won.reused, won.recomputed, won.waited_steps))
+        if step.scored:
+            traces, scores, lengths = zip(*((s.trace, s.score, s.num_tokens) for s in step.scored), strict=True)
+            self.emit(ev.Scored(at, traces, scores, lengths))
+        for done in step.finished:
+            self._finish(done, at)
+
+    def _lose(self, lost: Evicted, at: int) -> None:
+        if lost.action is PressureAction.QUEUE:
+            self.waits.begin(lost.trace, at)
+            self.emit(ev.Queued(at, lost.trace, lost.num_tokens))
+            return
+        own = self.own(lost.trace, lost.tokens)
+        if lost.action is PressureAction.GHOST:
+            self.emit(ev.Evicted(at, lost.trace, "pressure", lost.score, own))
+            return
+        answer = self._hooks.answer_of(lost.tokens) if self._reads_pruned else None
+        self.emit(ev.Pruned(at, lost.trace, "pressure", lost.score, own, answer))
+
+    def _finish(self, done: Finished, at: int) -> None:
+        tree, own = self.record.tree, self.own(done.trace, done.tokens)
+        if done.reason is EndReason.CONFIDENCE:  # cut off in the middle: it has no answer to give
+            score = tree.score_of(tree.traces[done.trace])
+            self.emit(ev.Pruned(at, done.trace, "confidence", score, own))
+            return
+        answer = self._hooks.answer_of(done.tokens)
+        self.emit(ev.Finished(at, done.trace, done.reason, answer, own, done.confidence))
+        self.finished.append(finished_view(tree, tree.traces[done.trace]))
+
+    def own(self, trace_id: int, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The part of an ended trace's tokens that it generated itself."""
+        if self._keeps_ghosts:
+            self.ghost_tokens[trace_id] = tokens
+        return tokens[self.record.tree.traces[trace_id].inherited :]

@@ -1,0 +1,26 @@
+"""What a policy gets to see of a search: tree and engine facts as frozen views; never shows the engine itself."""
+
+from __future__ import annotations
+
+from gambit.core.tree import Trace, TraceTree
+from gambit.core.types import Progress
+from gambit.search.policies.base import FinishedView, TraceView
+
+
+def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> TraceView:
+    """A logically active trace; without progress it is a ghost."""
+    num_tokens = progress.num_tokens if progress else trace.num_tokens
+    return TraceView(
+        id=trace.id,
+        state=trace.state,
+        score=tree.score_of(trace),
+        num_scored=trace.score.count,
+        num_generated=num_tokens - trace.inherited,
+        num_tokens=num_tokens,
+        boundary_tokens=trace.boundary_tokens,
+        is_thinking=progress.is_thinking if progress else True,
+    )
+
+
+def finished_view(tree: TraceTree, trace: Trace) -> FinishedView:
+    return FinishedView(trace.id, trace.answer, tree.score_of(trace), trace.num_tokens, trace.confidence)

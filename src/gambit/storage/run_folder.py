@@ -1,0 +1,80 @@
+"""Where a run's events go: its folder on disk and the caller; never lets a full disk end a search."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gambit.core import events as ev
+from gambit.core.errors import GambitWarning, UserError
+from gambit.results.record import SearchResult
+
+LOG_FILE = "events.jsonl"
+EventCallback = Callable[[str, ev.Event], None]  # problem id, event
+
+
+class EventSink:
+    """Where a run's events go: its log file and the caller. A full disk silences the log, not the search."""
+
+    def __init__(self, problem_id: str, out_dir: Path | None, on_event: EventCallback | None) -> None:
+        self._failure: str | None = None
+        self._problem_id = problem_id
+        self._out_dir = out_dir
+        self._on_event = on_event
+        self._log: ev.LogWriter | None = None
+        if out_dir is not None:
+            self._log = _open_log(out_dir)
+
+    @property
+    def folder(self) -> str | None:
+        return None if self._out_dir is None else str(self._out_dir)
+
+    def write(self, event: ev.Event) -> None:
+        if self._log is not None:
+            try:
+                self._log.write(event)
+            except OSError as error:
+                self._give_up(error)
+        if self._on_event is not None:
+            self._on_event(self._problem_id, event)
+
+    def finish(self, result: SearchResult) -> str | None:
+        """Close the log and write the result beside it; gives what went wrong, now or before."""
+        if self._out_dir is not None and self._log is not None:
+            try:
+                self.close()
+                text = json.dumps(result.to_json(), indent=2) + "\n"
+                (self._out_dir / "result.json").write_text(text, encoding="utf-8")
+            except OSError as error:
+                self._give_up(error)
+        return self._failure
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _give_up(self, error: OSError) -> None:
+        self._failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"
+        warnings.warn(self._failure, GambitWarning, stacklevel=2)
+        if self._log is not None:
+            with suppress(OSError):  # what it still holds does not fit either
+                self._log.close()
+        self._log = None
+
+
+def check_free(out_dir: Path) -> None:
+    """Refuse a folder that holds a run already."""
+    path = out_dir / LOG_FILE
+    if path.exists():
+        raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
+
+
+def _open_log(out_dir: Path) -> ev.LogWriter:
+    check_free(out_dir)
+    try:
+        return ev.LogWriter(out_dir / LOG_FILE)
+    except OSError as error:
+        raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error

@@ -1,0 +1,124 @@
+"""Problem -> token ids: chat templates, system prompt, think tags and the ids that end a turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gambit.core.errors import UserError
+from gambit.core.problem import ChatMessage
+from gambit.text.boundary import THINK_END, THINK_START, BoundaryRule
+from gambit.text.tokenizers import Tokenizer, single_token
+
+DEFAULT_SYSTEM_PROMPT = r"Please reason step by step, and put your final answer within \boxed{}."
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|return|>")
+HARMONY_CHANNEL = "<|channel|>"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    token_ids: tuple[int, ...]
+    thinks: bool  # the model will think before it answers
+    notes: tuple[str, ...]  # warnings the caller shows once
+
+
+def rule_for(rule: BoundaryRule, prompt: EncodedPrompt) -> BoundaryRule:
+    """Where the prompt has closed the think block already, thoughts count everywhere."""
+    return rule if prompt.thinks else replace(rule, think_end=None)
+
+
+def encode_problem(
+    tokenizer: Tokenizer,
+    problem: str | Sequence[ChatMessage],
+    *,
+    system_prompt: str | None = DEFAULT_SYSTEM_PROMPT,
+    enable_thinking: bool = True,
+    add_think_tag: bool = False,
+) -> EncodedPrompt:
+    """`add_think_tag` opens the think block for the model where the chat template leaves that to it."""
+    messages = _with_system(_messages(problem), system_prompt)
+    notes: list[str] = []
+    if tokenizer.chat_template is None:
+        text = _plain_prompt(messages)
+        notes.append("the tokenizer has no chat template: the problem is given as plain text, without turns")
+    else:
+        text = _render(tokenizer, messages, _template_options(tokenizer, enable_thinking, notes))
+    if add_think_tag:
+        text = _open_thinking(tokenizer, text, notes)
+    ids = tokenizer.encode(text, add_special_tokens=tokenizer.chat_template is None)
+    return EncodedPrompt(tuple(ids), _will_think(tokenizer, text), tuple(notes))
+
+
+def _messages(problem: str | Sequence[ChatMessage]) -> list[ChatMessage]:
+    messages = [ChatMessage(role="user", content=problem)] if isinstance(problem, str) else list(problem)
+    if not messages or messages[-1]["role"] != "user":
+        raise UserError(f"the problem must end with a user message, not with {messages[-1:]}")
+    if not messages[-1]["content"].strip():
+        raise UserError(f"the problem is empty ({messages[-1]['content']!r}): give it some text")
+    return messages
+
+
+def _with_system(messages: list[ChatMessage], system_prompt: str | None) -> list[ChatMessage]:
+    if not system_prompt or any(message["role"] == "system" for message in messages):
+        return messages
+    return [ChatMessage(role="system", content=system_prompt), *messages]
+
+
+def _template_options(tokenizer: Tokenizer, enable_thinking: bool, notes: list[str]) -> dict[str, bool]:
+    if "enable_thinking" in str(tokenizer.chat_template):
+        return {"enable_thinking": enable_thinking}
+    if not enable_thinking and single_token(tokenizer, THINK_END) is not None:
+        notes.append("the chat template cannot switch thinking off (no enable_thinking in it): the model may think")
+    return {}
+
+
+def _render(tokenizer: Tokenizer, messages: list[ChatMessage], options: dict[str, bool]) -> str:
+    """Templates without a system role either raise or skip the message; then the first user turn carries it."""
+    from jinja2 import TemplateError
+
+    systems = [message["content"].strip() for message in messages if message["role"] == "system"]
+    try:
+        text = _apply(tokenizer, messages, options)
+        if all(system in text for system in systems):
+            return text
+    except TemplateError as error:
+        if not systems:
+            raise UserError(f"the chat template refuses these messages ({error}): {messages}") from error
+    return _render(tokenizer, _fold_system(messages), options)
+
+
+def _apply(tokenizer: Tokenizer, messages: list[ChatMessage], options: dict[str, bool]) -> str:
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+
+
+def _fold_system(messages: list[ChatMessage]) -> list[ChatMessage]:
+    systems = [message["content"] for message in messages if message["role"] == "system"]
+    rest = [message for message in messages if message["role"] != "system"]
+    first = next(index for index, message in enumerate(rest) if message["role"] == "user")
+    folded = ChatMessage(role="user", content="\n\n".join([*systems, rest[first]["content"]]))
+    return [*rest[:first], folded, *rest[first + 1 :]]
+
+
+def _plain_prompt(messages: Sequence[ChatMessage]) -> str:
+    return "\n\n".join(message["content"] for message in messages) + "\n\n"
+
+
+def _open_thinking(tokenizer: Tokenizer, text: str, notes: list[str]) -> str:
+    if text.rstrip().endswith((THINK_START, THINK_END)):
+        return text
+    if single_token(tokenizer, THINK_START) is None:
+        notes.append(f"add_think_tag has no effect: {THINK_START} is no token of this model")
+        return text
+    return f"{text}{THINK_START}\n"
+
+
+def _will_think(tokenizer: Tokenizer, text: str) -> bool:
+    return not text.rstrip().endswith(THINK_END) and single_token(tokenizer, THINK_END) is not None
+
+
+def stop_ids(tokenizer: Tokenizer, generation_eos: int | Sequence[int] | None) -> frozenset[int]:
+    """Every id that ends a turn: the tokenizer's, the generation config's, and the usual end-of-turn tokens."""
+    given = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or ())
+    # In the harmony format <|end|> only closes one channel, and the answer comes in the next.
+    is_harmony = single_token(tokenizer, HARMONY_CHANNEL) is not None
+    names = [name for name in END_OF_TURN if not (is_harmony and name == "<|end|>")]
+    found = [tokenizer.eos_token_id, *given, *(single_token(tokenizer, name) for name in names)]
+    return frozenset(index for index in found if index is not None)
