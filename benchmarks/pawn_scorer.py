@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gambit.pawn.scorer import within_puzzle_auc
 
 from gambit import SearchConfig, Solver
 from gambit.core import events as ev
@@ -28,7 +29,6 @@ from gambit.core.problem import Problem
 from gambit.core.tree import TraceState
 from gambit.pawn import Puzzle, Split, generate
 from gambit.pawn.judge import FRACTIONS, judge
-from gambit.pawn.scorer import within_puzzle_auc
 from gambit.results.record import SearchRecord, fold
 
 RESAMPLES = 2000

@@ -5,11 +5,11 @@ from random import Random
 from string import ascii_lowercase
 
 import pytest
+from gambit.pawn.corpus import make_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gambit.core.errors import UserError
-from gambit.pawn.corpus import make_corpus
 from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Level, Op, Puzzle, Split, Step, generate, parse_puzzle
 from gambit.pawn.puzzles import random_puzzle as draw
 from gambit.pawn.traces import BOUNDARY, State, Status, continue_trace, misread, random_trace, verify

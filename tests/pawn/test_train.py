@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 import torch
+from gambit.pawn.scorer import StateTable, fit_scorer, running_means, within_puzzle_auc
+from gambit.pawn.train import main
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gambit.pawn.puzzles import Split, generate
-from gambit.pawn.scorer import StateTable, fit_scorer, running_means, within_puzzle_auc
 from gambit.pawn.traces import random_trace
-from gambit.pawn.train import main
 from gambit.pawn.vocabulary import END, ID, UNKNOWN, encode, render_prompt
 
 

@@ -241,8 +241,9 @@ def evaluate(
     ] = AUTO,
     out: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the ranking curves as PNG (needs matplotlib).")] = None,
-    rollouts: Annotated[int, typer.Option(min=0, help="pawn only: rollouts of the perfect judge, the ceiling.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Processes of the judge.")] = 1,
+    judge: Annotated[bool, typer.Option("--judge", help="pawn only: add the perfect judge, the ceiling.")] = False,
+    rollouts: Annotated[int, typer.Option(hidden=True, help="Of before --judge: any number adds the judge.")] = 0,
+    workers: Annotated[int, typer.Option(hidden=True, help="Of before --judge, which needs no processes.")] = 1,
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -259,7 +260,7 @@ def evaluate(
             check_installed()
         with our_warnings():
             found = judge_scorers(
-                scorers, data, part, device=device, num_rollouts=rollouts, num_workers=workers,
+                scorers, data, part, device=device, with_judge=judge or rollouts > 0,
                 skip_corrupted=skip_corrupted, warn=warn,
             )  # fmt: skip
         text = json.dumps(report_json(found), indent=2)

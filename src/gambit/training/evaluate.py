@@ -11,7 +11,7 @@ import torch
 
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
-from gambit.pawn.judge import FRACTIONS, judge
+from gambit.pawn.judge import FRACTIONS, Judgement, judge
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.pawn.vocabulary import END, decode
 from gambit.scorers.base import Scorer
@@ -108,16 +108,15 @@ def evaluate(
     traces: Ints,
     device: torch.device,
     *,
-    num_rollouts: int = 0,
-    num_workers: int = 1,
+    with_judge: bool = False,
 ) -> Report:
-    """Scorers by name, each with the collection at its own state position; `num_rollouts` adds pawn's perfect judge."""
+    """Scorers by name, each with the collection at its own state position; `with_judge` adds pawn's perfect judge."""
     data = next(iter(scorers.values()))[1]
     if not len(traces):
         raise UserError("no problem is left to judge by: collect more, or choose another --part")
     measured = {name: _scorer_ranking(name, scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
     baselines = _baselines(data, traces)
-    ceiling = [_judge_ranking(data, traces, num_rollouts, num_workers)] if num_rollouts else []
+    ceiling = [_judge_ranking(data, traces)] if with_judge else []
     everything = [*measured.values(), *baselines, *ceiling]
     return Report(
         model=data.header.model,
@@ -206,23 +205,24 @@ def _tokens_seen(data: Dataset, traces: Ints, share: float) -> Ints:
     return seen
 
 
-def _judge_ranking(data: Dataset, traces: Ints, num_rollouts: int, num_workers: int) -> _Measured:
-    """Pawn's ceiling: what a judge reaches that knows each trace's exact state."""
+def _judge_ranking(data: Dataset, traces: Ints) -> _Measured:
+    """Pawn's ceiling: what a judge reaches that sees all there is to see in a trace."""
+    by_share = {share: np.zeros(len(traces)) for share in QUARTERS}
+    for place, judgement in enumerate(judge_traces(data, traces)):
+        for share, chance in zip(FRACTIONS, judgement.chances, strict=True):
+            by_share[share][place] = chance
+    return _ranked(JUDGE, data, traces, by_share, is_baseline=False)
+
+
+def judge_traces(data: Dataset, traces: Ints) -> list[Judgement]:
+    """What pawn's perfect judge says of each of these traces."""
     if not data.header.source.startswith("pawn:"):
         raise UserError(f"only pawn's puzzles have a perfect judge; these problems come from {data.header.source!r}")
     if not data.tokens:
         raise UserError("the judge reads the traces' text: load the collection with its tokens")
-    of_problem: dict[int, list[int]] = {}
-    for place, trace in enumerate(traces.tolist()):
-        of_problem.setdefault(int(data.traces.problem_of[trace]), []).append(place)
-    puzzles = [parse_puzzle(data.problems[problem].question) for problem in of_problem]
-    texts = [[_text(data.tokens[traces[place]]) for place in places] for places in of_problem.values()]
-    by_share = {share: np.zeros(len(traces)) for share in QUARTERS}
-    for places, judgements in zip(of_problem.values(), judge(puzzles, texts, num_rollouts, num_workers), strict=True):
-        for place, judgement in zip(places, judgements, strict=True):
-            for share, chance in zip(FRACTIONS, judgement.chances, strict=True):
-                by_share[share][place] = chance
-    return _ranked(JUDGE, data, traces, by_share, is_baseline=False)
+    puzzles = [parse_puzzle(problem.question) for problem in data.problems]
+    problem_of = data.traces.problem_of
+    return [judge(puzzles[problem_of[trace]], _text(data.tokens[trace])) for trace in traces.tolist()]
 
 
 def _text(tokens: Sequence[int]) -> str:

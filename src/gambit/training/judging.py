@@ -16,8 +16,8 @@ from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import Report, conclusions, evaluate
-from gambit.training.ranking import Estimate, Ints
+from gambit.training.evaluate import JUDGE, Ranking, Report, conclusions, evaluate
+from gambit.training.ranking import QUARTERS, Estimate, Ints
 from gambit.training.storage import read_header
 
 ALL = "all"
@@ -30,8 +30,7 @@ def judge_scorers(
     part: str,
     *,
     device: str = AUTO,
-    num_rollouts: int = 0,
-    num_workers: int = 1,
+    with_judge: bool = False,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Report:
@@ -44,7 +43,7 @@ def judge_scorers(
         key = scorer.info.state_position, scorer.info.layers
         if key not in by_states:
             by_states[key] = load_dataset(
-                folder, *key, skip_corrupted=skip_corrupted, with_tokens=num_rollouts > 0, on_skip=skipped
+                folder, *key, skip_corrupted=skip_corrupted, with_tokens=with_judge, on_skip=skipped
             )
         data = by_states[key]
         _check_made_for(name, scorer.info, data, warn)
@@ -53,7 +52,7 @@ def judge_scorers(
         warn(line)
     first = next(iter(loaded.values()))[1]
     traces = _chosen(first, part, [_division_on(name, folder) for name in names])
-    return evaluate(loaded, traces, pick_device(device), num_rollouts=num_rollouts, num_workers=num_workers)
+    return evaluate(loaded, traces, pick_device(device), with_judge=with_judge)
 
 
 def _label(name: str) -> str:
@@ -127,6 +126,26 @@ def report_json(report: Report) -> dict[str, Json]:
     }
     words: list[Json] = [*conclusions(report)]
     return {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
+
+
+def metrics_of(report: Report, name: str) -> dict[str, Json]:
+    """What a checkpoint's metadata quotes of a report: its own figures, and the perfect judge's where there is one."""
+    plain = {ranking.name: ranking for ranking in report.rankings}
+    mine, judge = plain[name], plain.get(JUDGE)
+    return {
+        "source": report.source,
+        "problems": report.num_mixed,
+        **_aucs(mine),
+        "calibration_error": mine.calibration[-1].error if mine.calibration else None,
+        "ceiling": _aucs(judge) if judge else None,
+    }
+
+
+def _aucs(ranking: Ranking) -> dict[str, Json]:
+    return {
+        "mean_auc": _plain(ranking.mean_auc),
+        "auc": {f"{share:g}": _plain(ranking.auc[share]) for share in QUARTERS},
+    }
 
 
 def _plain(found: Estimate) -> dict[str, Json]:

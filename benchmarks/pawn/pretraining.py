@@ -1,4 +1,4 @@
-"""Trains pawn's network on the corpus: AdamW, cosine schedule, loss on the traces only; writes no file."""
+"""Trains pawn's network on the corpus: AdamW, cosine schedule, loss on the traces only."""
 
 import math
 import time
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from benchmarks.pawn.corpus import Bucket
 from torch import Tensor
 from torch.nn import functional as F
-
-from gambit.pawn.corpus import Bucket
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -34,6 +33,9 @@ class Recipe:
         progress = update / self.num_updates
         cosine = self.final_share + (1 - self.final_share) * 0.5 * (1 + math.cos(math.pi * progress))
         return self.peak_rate * min(1.0, (update + 1) / self.warmup_updates) * cosine
+
+
+TINY_RECIPE = Recipe(num_updates=4, tokens_per_update=2048)
 
 
 def train(model: "Qwen3ForCausalLM", corpus: list[Bucket], recipe: Recipe, report: Report) -> list[tuple[int, float]]:

@@ -1,4 +1,4 @@
-"""Training traces as padded token arrays, made in parallel; only puzzles of the training split come in."""
+"""Training traces as padded token arrays, made in parallel, of puzzles of the training split only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gambit.pawn.puzzles import GIVENS, MAX_STEPS, Puzzle, Split, random_puzzle
 from gambit.pawn.traces import random_trace
 from gambit.pawn.vocabulary import END, ID, PAD, encode, render_prompt
 
-WIDTHS = (224, 320, 480)  # rows are padded to the next of these; the rare longer trace is dropped
+WIDTHS = (256, 384, 576)  # rows are padded to the next of these; the rare longer trace is dropped
 TRACES_PER_PUZZLE = 4  # drawing a puzzle of the right split costs more than a trace
 TRACES_PER_JOB = 2000
 

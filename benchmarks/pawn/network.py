@@ -1,4 +1,4 @@
-"""Pawn's architecture and tokenizer as Hugging Face objects: a stock Qwen3 at small size; trains nothing."""
+"""Pawn's architecture and tokenizer as Hugging Face objects: a stock Qwen3 at small size."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,6 +33,9 @@ class Shape:
     num_heads: int = 8
     num_kv_heads: int = 4
     head_size: int = 32
+
+
+TINY_SHAPE = Shape(num_layers=1, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, head_size=16)
 
 
 def build_model(shape: Shape) -> "Qwen3ForCausalLM":
