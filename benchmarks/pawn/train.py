@@ -84,7 +84,7 @@ def make_scorers(options: argparse.Namespace, device: "torch.device") -> None:
     from gambit.training.judging import report_json
 
     plan = replace(TINY_SCORERS if options.tiny else ScorerPlan(), seed=options.seed)
-    began = time.monotonic()
+    run, began = read_run(options.out), time.monotonic()
     with tempfile.TemporaryDirectory() as data:
         fitted_to, judged_by = collect_splits(plan, options.out, Path(data), device.type)
     say(f"collected: {time.monotonic() - began:.0f} s")
@@ -102,7 +102,7 @@ def make_scorers(options: argparse.Namespace, device: "torch.device") -> None:
         ),
         options.out,
     )
-    write_card(read_run(options.out), Measured(accuracy, report, unseen, plan.traces_per_puzzle), options.out)
+    write_card(run, Measured(accuracy, report, unseen, plan.traces_per_puzzle), options.out)
     plain = report_json(report) | {"without_misreading": report_json(unseen)["rankings"]}
     plain |= {"accuracy": {level: asdict(found) for level, found in accuracy.items()}, "plan": asdict(plan)}
     (options.out.parent / REPORT_FILE).write_text(json.dumps(plain, indent=1) + "\n")
