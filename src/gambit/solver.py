@@ -28,10 +28,10 @@ from gambit.models import files as models
 from gambit.results.record import SearchRecord, SearchResult
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.checkpoint import load_checkpoint
-from gambit.search.choice import embedder_of, make_policy, policy_options, vote_of, with_fixed_pool, with_needs
+from gambit.search.choice import confidence_window, embedder_of, make_policy, policy_options, vote_of, with_fixed_pool
 from gambit.search.loop import Search, run_searches
-from gambit.search.policies.base import Policy, needs_of
-from gambit.search.recorder import Hooks
+from gambit.search.policies.base import Policy, requirements_of
+from gambit.search.recorder import Callbacks
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.text.answers import Extractor, Grader, extractor_for
 from gambit.text.boundary import boundary_rule
@@ -174,24 +174,30 @@ class Solver:
         check_prompt(self.engine.info, len(prompt.token_ids))
         settings, found = self._resolve(config, prompt)
         policy = make_policy(config, settings, is_probability=self._scorer.info.is_probability)
-        needs = needs_of(policy)
-        embed = embedder_of(needs)
+        requirements = requirements_of(policy)
+        embed = embedder_of(requirements)
         found += self._crowding(settings.capacity * concurrency)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
         sink = EventSink(problem.id, out_dir, on_event)
         self._num_searches += 1
-        spec = SearchSpec(self._num_searches, prompt.token_ids, rule_for(self._rule, prompt), self._stop_ids)
+        spec = SearchSpec(
+            self._num_searches,
+            prompt.token_ids,
+            rule_for(self._rule, prompt),
+            self._stop_ids,
+            keeps_histories=settings.ghost_parents,
+            confidence_window=confidence_window(requirements, config),
+            embedding_size=requirements.embedding_size,
+        )
         started = self._header(problem, config, settings, policy, prompt)
-        hooks = Hooks(
+        callbacks = Callbacks(
             self._answer_reader(extractor or extractor_for(config.answer)),
             self.equivalent,
             sink.write,
             self.engine.tokenizer.decode,
             embed,
         )
-        return _Run(
-            Search(self.engine, policy, settings, with_needs(spec, needs, config), started, hooks), sink, tuple(notes)
-        )
+        return _Run(Search(self.engine, policy, settings, spec, started, callbacks), sink, tuple(notes))
 
     def _resolve(self, config: SearchConfig, prompt: EncodedPrompt) -> tuple[SearchSettings, list[str]]:
         info = self.engine.info

@@ -1,4 +1,4 @@
-"""The loop: the one place where a policy's decisions and an engine's facts meet the tree; it knows neither's inside."""
+"""The search loop: asks a policy, carries out its decisions on an engine, and records what the engine did."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from gambit.core.types import (
 from gambit.engines.base import Engine, SearchSpec
 from gambit.results.record import SearchRecord, SearchResult
 from gambit.search.consensus import is_over
+from gambit.search.islands import Islands
 from gambit.search.policies.base import (
     Branch,
     Decision,
@@ -36,9 +37,9 @@ from gambit.search.policies.base import (
     Stop,
     ThoughtView,
     TraceView,
-    needs_of,
+    requirements_of,
 )
-from gambit.search.recorder import Facts, Hooks
+from gambit.search.recorder import Callbacks, Recorder
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.views import trace_view
 
@@ -63,15 +64,15 @@ class Search:
         settings: SearchSettings,
         spec: SearchSpec,
         started: ev.RunStarted,
-        hooks: Hooks,
+        callbacks: Callbacks,
     ) -> None:
         self.record = SearchRecord(started)
-        self._needs = needs_of(policy)
-        self._facts = Facts(
+        self._requirements = requirements_of(policy)
+        self._recorder = Recorder(
             self.record,
-            hooks,
+            callbacks,
             keeps_ghosts=settings.ghost_parents,
-            reads_pruned=self._needs.pruned_answers,
+            reads_pruned=self._requirements.pruned_answers,
         )
         self.result: SearchResult | None = None
         self.num_generated = 0
@@ -79,11 +80,13 @@ class Search:
         self._policy = policy
         self._policy_state = policy.initial_state()
         self._is_settled = False
-        need = self._needs.thoughts
-        self._reader = None if need is None else ThoughtReader(need, self._tokens_of, hooks.decode, hooks.embed)
+        need = self._requirements.thoughts
+        self._reader = None if need is None else ThoughtReader(need, self._tokens_of, callbacks.decode, callbacks.embed)
         self._settings = settings
-        self._spec = dataclasses.replace(spec, keeps_histories=settings.ghost_parents)
-        self._hooks = hooks
+        self._spec = spec
+        self._islands = Islands(settings.islands, settings.capacity, settings.num_traces)
+        self._num_on_island = [0] * settings.islands  # traces created so far
+        self._callbacks = callbacks
         self._unsent: list[TraceSpec] = []  # decided in this round
         self._num_steps = 0
         self._kv = (0, 0)
@@ -103,7 +106,7 @@ class Search:
     def begin(self) -> None:
         self._began = time.monotonic()
         self._engine.open(self._spec)
-        self._hooks.on_event(self.record.started)
+        self._callbacks.on_event(self.record.started)
         self._ask_policy()
         self._end_if_due()
 
@@ -116,7 +119,7 @@ class Search:
         self._spent.scheduling += batch.seconds.scheduling
         self._num_steps += step.num_generated > 0
         self.num_generated += step.num_generated
-        self._facts.apply(step, self._num_steps)
+        self._recorder.apply(step, self._num_steps)
         if self._reader is not None:
             self._reader.note(step.scored)
         if self._is_wanted(step):
@@ -124,7 +127,7 @@ class Search:
         elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
-            self._is_settled = is_over(consensus, self.record, self._needs, self._hooks.equivalent)
+            self._is_settled = is_over(consensus, self.record, self._requirements, self._callbacks.equivalent)
         self._end_if_due()
         self._spent.search += time.perf_counter() - began
 
@@ -132,14 +135,14 @@ class Search:
         """Cancel what still runs, vote, and close the search on the engine."""
         live = sorted(trace.id for state in LIVE for trace in self.record.tree.in_state(state))
         for trace_id, tokens in self._leave_engine(live, reason).items():
-            self._facts.leave(ev.Cancelled(self._num_steps, trace_id, tokens))
+            self._recorder.leave(ev.Cancelled(self._num_steps, trace_id, tokens))
         self._sample()
-        if (waited := self._facts.waits.event(self._num_steps)) is not None:
-            self._facts.emit(waited)
-        self._facts.emit(ev.Stopped(self._num_steps, reason))
-        vote = self.record.vote(self._hooks.equivalent)
+        if (waited := self._recorder.waits.event(self._num_steps)) is not None:
+            self._recorder.emit(waited)
+        self._recorder.emit(ev.Stopped(self._num_steps, reason))
+        vote = self.record.vote(self._callbacks.equivalent)
         votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
-        self._facts.emit(ev.Voted(vote.answer, vote.margin, votes))
+        self._recorder.emit(ev.Voted(vote.answer, vote.margin, votes))
         self.result = dataclasses.replace(self.record.result(vote), error=error)
 
     def _leave_engine(self, live: Sequence[int], reason: StopReason) -> dict[int, tuple[int, ...]]:
@@ -177,7 +180,10 @@ class Search:
         return None
 
     def _reached_target(self) -> bool:
-        return self.record.tree.count(TraceState.FINISHED) >= self._settings.num_traces
+        tree = self.record.tree
+        if tree.count(TraceState.FINISHED) < self._settings.num_traces:
+            return False
+        return self._islands.are_complete(trace.island for trace in tree.in_state(TraceState.FINISHED))
 
     # -- decide, execute, apply --------------------------------------------------------------------------------
 
@@ -206,8 +212,7 @@ class Search:
             self._num_steps,
             traces,
             len(tree.traces),
-            tree.count(TraceState.FINISHED),
-            tuple(self._facts.finished),
+            tuple(self._recorder.finished),
             self._thoughts(traces),
         )
 
@@ -228,7 +233,7 @@ class Search:
             self._send()
             self.end(StopReason.POLICY)
         elif isinstance(decision, Discard):
-            self._facts.emit(ev.Discarded(self._num_steps, decision.trace, decision.reason))
+            self._recorder.emit(ev.Discarded(self._num_steps, decision.trace, decision.reason))
         elif isinstance(decision, Prune | Evict):
             kind = ev.Pruned if isinstance(decision, Prune) else ev.Evicted
             trace = self.record.tree.traces[decision.trace]
@@ -236,23 +241,22 @@ class Search:
             if any(trace.id in (spec.key.trace, spec.parent and spec.parent.trace) for spec in self._unsent):
                 self._send()
             own = self._stop_on_engine([trace.id] if trace.is_live else []).get(trace.id, ())
-            self._facts.leave(kind(self._num_steps, trace.id, decision.reason, score, own))
+            self._recorder.leave(kind(self._num_steps, trace.id, decision.reason, score, own))
 
     def _stop_on_engine(self, trace_ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Own tokens of traces that were still going."""
         tokens = self._engine.stop([TraceKey(self.number, trace_id) for trace_id in trace_ids])
-        return {key.trace: self._facts.own(key.trace, all_tokens) for key, all_tokens in tokens.items()}
+        return {key.trace: self._recorder.own(key.trace, all_tokens) for key, all_tokens in tokens.items()}
 
     def _start(self, decision: Start) -> None:
-        first = len(self.record.tree.traces)
-        specs = [self._spec_of(first + i, decision.on_pressure, decision.stop_rule) for i in range(decision.count)]
-        self._unsent += specs
-        for spec in specs:
-            self._facts.join(ev.Created(self._num_steps, spec.key.trace))
+        for _ in range(decision.count):
+            spec = self._spec_of(decision.island, decision.on_pressure, decision.stop_rule)
+            self._unsent.append(spec)
+            self._recorder.join(ev.Created(self._num_steps, spec.key.trace, decision.island))
 
     def _branch(self, decision: Branch) -> None:
         parent = self.record.tree.traces[decision.parent]
-        child = self._spec_of(len(self.record.tree.traces), decision.on_pressure)
+        child = self._spec_of(parent.island, decision.on_pressure)
         temperature = child.sampling.temperature * self._settings.child_temperature
         is_ghost = parent.state is TraceState.GHOST
         child = dataclasses.replace(
@@ -260,12 +264,12 @@ class Search:
             sampling=dataclasses.replace(child.sampling, temperature=temperature),
             inherited=decision.inherited,
             parent=None if is_ghost else TraceKey(self.number, parent.id),
-            prefix=self._facts.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
+            prefix=self._recorder.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
             score=parent.score,
             history_of=TraceKey(self.number, parent.id) if is_ghost else None,
         )
         self._unsent.append(child)
-        self._facts.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
+        self._recorder.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
 
     def _send(self) -> None:
         """A round's new traces together: an engine may begin them in one step."""
@@ -273,13 +277,24 @@ class Search:
         if specs:
             self._engine.submit(specs)
 
-    def _spec_of(self, trace_id: int, on_pressure: OnPressure, stop_rule: StopRule | None = None) -> TraceSpec:
-        key, settings = TraceKey(self.number, trace_id), self._settings
-        return TraceSpec(key, settings.sampling, settings.max_new_tokens, on_pressure, stop_rule=stop_rule)
+    def _spec_of(self, island: int, on_pressure: OnPressure, stop_rule: StopRule | None = None) -> TraceSpec:
+        """The next trace's; its random numbers are those of its place on its island."""
+        key, settings = TraceKey(self.number, len(self.record.tree.traces)), self._settings
+        noise_id = self._islands.noise_id(island, self._num_on_island[island])
+        self._num_on_island[island] += 1
+        return TraceSpec(
+            key,
+            settings.sampling,
+            settings.max_new_tokens,
+            on_pressure,
+            stop_rule=stop_rule,
+            island=island,
+            noise_id=noise_id,
+        )
 
     def _sample(self) -> None:
         tree, spent = self.record.tree, self._spent
-        self._facts.emit(
+        self._recorder.emit(
             ev.Sample(
                 step=self._num_steps,
                 running=tree.count(TraceState.RUNNING),
