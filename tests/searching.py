@@ -11,8 +11,9 @@ from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
 from gambit.core.types import Aggregation, Sampling
 from gambit.engines.base import Engine, SearchSpec
+from gambit.search.batch import run_searches
 from gambit.search.choice import load_policy
-from gambit.search.loop import Search, run_searches
+from gambit.search.loop import Search
 from gambit.search.policies.base import requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.text.boundary import BoundaryRule

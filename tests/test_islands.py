@@ -16,8 +16,8 @@ from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.types import OnPressure, PressureAction, Sampling, StopReason
 from gambit.engines.shared.eviction import Standing, action_on, eviction_order
+from gambit.search.batch import run_searches
 from gambit.search.islands import Islands
-from gambit.search.loop import run_searches
 from gambit.search.policies.base import Start
 from gambit.search.policies.tournament import Tournament
 from scripted import ScriptedEngine

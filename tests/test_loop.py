@@ -18,7 +18,7 @@ from gambit.core.types import (
     TraceEnd,
 )
 from gambit.results.record import fold, replay
-from gambit.search.loop import run_searches
+from gambit.search.batch import run_searches
 from gambit.search.policies.base import Branch, Prune, Start, Stop, Wake
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from gambit.config.presets import SearchSettings
@@ -75,6 +76,9 @@ class Search:
             reads_pruned=self._requirements.pruned_answers,
         )
         self.result: SearchResult | None = None
+        self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
+        self.failure: BaseException | None = None  # of this search alone
+        self._error: str | None = None
         self.num_generated = 0
         self._engine = engine
         self._policy = policy
@@ -97,10 +101,6 @@ class Search:
     def number(self) -> int:
         return self._spec.search
 
-    @property
-    def is_done(self) -> bool:
-        return self.result is not None
-
     # -- the life of a search ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -108,7 +108,7 @@ class Search:
         self._engine.open(self._spec)
         self._callbacks.on_event(self.record.started)
         self._ask_policy()
-        self._end_if_due()
+        self._stop_if_due()
 
     def absorb(self, step: SearchStep, batch: StepBatch) -> None:
         """Apply what an engine step did, then let the policy act if it is its turn."""
@@ -128,11 +128,12 @@ class Search:
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
             self._is_settled = is_over(consensus, self.record, self._requirements, self._callbacks.equivalent)
-        self._end_if_due()
+        self._stop_if_due()
         self._spent.search += time.perf_counter() - began
 
-    def end(self, reason: StopReason, error: str | None = None) -> None:
-        """Cancel what still runs, vote, and close the search on the engine."""
+    def stop(self, reason: StopReason, error: str | None = None) -> None:
+        """Cancel what still runs and leave the engine; `conclude` then takes the vote."""
+        self._error = error
         live = sorted(trace.id for state in LIVE for trace in self.record.tree.in_state(state))
         for trace_id, tokens in self._leave_engine(live, reason).items():
             self._recorder.leave(ev.Cancelled(self._num_steps, trace_id, tokens))
@@ -140,26 +141,40 @@ class Search:
         if (waited := self._recorder.waits.event(self._num_steps)) is not None:
             self._recorder.emit(waited)
         self._recorder.emit(ev.Stopped(self._num_steps, reason))
+        self.is_stopped = True
+
+    def fail(self, error: BaseException) -> None:
+        """Something of this search alone went wrong: it ends with what it has."""
+        self.failure = self.failure or error
+        with suppress(Exception):  # a callback that always fails leaves a log without an end, and no trace running
+            self.stop(StopReason.FAILED, str(error) or type(error).__name__)
+        self.is_stopped = True
+
+    def conclude(self) -> SearchResult:
+        """Take the vote. Comparing answers takes time and needs no engine: any thread may do it."""
         vote = self.record.vote(self._callbacks.equivalent)
         votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
         self._recorder.emit(ev.Voted(vote.answer, vote.margin, votes))
-        self.result = dataclasses.replace(self.record.result(vote), error=error)
+        self.result = dataclasses.replace(self.record.result(vote), error=self._error)
+        return self.result
 
     def _leave_engine(self, live: Sequence[int], reason: StopReason) -> dict[int, tuple[int, ...]]:
-        """Last tokens of the live traces; an engine that failed may not be able to tell them any more."""
-        try:
-            tokens = self._stop_on_engine(live)
+        """Last tokens of the live traces.
+
+        After a failure the engine may not be able to tell them any more, or have ended traces that live in the tree.
+        """
+        tokens: dict[int, tuple[int, ...]] = dict.fromkeys(live, ())
+        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
+            there = self._engine.progress(self.number)
+            tokens |= self._stop_on_engine([trace for trace in live if trace in there])
+        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
             self._engine.close_search(self.number)
-        except Exception:
-            if reason is not StopReason.FAILED:
-                raise
-            return dict.fromkeys(live, ())
         return tokens
 
-    def _end_if_due(self) -> None:
+    def _stop_if_due(self) -> None:
         reason = self._due_reason()
-        if reason is not None and not self.is_done:
-            self.end(reason)
+        if reason is not None and not self.is_stopped:
+            self.stop(reason)
 
     def _due_reason(self) -> StopReason | None:
         settings, tree = self._settings, self.record.tree
@@ -202,7 +217,7 @@ class Search:
             if not is_over or isinstance(decision, Discard):
                 self._execute(decision)
         self._send()
-        if not self.is_done:
+        if not self.is_stopped:
             self._sample()
 
     def _view(self) -> PoolView:
@@ -231,7 +246,7 @@ class Search:
             self._branch(decision)
         elif isinstance(decision, Stop):
             self._send()
-            self.end(StopReason.POLICY)
+            self.stop(StopReason.POLICY)
         elif isinstance(decision, Discard):
             self._recorder.emit(ev.Discarded(self._num_steps, decision.trace, decision.reason))
         elif isinstance(decision, Prune | Evict):
@@ -311,56 +326,3 @@ class Search:
                 seconds_search=spent.search,
             )
         )
-
-
-def run_searches(
-    engine: Engine,
-    searches: Iterable[Search],
-    *,
-    concurrency: int = 1,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Search]:
-    """Drive searches, up to `concurrency` in one batch, and give each back as it ends.
-
-    Whatever ends the iteration early, every begun search gets its vote and the end of its log.
-    """
-    coming = iter(searches)
-    running: dict[int, Search] = {}
-    reason, failure = StopReason.INTERRUPTED, None
-    try:
-        while True:
-            yield from _begin_more(coming, running, concurrency)
-            if not running:
-                return
-            if should_stop():
-                break
-            batch = engine.step()
-            for search in list(running.values()):
-                search.absorb(batch.searches.get(search.number, SearchStep()), batch)
-            yield from _take_done(running)
-        for search in running.values():
-            search.end(StopReason.INTERRUPTED)
-        yield from _take_done(running)
-    except Exception as error:
-        reason, failure = StopReason.FAILED, str(error)
-        raise
-    finally:
-        for search in running.values():
-            search.end(reason, failure)
-
-
-def _begin_more(coming: Iterator[Search], running: dict[int, Search], concurrency: int) -> Iterator[Search]:
-    """Fill up; a search that ends while it begins (an exhausted budget) makes room for the next at once."""
-    while len(running) < concurrency:
-        search = next(coming, None)
-        if search is None:
-            return
-        search.begin()
-        running[search.number] = search
-        yield from _take_done(running)
-
-
-def _take_done(running: dict[int, Search]) -> Iterator[Search]:
-    for search in [search for search in running.values() if search.is_done]:
-        del running[search.number]
-        yield search
