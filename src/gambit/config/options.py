@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -44,6 +44,11 @@ class SearchConfig(BaseModel):
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: Positive | None = Field(None, description="C: most traces in the pool at once")
     num_traces: Positive | None = Field(None, description="stop after this many completed traces; default: capacity")
+    islands: Positive | Literal["auto"] | None = Field(
+        None,
+        description="M: parts of the pool that compete by themselves and vote together; 1 is the paper's pool, "
+        "capacity is self-consistency; auto: by how far the scorer can be trusted",
+    )
     swap_size: Positive | None = Field(None, description="K: traces swapped per tournament")
     check_interval: Positive | None = Field(None, description="Δ: decode steps between tournaments")
     warmup_tokens: Annotated[int, Field(ge=0)] | None = Field(

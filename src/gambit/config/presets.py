@@ -29,6 +29,7 @@ class Preset:
     """What travels with a model: settings that suit its traces, and how long these are."""
 
     capacity: int | None = None
+    islands: int | None = None
     swap_size: int | None = None
     check_interval: int | None = None
     warmup_tokens: int | None = None
@@ -92,6 +93,7 @@ class SearchSettings:
     budget_seconds: float | None
     budget_traces: int | None
     consensus: Consensus | None = None
+    islands: int = 1
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
 
     def options_of(self, kind: type[Model]) -> Model:
@@ -137,10 +139,12 @@ def resolve(
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
+    num_traces = _first(config.num_traces, capacity)
     settings = SearchSettings(
         policy=config.policy,
         capacity=capacity,
-        num_traces=_first(config.num_traces, capacity),
+        num_traces=num_traces,
+        islands=_islands(config, preset, min(capacity, num_traces)),
         swap_size=_first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16)),
         check_interval=_first(config.check_interval, preset.check_interval, max(1, round(max(thought, warmup / 60)))),
         warmup_tokens=warmup,
@@ -162,6 +166,20 @@ def resolve(
 def _first(*values: T | None) -> T:
     """The first that is given; the last always is."""
     return next(value for value in values if value is not None)
+
+
+def _islands(config: SearchConfig, preset: Preset, most: int) -> int:
+    """Only Gambit's own policy has several; an island needs a place and a trace to complete."""
+    if config.policy != "gambit":
+        return 1
+    wanted = config.islands
+    if wanted is None:
+        wanted = 1 if config.preset is PresetSource.PAPER else _first(preset.islands, "auto")
+    if isinstance(wanted, int):
+        if wanted > most:
+            raise UserError(f"islands = {wanted}: a pool that completes {most} traces has at most as many islands")
+        return wanted
+    return max(1, most // 2)
 
 
 def _scaled_swap(preset: Preset, capacity: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import cast
 
@@ -11,6 +12,7 @@ from gambit.engines.base import Engine
 from gambit.engines.vllm import versions
 from gambit.scorers.base import Scorer
 
+_LOADING = threading.Lock()  # transformers and vLLM patch torch while they load a model: one at a time
 StartEngine = Callable[[EngineConfig, str, Scorer], Engine]
 
 
@@ -18,7 +20,8 @@ def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
     """`source` is the model's folder or hub name."""
     name = _auto_engine(config.device) if config.engine == "auto" else config.engine
     start = cast("StartEngine", registry.load("gambit.engines", name))
-    return start(config, source, scorer)
+    with _LOADING:
+        return start(config, source, scorer)
 
 
 def _auto_engine(device: str) -> str:
