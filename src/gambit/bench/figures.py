@@ -13,7 +13,7 @@ import numpy as np
 from gambit.bench.datasets import slug
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Floats, Interval
-from gambit.bench.summary import PARTS, Cell, Summary, SweepPoint
+from gambit.bench.summary import PARTS, BenchSummary, Cell, SweepPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def is_available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw_all(summary: Summary, rows: Sequence[Row]) -> Iterator[Picture]:
+def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
     """Every figure that the rows allow, benchmark by benchmark."""
     colours = {variant: COLOURS[i % len(COLOURS)] for i, variant in enumerate(summary.variants)}
     for benchmark in summary.benchmarks:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.identity_0_1_0 import identity_of_0_1_0, is_of_0_1_0
-from gambit.bench.recipe import NOT_VARIED, Recipe, Variant, recipe_from
+from gambit.bench.recipe import NOT_VARIED, BenchRecipe, BenchVariant, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
 from gambit.bench.stamp import UNKNOWN
 from gambit.config.options import EngineConfig, SearchConfig, overlaid
@@ -36,11 +36,11 @@ class BenchmarkInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """Everything a run compares, fixed before it begins; two runs with equal plans may share a folder."""
 
-    recipe: Recipe
-    variants: tuple[Variant, ...]
+    recipe: BenchRecipe
+    variants: tuple[BenchVariant, ...]
     benchmarks: tuple[BenchmarkInfo, ...]
     identity: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,17 +66,17 @@ class Plan:
         return plain
 
 
-def make_plan(recipe: Recipe, identity: Mapping[str, str]) -> tuple[Plan, list[Benchmark]]:
+def make_plan(recipe: BenchRecipe, identity: Mapping[str, str]) -> tuple[BenchPlan, list[Benchmark]]:
     """Reads every benchmark once, to know how long it is and to recognise it."""
     benchmarks = [benchmark_for(name) for name in recipe.bench.benchmarks]
     names = [benchmark.name for benchmark in benchmarks]
     if len(set(names)) < len(names):
         raise UserError(f"two benchmarks share a name ({', '.join(names)}): rename a file")
     infos = [BenchmarkInfo(b.name, *digest(b.first(recipe.bench.limit))) for b in benchmarks]
-    return Plan(recipe, tuple(recipe.variants()), tuple(infos), identity), benchmarks
+    return BenchPlan(recipe, tuple(recipe.variants()), tuple(infos), identity), benchmarks
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> BenchPlan:
     """The plan that a folder was made with."""
     path = folder / RUN_FILE
     try:
@@ -84,15 +84,15 @@ def read_plan(folder: Path) -> Plan:
         if raw["format"] != FORMAT:
             raise UserError(f"{path}: format {raw['format']}, this version reads {FORMAT}")
         recipe = recipe_from(in_effect(raw["recipe"], raw.get("defaults", IN_0_1_0), _defaults()))
-        variants = tuple(Variant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
-        return Plan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
+        variants = tuple(BenchVariant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
+        return BenchPlan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no {RUN_FILE}: give the folder of a `gambit bench`") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not the plan of a bench run: {error}") from error
 
 
-def create(folder: Path, plan: Plan) -> None:
+def create(folder: Path, plan: BenchPlan) -> None:
     """Begin a folder; one that holds a run already is refused."""
     if (folder / RUN_FILE).exists() or (folder / ROWS_FILE).exists():
         raise UserError(f"{folder} holds a bench run already: go on with --resume, or choose another --out")
@@ -103,7 +103,7 @@ def create(folder: Path, plan: Plan) -> None:
     partial.replace(folder / RUN_FILE)  # whole or not at all
 
 
-def check_same(folder: Path, plan: Plan) -> None:
+def check_same(folder: Path, plan: BenchPlan) -> None:
     """Refuse to add rows that could not be compared with those that are there."""
     before = read_plan(folder)
     found = list(differences(_comparable(before), _comparable(_identified_as(before, plan))))
@@ -112,7 +112,7 @@ def check_same(folder: Path, plan: Plan) -> None:
                         "same, or choose another --out")  # fmt: skip
 
 
-def _identified_as(before: Plan, plan: Plan) -> Plan:
+def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:
     """The plan with its model identified in the way of the other; where that knew no hash, nothing can differ."""
     identity = plan.identity
     if is_of_0_1_0(before.identity):
@@ -127,7 +127,7 @@ def _identified_as(before: Plan, plan: Plan) -> Plan:
     return replace(plan, identity=identity)
 
 
-def _comparable(plan: Plan) -> dict[str, Json]:
+def _comparable(plan: BenchPlan) -> dict[str, Json]:
     """With every option, so that one left unsaid equals its default given."""
     found = plan.to_json()
     recipe = found["recipe"]
@@ -161,7 +161,7 @@ def read_environments(folder: Path) -> list[dict[str, Json]]:
     return [json.loads(line) for _, line in whole_lines(folder / ENVIRONMENT_FILE)]
 
 
-def is_complete(folder: Path, plan: Plan) -> bool:
+def is_complete(folder: Path, plan: BenchPlan) -> bool:
     """Whether no search is left, so that no model need be loaded."""
     return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
 
@@ -173,7 +173,7 @@ def locked(folder: Path) -> AbstractContextManager[None]:
     )
 
 
-def with_changes(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
+def with_changes(recipe: BenchRecipe, changes: Mapping[str, object]) -> BenchRecipe:
     """A stored recipe with options given again, so that a contradiction can be named."""
     flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine}
     return recipe_from(overlaid(flat, changes))

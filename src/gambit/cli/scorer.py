@@ -17,7 +17,7 @@ from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.scorers.base import ScorerInfo
-    from gambit.training.collect import Plan
+    from gambit.training.collect import CollectPlan
     from gambit.training.sampling import Task
 
 app = typer.Typer(help="Make a scorer for a model: collect, merge, train, eval; import, show.", no_args_is_help=True)
@@ -79,7 +79,7 @@ def collect(
         from gambit.config.options import EngineConfig, SearchConfig, build
         from gambit.core.types import StatePosition
         from gambit.storage.problems import shard_of
-        from gambit.training.collect import Plan
+        from gambit.training.collect import CollectPlan
         from gambit.training.sampling import PAWN_SOURCE
 
         first, every = shard_of(shard)
@@ -88,7 +88,7 @@ def collect(
                     "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
         options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
                    "engine_options": key_values(engine_option or [], "--engine-option")}  # fmt: skip
-        plan = Plan(
+        plan = CollectPlan(
             out=out,
             source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
             engine=build(EngineConfig, options),
@@ -122,7 +122,7 @@ def merge(
     exit_with(body)
 
 
-def _collect(tasks: Sequence[Task], plan: Plan) -> int:
+def _collect(tasks: Sequence[Task], plan: CollectPlan) -> int:
     from gambit.cli.scorer_display import our_warnings, progress, summary_line
     from gambit.cli.signals import StopSignal
     from gambit.training.collect import collect as run

@@ -20,7 +20,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.training.dataset import Dataset, Division
 from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, spread_of
 from gambit.training.networks import Spread, as_scorer, straight_network
-from gambit.training.objectives import AGGREGATIONS, Recipe
+from gambit.training.objectives import AGGREGATIONS, FitRecipe
 from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps
 from gambit.training.scoring import SCORING_STEPS, Steps
 
@@ -33,7 +33,12 @@ FLATTEST = 0.05  # logits per deviation of the line: a ranking must survive what
 
 
 def fit_ridge(
-    data: Dataset, division: Division, recipe: Recipe, info: ScorerInfo, device: torch.device, say: Say = lambda _: None
+    data: Dataset,
+    division: Division,
+    recipe: FitRecipe,
+    info: ScorerInfo,
+    device: torch.device,
+    say: Say = lambda _: None,
 ) -> Fitted:
     """The penalty is chosen by cross-validation, since held-out problems are few.
 

@@ -18,7 +18,7 @@ from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.fit import Fitted, Say, fit
 from gambit.training.networks import ARCHITECTURES
-from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, Recipe, recipe_for
+from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecipe, recipe_for
 from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header
 
@@ -78,7 +78,7 @@ def train(
     total = len(datasets) + len(others)
     tried: list[tuple[Dataset, Fitted]] = []
 
-    def try_out(data: Dataset, recipe: Recipe) -> None:
+    def try_out(data: Dataset, recipe: FitRecipe) -> None:
         on_progress(len(tried), total)
         fitter = fit_ridge if recipe.objective == RIDGE else fit
         tried.append((data, fitter(data, plan.division, recipe, info_for(data, plan.architecture), device, say)))
@@ -97,7 +97,7 @@ def best_of(fitted: Sequence[Fitted]) -> Fitted:
     return functools.reduce(lambda best, other: other if other.clearly_outranks(best) else best, fitted)
 
 
-def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[Recipe]:
+def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[FitRecipe]:
     """The first one finds out where to read."""
     if architecture not in ARCHITECTURES:
         raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
