@@ -1,4 +1,4 @@
-"""Completed traces -> winner, margin, vote table; never looks at a trace's text or decides what is correct."""
+"""Votes: the answers of completed traces, weighted, become a winner, a margin and a vote table."""
 
 import math
 from collections import Counter
@@ -54,6 +54,8 @@ class Consensus:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
+    """The vote of one trace."""
+
     trace: int
     answer: str | None
     weight: float
@@ -63,6 +65,8 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class VoteEntry:
+    """One answer in the vote table, with all the traces that gave it or an equal one."""
+
     answer: str  # the most frequent way this pool writes its answer
     weight: float
     traces: int
@@ -71,6 +75,8 @@ class VoteEntry:
 
 @dataclass(frozen=True, slots=True)
 class VoteResult:
+    """The winning answer and the vote table."""
+
     answer: str | None
     entries: tuple[VoteEntry, ...]  # the winner first
     margin: float  # (first - second) / total weight, in [0, 1]
