@@ -46,7 +46,7 @@ class BenchPlan:
 
     @property
     def num_tasks(self) -> int:
-        """Of this shard."""
+        """Searches of this shard."""
         number, count = self.recipe.bench.part
         problems = sum(len(range(number, info.num_problems, count)) for info in self.benchmarks)
         return problems * len(self.variants) * len(self.recipe.bench.seeds)
@@ -113,7 +113,7 @@ def check_same(folder: Path, plan: BenchPlan) -> None:
 
 
 def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:
-    """The plan with its model identified in the way of the other; where that knew no hash, nothing can differ."""
+    """The plan with its model identified as the other plan does it; an unknown hash differs from none."""
     identity = plan.identity
     if is_of_0_1_0(before.identity):
         engine = {**_defaults(), **plan.recipe.engine}
@@ -128,7 +128,7 @@ def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:
 
 
 def _comparable(plan: BenchPlan) -> dict[str, Json]:
-    """With every option, so that one left unsaid equals its default given."""
+    """The plan with every option filled in: leaving one out is the same as giving its default."""
     found = plan.to_json()
     recipe = found["recipe"]
     assert isinstance(recipe, dict)
@@ -136,7 +136,7 @@ def _comparable(plan: BenchPlan) -> dict[str, Json]:
 
 
 def _defaults() -> dict[str, Json]:
-    """Of every option of a search and an engine, but those that a bench varies itself."""
+    """Defaults of all search and engine options, except those that have flags of their own in a bench."""
     every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json")}
     return {name: value for name, value in every.items() if name not in NOT_VARIED}
 

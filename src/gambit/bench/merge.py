@@ -1,4 +1,4 @@
-"""Puts the shards of one run into one folder; takes rows as they are and runs nothing."""
+"""Puts the shards of one bench run into one folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gambit.core.errors import UserError
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
-    """Rows, stamps and logs of all shards in `out`; gives what a user should know (shards that are missing)."""
+    """Put rows, environments and logs of all shards into `out`; gives warnings, such as a missing shard."""
     if out in folders:
         raise UserError(f"--out {out} is one of the shards: choose a new folder")
     plans = {folder: read_plan(folder) for folder in folders}
@@ -47,7 +47,7 @@ def _without_shard(plan: BenchPlan, shard: str = "1/1") -> BenchPlan:
 
 
 def _whole_plan(plans: dict[Path, BenchPlan]) -> BenchPlan:
-    """The plan they share but for the shard."""
+    """The plan that they share, without the shard."""
     (first_folder, first), *others = plans.items()
     whole = _without_shard(first)
     for folder, plan in others:

@@ -1,4 +1,4 @@
-"""What a bench run compares, from flags or one YAML recipe: benchmarks, variants, seeds; runs nothing."""
+"""What a bench run compares, from flags or a YAML recipe: benchmarks, methods, sweeps, seeds."""
 
 from __future__ import annotations
 

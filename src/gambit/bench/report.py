@@ -1,4 +1,4 @@
-"""Writes the report of a run folder: Markdown, JSON, figures, one page; reads rows and never an engine."""
+"""Writes the report of a bench run: Markdown, JSON, figures, an HTML page, tree pages."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:
         engine, packages = last["engine"], last["packages"]
         assert isinstance(engine, dict) and isinstance(packages, dict)
         found |= {
-            "engine": f"{engine['name']}, {engine['dtype']}, room for {engine['kv_capacity_tokens']:,} tokens",
+            "engine": f"{engine['name']}, {engine['dtype']}, KV cache of {engine['kv_capacity_tokens']:,} tokens",
             "device": f"{last['device']} ({engine['device']}), {last['threads']} threads",
             "versions": ", ".join(f"{name} {number}" for name, number in packages.items())
             + f", Python {last['python']}",

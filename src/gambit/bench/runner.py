@@ -1,8 +1,8 @@
-"""Runs what a plan still lacks on one engine and appends a row per finished search; draws and prints nothing.
+"""Runs the searches that a bench plan still lacks and appends a row for each.
 
 Variants take turns, block of problems by block, so that a machine that warms up or slows down treats all alike; inside
-a block the problems of one variant share a continuous batch. Variants are never mixed in one batch: their seconds would
-be one sum that nobody could take apart.
+a block the problems of one variant share a continuous batch. Variants do not share a batch, so that the seconds of each
+can be measured.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Runner:
         self._keep_unsure()
 
     def _groups(self) -> Iterator[tuple[_SearchGroup, list[Item]]]:
-        """In an order that depends on the plan alone; whoever comes first changes by block and shard."""
+        """In an order that depends on the plan alone; which variant comes first changes with block and shard."""
         number, count = self._bench.part
         for benchmark in self._benchmarks:
             mine = itertools.islice(benchmark.first(self._bench.limit), number, None, count)
@@ -101,7 +101,7 @@ class Runner:
                         yield _SearchGroup(benchmark, variant, seed), block
 
     def _warm_up(self, group: _SearchGroup, item: Item) -> None:
-        """The first forward passes pay for kernels and allocations; they belong to no variant."""
+        """Search once before anything is measured: the first forward passes compile kernels and allocate memory."""
         config = self._config(group).model_copy(update={"budget_tokens": WARMUP_TOKENS})
         with suppress(Exception):  # a problem that cannot be searched will be a row of its own, with the reason
             for _ in self._solver.solve_many([Problem(item.question, item.id)], config, should_stop=self._should_stop):

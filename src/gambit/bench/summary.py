@@ -1,4 +1,4 @@
-"""From rows to the figures of a report, every one with its interval; writes and draws nothing."""
+"""From rows to the figures of a bench report, each with its interval."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MethodComparison:
 
     @property
     def is_shown(self) -> bool:
-        """Both the interval and the corrected test must carry a claim."""
+        """Whether both the interval and the corrected test support the difference."""
         return self.gain.excludes_zero and self.p_corrected < st.SIGNIFICANT
 
 

@@ -1,4 +1,4 @@
-"""The words and tables of a report, from its figures; claims nothing that the intervals do not carry."""
+"""The tables and sentences of a bench report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fold of an event log: tree, ledger and result of one search, live or replayed alike; it never runs anything."""
+"""Folds the events of a search, live or from its log, into its tree, its counts and its result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long traces waited for KV room, first admission and every later one together."""
+    """How long traces waited for KV cache, over all their admissions."""
 
     traces: int = 0  # that waited at all
     steps: int = 0  # of all traces together

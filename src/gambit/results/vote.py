@@ -92,7 +92,7 @@ def tally(
     """`combine` makes the weight of an answer from those of its traces."""
     assert all(math.isfinite(b.weight) and b.weight >= 0 for b in ballots), "vote weights are finite and not negative"
     answered = [(b, b.answer) for b in ballots if b.answer is not None and has_answer(b)]
-    # A scorer that gives every trace 0 knows nothing; then the traces are counted instead of electing the first.
+    # With all weights 0 the traces are counted instead, or the first answer would win.
     is_weightless = not any(ballot.weight for ballot, _ in answered)
     pools = sorted(_pools(answered, equivalent), key=_tie_break)
     entries = [_entry(pool, None if is_weightless else combine) for pool in pools]

@@ -1,4 +1,4 @@
-"""Samples traces, grades them, reads their boundary states and streams all of it to disk; fits nothing.
+"""Collects training data: samples traces, grades them, reads the hidden states at their thought boundaries.
 
 Sampling is a self-consistency search over many problems at once, on any engine; the states come from one teacher-forced
 pass over the finished text (`states.py` says why). A problem counts as done once its shard is in the index.
@@ -79,7 +79,7 @@ def collect(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> CollectSummary:
-    """Sample what is not yet in the folder. Interrupted, it keeps every problem that was written."""
+    """Sample the problems that are not yet in the folder; an interrupted run keeps what it has written."""
     with Collector(plan) as collector:
         return collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
 
@@ -168,7 +168,7 @@ def _solver(plan: CollectPlan) -> Solver:
 
 
 class _Sink:
-    """Gathers finished problems until a pass over them is worth it, and reads and writes them while sampling goes on.
+    """Reads and writes finished problems in batches, in a thread beside the sampling.
 
     One pass at a time: the next one waits for it, so that memory is bounded by two.
     """

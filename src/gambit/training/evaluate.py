@@ -1,4 +1,4 @@
-"""Judges scorers on a collection: ranking against the share of steps seen, calibration, baselines; fits nothing."""
+"""Judges scorers on a collection: ranking by share of steps seen, calibration, baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits scorers to a collection and picks the one that ranks held-out problems best; reads no files."""
+"""Fits one scorer by gradient descent, stopped early by its ranking of held-out problems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fitted:
         return float(np.nanmean(self.held_out))
 
     def clearly_outranks(self, other: Fitted) -> bool:
-        """By more than the standard error of the difference: the best of several by a few problems is often luck."""
+        """Whether it is better by more than the standard error of the difference; less is often luck."""
         gains = self.held_out - other.held_out
         gains = gains[np.isfinite(gains)]
         error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
@@ -146,7 +146,7 @@ def _units(unit: Unit, steps: Steps, train: Ints) -> _Units:
 
 
 def _pos_weight(recipe: FitRecipe, steps: Steps, train: Ints) -> Tensor | None:
-    """Wrong per right among what the loss sees: steps, or traces."""
+    """Wrong per right among the steps or traces of the loss, to balance the classes."""
     if not recipe.is_balanced:
         return None
     traces = torch.from_numpy(train).to(steps.device)

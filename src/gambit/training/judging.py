@@ -1,4 +1,4 @@
-"""Judges checkpoints by a collection's held-out problems, and makes the report plain values; prints nothing."""
+"""Loads checkpoints, judges them on the held-out problems of a collection, and gives the report as JSON."""
 
 from __future__ import annotations
 

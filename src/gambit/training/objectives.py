@@ -1,4 +1,4 @@
-"""What a scorer is fitted to: losses over a batch of traces, and the published recipes beside our own; fits nothing."""
+"""Losses, and the settings of a fit: the published recipes and ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws ranking curves and calibration as a PNG; needs matplotlib, which nothing else in Gambit needs."""
+"""Draws ranking curves and calibration of scorers as a PNG, with matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples traces of many problems at once on any engine and grades them meanwhile; stores nothing."""
+"""Samples traces of many problems at once on any engine, and grades them meanwhile."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Sampled:
 
 
 class Watch:
-    """Follows the searches' events; holds nothing of a problem once it has been taken."""
+    """Gathers traces from the events of running searches, until `take` hands over a problem."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, tuple[int, ...]] = {}
@@ -141,7 +141,7 @@ def sample(
     solver: Solver, tasks: Sequence[Task], order: SamplingOrder, grading: Grading, refused: list[str],
     should_stop: Callable[[], bool], may_begin: Callable[[], bool] = lambda: True,
 ) -> Iterator[Sampled]:  # fmt: skip
-    """The problems as they finish, all their traces whole; `refused` gathers those that cannot be sampled.
+    """Problems as they finish, with all their traces; `refused` gathers those that cannot be sampled.
 
     Once `may_begin` says no, those that were begun are finished and no more are.
     """

@@ -1,4 +1,4 @@
-"""A collection on disk: shards of boundary states and an append-only index that alone says what is there.
+"""A collection on disk: shards of hidden states, and an append-only index of the complete ones.
 
 A shard is written whole, synced and renamed before its index line is appended and synced. Whatever a kill leaves behind
 is therefore either in the index and complete, or not in the index and swept away by the next run.
@@ -110,7 +110,7 @@ class CollectionWriter:
         self._append(ShardEntry(file=self._next_name, sha256=digest, problems=tuple(problems)))
 
     def adopt(self, folder: Path, entry: ShardEntry) -> None:
-        """Add a shard of another collection as it is, damaged ones too: reading tells, whatever way they came."""
+        """Add a shard of another collection as it is; a damaged one is reported when it is read."""
         with suppress(FileNotFoundError):
             _write_synced(self._folder / self._next_name, (folder / entry.file).read_bytes())
         self._append(entry.model_copy(update={"file": self._next_name}))
@@ -127,13 +127,13 @@ class CollectionWriter:
 
 @contextmanager
 def writing(folder: Path, header: Header) -> Iterator[CollectionWriter]:
-    """Begin a collection, or go on with the one in the folder."""
+    """Open a folder for writing: a new collection, or the one that is there, resumed."""
     with locked(folder / LOCK_FILE, f"{folder} is being written by another `gambit scorer collect`"):
         yield _opened(folder, header)
 
 
 def merge(parts: Sequence[Path], out: Path) -> int:
-    """Collections made in the same way, as one; gives its number of problems. Begun before, it is gone on with."""
+    """Join collections made in the same way; gives the number of problems. Resumes where `out` exists already."""
     if out in parts:
         raise UserError(f"{out} is one of the collections: choose a new folder")
     headers = {part: read_header(part) for part in parts}
@@ -195,7 +195,7 @@ def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, obje
 
 
 def _write_synced(path: Path, content: bytes) -> None:
-    """All or nothing under its name, also after a power cut."""
+    """Write a file so that it is complete under its name or not there, also after a power cut."""
     temporary = path.with_name(path.name + _TEMPORARY)
     with temporary.open("wb") as file:
         file.write(content)
@@ -225,7 +225,7 @@ def read_header(folder: Path) -> Header:
 
 
 def read_index(folder: Path) -> Iterator[ShardEntry]:
-    """Every complete line; one that a kill cut short is not there."""
+    """Every complete line of the index."""
     path = folder / INDEX_FILE
     for number, line in whole_lines(path):
         yield _parsed(ShardEntry, line, f"{path}, line {number}")

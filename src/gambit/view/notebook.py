@@ -99,8 +99,9 @@ class _Running:
         if sample is None:
             return []
         waiting = f", {sample.waiting:,} waiting" if sample.waiting else ""
+        running = [] if self._voted else [f"{sample.running:,} running{waiting}"]
         speed = sample.generated / sample.seconds_total if sample.seconds_total else 0.0
-        return [f"{sample.running:,} running{waiting}", f"{sample.generated:,} tokens", f"{speed:,.0f} tokens/s"]
+        return [*running, f"{sample.generated:,} tokens", f"{speed:,.0f} tokens/s"]
 
     def _answer(self) -> str:
         if self._voted is not None:
