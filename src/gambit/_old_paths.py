@@ -103,6 +103,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "unpack": "text.boundary:unpack",
     },
     "search.facts": {"Facts": "search.recorder:Recorder", "Hooks": "search.recorder:Callbacks"},
+    "search.loop": {"run_searches": "search.batch:run_searches"},
     "search.policy": {
         "Needs": "search.policies.base:Requirements",
         "needs_of": "search.policies.base:requirements_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class NotebookProgress:
         self._drawn_at = -SECONDS_BETWEEN
         self._searches: dict[str, _Running] = {}
         self._num_done = 0
+        self._lock = threading.Lock()  # votes come from another thread than the steps of a search
 
     def __call__(self, event: ev.Event) -> None:
         """As `on_event` of `Solver.solve`."""
@@ -43,12 +45,14 @@ class NotebookProgress:
 
     def of_problem(self, problem_id: str, event: ev.Event) -> None:
         """As `on_event` of `Solver.solve_many`, whose problems may run side by side."""
-        if isinstance(event, ev.RunStarted):
-            self._searches[problem_id] = _Running(event)
-        search = self._searches.get(problem_id)
-        if search is None:
-            return
-        search.apply(event)
+        with self._lock:
+            if isinstance(event, ev.RunStarted):
+                self._searches[problem_id] = _Running(event)
+            if problem_id in self._searches:
+                self._follow(problem_id, event)
+
+    def _follow(self, problem_id: str, event: ev.Event) -> None:
+        self._searches[problem_id].apply(event)
         is_over = isinstance(event, ev.Voted)
         if is_over and problem_id:
             self._num_done += 1
