@@ -1,13 +1,11 @@
 """What is shared by everything that touches files: locks, appended lines, hashes, the cache folder, versions."""
 
 import multiprocessing
-import warnings
 from pathlib import Path
 
 import pytest
 
-from gambit.core.errors import GambitWarning, UserError
-from gambit.core.our_warnings import only_gambit_warnings
+from gambit.core.errors import UserError
 from gambit.storage.cache import cache_folder
 from gambit.storage.hashing import file_hash, files_hash
 from gambit.storage.lines import CHUNK_BYTES, append_synced, drop_torn_line, whole_lines
@@ -84,12 +82,3 @@ def test_the_cache_folder_is_xdgs_or_in_the_home(monkeypatch: pytest.MonkeyPatch
 
 def test_versions_of_what_is_installed_and_what_is_not() -> None:
     assert package_version("torch") and package_version("no-such-package") is None
-
-
-def test_only_our_warnings_are_shown() -> None:
-    shown: list[str] = []
-    with only_gambit_warnings(shown.append):
-        for _ in range(2):
-            warnings.warn("ours", GambitWarning, stacklevel=1)
-        warnings.warn("theirs", UserWarning, stacklevel=1)
-    assert shown == ["ours", "ours"]
