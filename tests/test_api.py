@@ -43,6 +43,13 @@ def test_every_class_and_function_says_what_it_is(name: str) -> None:
     assert len(found.split()) >= 3 and not is_made_up, f"{name} has no docstring that stands alone"
 
 
+@pytest.mark.parametrize("kind", [*PROTOCOLS, api.Solver], ids=lambda kind: kind.__name__)
+def test_every_method_that_is_called_or_implemented_is_documented(kind: type) -> None:
+    members = {name: value for base in kind.__mro__ for name, value in vars(base).items() if not name.startswith("_")}
+    methods = {name: value for name, value in members.items() if callable(value) or isinstance(value, property)}
+    assert [name for name, value in methods.items() if not value.__doc__] == []
+
+
 def gambit_types(annotation: object) -> set[type]:
     """The classes of Gambit that an annotation names."""
     if isinstance(annotation, str):

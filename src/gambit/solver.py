@@ -134,6 +134,7 @@ class Solver:
         return self._grader.equivalent(first, second)
 
     def grade(self, answer: str | None, gold: str) -> bool:
+        """Whether an answer is right; no answer is wrong."""
         return self._grader.grade(answer, gold)
 
     def close(self) -> None:
