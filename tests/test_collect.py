@@ -22,7 +22,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.text.answers import extract_boxed
 from gambit.text.boundary import boundaries, boundary_rule
 from gambit.text.tokenizers import load_tokenizer
-from gambit.training.collect import Collector, Plan, collect
+from gambit.training.collect import Collector, CollectPlan, collect
 from gambit.training.dataset import load_dataset
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.states import Reading, StateReader
@@ -42,7 +42,7 @@ def _quietly():
 def plan_for(tiny_folder, out, **changes):
     engine = EngineConfig(model=str(tiny_folder), engine="local", device="cpu")
     values = {"traces_per_problem": 3, "traces_at_once": 6, "batch_tokens": 64, "layers": (-1, 1)}
-    return Plan(out, "made.jsonl", engine, SEARCH, **{**values, **changes})
+    return CollectPlan(out, "made.jsonl", engine, SEARCH, **{**values, **changes})
 
 
 @pytest.fixture(scope="module")

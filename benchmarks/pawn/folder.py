@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from benchmarks.pawn import traces
 from benchmarks.pawn.network import build_tokenizer
+from benchmarks.pawn.pretraining import CurvePoint
 
-from gambit.pawn import traces
 from gambit.pawn.puzzles import Level, Split
 
 if TYPE_CHECKING:
     from benchmarks.pawn.measure import Accuracy
     from transformers import Qwen3ForCausalLM
 
-    from gambit.training.evaluate import Report
+    from gambit.training.evaluate import ScorerReport
 
 MAX_NEW_TOKENS = 448
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
@@ -52,7 +53,7 @@ class NetworkRun:
     seconds: float
     num_parameters: int
     num_traces: int
-    curve: list[tuple[int, float]]
+    curve: list[CurvePoint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Measured:
     """What the model card tells of the development split."""
 
     accuracy: Mapping[str, "Accuracy"]
-    report: "Report"
-    unseen: "Report"  # of traces without a misreading: what scorers know of miscalculations
+    report: "ScorerReport"
+    unseen: "ScorerReport"  # of traces without a misreading: what scorers know of miscalculations
     num_samples: int
 
 
@@ -103,8 +104,11 @@ def _of_traces() -> dict[str, object]:
 
 
 def _of_run(run: NetworkRun) -> dict[str, object]:
-    curve = ", ".join(f"{update}: {loss:.4f}" for update, loss in run.curve)
-    return asdict(run) | {"num_parameters": run.num_parameters / 1e6, "curve": curve}
+    return asdict(run) | {
+        "num_parameters": run.num_parameters / 1e6,
+        "curve": ", ".join(f"{point.update}: {point.loss:.4f}" for point in run.curve),
+        "product_curve": ", ".join(f"{point.update}: {point.product_loss:.3f}" for point in run.curve),
+    }
 
 
 def _of_measured(measured: Measured) -> dict[str, object]:
@@ -121,7 +125,7 @@ def _of_measured(measured: Measured) -> dict[str, object]:
     }
 
 
-def _auc_rows(report: "Report") -> str:
+def _auc_rows(report: "ScorerReport") -> str:
     return "\n".join(
         f"| {ranking.name} | " + " | ".join(f"{ranking.auc[share].value:.3f}" for share in QUARTERS) + " |"
         for ranking in report.rankings

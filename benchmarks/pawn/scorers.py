@@ -7,19 +7,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.pawn.folder import MAX_NEW_TOKENS
+from benchmarks.pawn.judge import FRACTIONS, Judgement, judge
+from benchmarks.pawn.vocabulary import END, decode
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
-from gambit.pawn.judge import Judgement
-from gambit.pawn.puzzles import Split
+from gambit.pawn.puzzles import Split, parse_puzzle
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, save_checkpoint
-from gambit.training.collect import Collector, Plan
+from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Dataset, Division, load_dataset
-from gambit.training.evaluate import Report, evaluate, judge_traces
+from gambit.training.evaluate import ScorerReport, evaluate
 from gambit.training.fit import Fitted, fit
 from gambit.training.judging import metrics_of
 from gambit.training.objectives import recipe_for
-from gambit.training.ranking import Ints
+from gambit.training.ranking import Floats, Ints
 from gambit.training.sampling import PAWN_SOURCE, pawn_tasks
 from gambit.training.train import TrainPlan, info_for, train
 
@@ -57,7 +58,7 @@ def collect_splits(plan: ScorerPlan, model: Path, data: Path, device: str) -> tu
     room = plan.traces_at_once * TOKENS_PER_TRACE
     engine = EngineConfig(model=str(model), engine="local", device=device, kv_budget_tokens=room)
     search = SearchConfig(seed=plan.seed, max_new_tokens=MAX_NEW_TOKENS, **SAMPLING)
-    how = Plan(
+    how = CollectPlan(
         data, "", engine, search, plan.traces_per_puzzle, plan.traces_at_once, positions=(POSITION,), num_graders=6
     )
     with Collector(how) as collector:
@@ -92,13 +93,25 @@ def _division() -> Division:
     return Division(validation=0.15, test=0.0)
 
 
-def judge_checkpoints(paths: Sequence[Path], data: Dataset, device: torch.device) -> Report:
+def judge_checkpoints(paths: Sequence[Path], data: Dataset, device: torch.device) -> ScorerReport:
     """All scorers on the development split, beside the perfect judge; each checkpoint then quotes its own figures."""
     scorers = {path.stem: (load_checkpoint(path), data) for path in paths}
-    report = evaluate(scorers, data.all_traces(), device, with_judge=True)
+    report = evaluate(scorers, data.all_traces(), device, perfect_judge=chances_by_share)
     for path in paths:
         add_metrics(path, {"test": metrics_of(report, path.stem)})
     return report
+
+
+def judge_traces(data: Dataset, traces: Ints) -> list[Judgement]:
+    """What the perfect judge says of each of these traces."""
+    puzzles = [parse_puzzle(problem.question) for problem in data.problems]
+    texts = [decode(list(data.tokens[trace])).removesuffix(END) for trace in traces]
+    return [judge(puzzles[data.traces.problem_of[trace]], text) for trace, text in zip(traces, texts, strict=True)]
+
+
+def chances_by_share(data: Dataset, traces: Ints) -> dict[float, Floats]:
+    found = np.array([judgement.chances for judgement in judge_traces(data, traces)])
+    return dict(zip(FRACTIONS, found.T, strict=True))
 
 
 # -- what scorers cannot know ----------------------------------------------------------------------------------
@@ -111,7 +124,7 @@ def judge_unseen(
     judgements: Sequence[Judgement],
     shipped: Path,
     device: torch.device,
-) -> Report:
+) -> ScorerReport:
     """Among traces without a misreading: the shipped scorer, and an MLP that may learn nothing else."""
     every = judge_traces(fitted_to, fitted_to.all_traces())
     own = _fitted_to_miscalculations(plan, fitted_to, _without_misreading(every), device)

@@ -1,10 +1,11 @@
-"""Makes pawn from nothing: network, scorers, preset and model card; seeded, minutes on one GPU.
+"""Makes pawn's version 2 from nothing: network, scorers, preset and model card; seeded, minutes on one GPU.
 
-    PYTHONPATH=src python -m benchmarks.pawn.train --workers 16                    # writes the folder that ships
+    PYTHONPATH=src python -m benchmarks.pawn.train --out DIR --workers 16          # network, then scorers
     PYTHONPATH=src python -m benchmarks.pawn.train --out DIR --only network        # needs torch and transformers alone
     PYTHONPATH=src python -m benchmarks.pawn.train --out DIR --only scorers        # for the network in DIR
 
-Beside the model folder it writes `pawn_scorers.json`, the whole report on the scorers.
+Beside the model folder DIR it writes `pawn_scorers.json`, the whole report on the scorers. README.md says how the
+folder becomes the one that ships.
 """
 
 import argparse
@@ -17,8 +18,6 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from gambit.pawn import MODEL_FOLDER
 
 if TYPE_CHECKING:
     import torch
@@ -76,11 +75,11 @@ def make_scorers(options: argparse.Namespace, device: "torch.device") -> None:
         collect_splits,
         fit_scorers,
         judge_checkpoints,
+        judge_traces,
         judge_unseen,
     )
 
     from gambit.scorers.checkpoint import load_checkpoint
-    from gambit.training.evaluate import judge_traces
     from gambit.training.judging import report_json
 
     plan = replace(TINY_SCORERS if options.tiny else ScorerPlan(), seed=options.seed)
@@ -112,16 +111,18 @@ def make_scorers(options: argparse.Namespace, device: "torch.device") -> None:
 
 def read_run(folder: Path) -> "NetworkRun":
     from benchmarks.pawn.folder import NetworkRun
+    from benchmarks.pawn.pretraining import CurvePoint
 
     path = folder.parent / RUN_FILE
     if not path.is_file():
         raise SystemExit(f"{path} is missing: make the network into {folder} first (--only network)")
-    return NetworkRun(**json.loads(path.read_text()))
+    found = json.loads(path.read_text())
+    return NetworkRun(**found | {"curve": [CurvePoint(**point) for point in found["curve"]]})
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=MODEL_FOLDER, help="folder to write (default: the one that ships)")
+    parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--only", choices=["network", "scorers"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, help="updates of the network, instead of the recipe's")

@@ -14,9 +14,9 @@ from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.bench.datasets import Benchmark
-    from gambit.bench.folder import Plan
-    from gambit.bench.recipe import Recipe
-    from gambit.bench.report import Report
+    from gambit.bench.folder import BenchPlan
+    from gambit.bench.recipe import BenchRecipe
+    from gambit.bench.report import BenchReport
     from gambit.config.options import EngineConfig
 
 FOLDER = Annotated[Path, typer.Argument(help="The folder that `gambit bench` wrote.", show_default=False)]
@@ -128,7 +128,9 @@ def _value(text: str) -> object:
     return value
 
 
-def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, resume: bool) -> tuple[Path, Recipe]:
+def _recipe(
+    file: Path | None, options: Mapping[str, object], out: Path | None, resume: bool
+) -> tuple[Path, BenchRecipe]:
     """Flags over the recipe file; a resumed run knows its own and takes nothing that contradicts it."""
     from gambit.bench.folder import read_plan, with_changes
     from gambit.bench.recipe import read_recipe, recipe_from
@@ -148,7 +150,7 @@ def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, 
 # -- bench -----------------------------------------------------------------------------------------------------
 
 
-def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool) -> int:
+def _run(recipe: BenchRecipe, folder: Path, resume: bool, wants_report: bool) -> int:
     from gambit.bench.folder import check_same, create, is_complete, locked, make_plan
     from gambit.bench.stamp import identity_of
     from gambit.config.options import EngineConfig, build
@@ -169,7 +171,7 @@ def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool) -> int:
     return code
 
 
-def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: EngineConfig) -> int:
+def _search(plan: BenchPlan, benchmarks: list[Benchmark], folder: Path, engine: EngineConfig) -> int:
     from gambit.bench.folder import add_environment
     from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
     from gambit.bench.runner import Runner
@@ -196,7 +198,7 @@ def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: Engin
     return stop.exit_code
 
 
-def _show(made: Report) -> None:
+def _show(made: BenchReport) -> None:
     """The first table and every sentence; the rest is for the page."""
     from rich.table import Table
 

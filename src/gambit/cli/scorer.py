@@ -17,7 +17,7 @@ from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.scorers.base import ScorerInfo
-    from gambit.training.collect import Plan
+    from gambit.training.collect import CollectPlan
     from gambit.training.sampling import Task
 
 app = typer.Typer(help="Make a scorer for a model: collect, merge, train, eval; import, show.", no_args_is_help=True)
@@ -79,7 +79,7 @@ def collect(
         from gambit.config.options import EngineConfig, SearchConfig, build
         from gambit.core.types import StatePosition
         from gambit.storage.problems import shard_of
-        from gambit.training.collect import Plan
+        from gambit.training.collect import CollectPlan
         from gambit.training.sampling import PAWN_SOURCE
 
         first, every = shard_of(shard)
@@ -88,7 +88,7 @@ def collect(
                     "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
         options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
                    "engine_options": key_values(engine_option or [], "--engine-option")}  # fmt: skip
-        plan = Plan(
+        plan = CollectPlan(
             out=out,
             source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
             engine=build(EngineConfig, options),
@@ -122,7 +122,7 @@ def merge(
     exit_with(body)
 
 
-def _collect(tasks: Sequence[Task], plan: Plan) -> int:
+def _collect(tasks: Sequence[Task], plan: CollectPlan) -> int:
     from gambit.cli.scorer_display import our_warnings, progress, summary_line
     from gambit.cli.signals import StopSignal
     from gambit.training.collect import collect as run
@@ -241,9 +241,8 @@ def evaluate(
     ] = AUTO,
     out: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the ranking curves as PNG (needs matplotlib).")] = None,
-    judge: Annotated[bool, typer.Option("--judge", help="pawn only: add the perfect judge, the ceiling.")] = False,
-    rollouts: Annotated[int, typer.Option(hidden=True, help="Of before --judge: any number adds the judge.")] = 0,
-    workers: Annotated[int, typer.Option(hidden=True, help="Of before --judge, which needs no processes.")] = 1,
+    rollouts: Annotated[int, typer.Option(min=0, help="pawn only: rollouts of the perfect judge, the ceiling.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of the judge.")] = 1,
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -260,7 +259,7 @@ def evaluate(
             check_installed()
         with our_warnings():
             found = judge_scorers(
-                scorers, data, part, device=device, with_judge=judge or rollouts > 0,
+                scorers, data, part, device=device, num_rollouts=rollouts, num_workers=workers,
                 skip_corrupted=skip_corrupted, warn=warn,
             )  # fmt: skip
         text = json.dumps(report_json(found), indent=2)

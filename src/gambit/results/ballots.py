@@ -1,4 +1,4 @@
-"""Traces -> ballots: what each weighs under each kind of vote; never counts answers itself."""
+"""What the vote of each trace weighs, for every kind of vote."""
 
 from __future__ import annotations
 

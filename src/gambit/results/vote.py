@@ -1,4 +1,4 @@
-"""Completed traces -> winner, margin, vote table; never looks at a trace's text or decides what is correct."""
+"""Votes: the answers of completed traces, weighted, become a winner, a margin and a vote table."""
 
 import math
 from collections import Counter
@@ -54,6 +54,8 @@ class Consensus:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
+    """The vote of one trace."""
+
     trace: int
     answer: str | None
     weight: float
@@ -63,6 +65,8 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class VoteEntry:
+    """One answer in the vote table, with all the traces that gave it or an equal one."""
+
     answer: str  # the most frequent way this pool writes its answer
     weight: float
     traces: int
@@ -71,6 +75,8 @@ class VoteEntry:
 
 @dataclass(frozen=True, slots=True)
 class VoteResult:
+    """The winning answer and the vote table."""
+
     answer: str | None
     entries: tuple[VoteEntry, ...]  # the winner first
     margin: float  # (first - second) / total weight, in [0, 1]
@@ -86,7 +92,7 @@ def tally(
     """`combine` makes the weight of an answer from those of its traces."""
     assert all(math.isfinite(b.weight) and b.weight >= 0 for b in ballots), "vote weights are finite and not negative"
     answered = [(b, b.answer) for b in ballots if b.answer is not None and has_answer(b)]
-    # A scorer that gives every trace 0 knows nothing; then the traces are counted instead of electing the first.
+    # With all weights 0 the traces are counted instead, or the first answer would win.
     is_weightless = not any(ballot.weight for ballot, _ in answered)
     pools = sorted(_pools(answered, equivalent), key=_tie_break)
     entries = [_entry(pool, None if is_weightless else combine) for pool in pools]

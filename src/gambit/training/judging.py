@@ -1,4 +1,4 @@
-"""Judges checkpoints by a collection's held-out problems, and makes the report plain values; prints nothing."""
+"""Loads checkpoints, judges them on the held-out problems of a collection, and gives the report as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import JUDGE, Ranking, Report, conclusions, evaluate
+from gambit.training.evaluate import JUDGE, ScorerRanking, ScorerReport, conclusions, evaluate
+from gambit.training.perfect_judge import judge_by_rollouts
 from gambit.training.ranking import QUARTERS, Estimate, Ints
 from gambit.training.storage import read_header
 
@@ -30,10 +31,11 @@ def judge_scorers(
     part: str,
     *,
     device: str = AUTO,
-    with_judge: bool = False,
+    num_rollouts: int = 0,
+    num_workers: int = 1,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> ScorerReport:
     """Checkpoints or registered scorers, judged on the same problems of one collection."""
     scorers = {_label(name): _load(name) for name in names}
     skipped: list[str] = []
@@ -43,7 +45,7 @@ def judge_scorers(
         key = scorer.info.state_position, scorer.info.layers
         if key not in by_states:
             by_states[key] = load_dataset(
-                folder, *key, skip_corrupted=skip_corrupted, with_tokens=with_judge, on_skip=skipped
+                folder, *key, skip_corrupted=skip_corrupted, with_tokens=num_rollouts > 0, on_skip=skipped
             )
         data = by_states[key]
         _check_made_for(name, scorer.info, data, warn)
@@ -52,7 +54,8 @@ def judge_scorers(
         warn(line)
     first = next(iter(loaded.values()))[1]
     traces = _chosen(first, part, [_division_on(name, folder) for name in names])
-    return evaluate(loaded, traces, pick_device(device), with_judge=with_judge)
+    perfect_judge = judge_by_rollouts(num_rollouts, num_workers) if num_rollouts else None
+    return evaluate(loaded, traces, pick_device(device), perfect_judge=perfect_judge)
 
 
 def _label(name: str) -> str:
@@ -103,7 +106,7 @@ def _chosen(data: Dataset, part: str, divisions: Sequence[Division | None]) -> I
     return data.of_part(division, Part.TEST if part == AUTO else Part(part))
 
 
-def report_json(report: Report) -> dict[str, Json]:
+def report_json(report: ScorerReport) -> dict[str, Json]:
     """The whole report as plain values, with its conclusions in words."""
     rankings: list[Json] = [
         {
@@ -128,10 +131,10 @@ def report_json(report: Report) -> dict[str, Json]:
     return {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
 
 
-def metrics_of(report: Report, name: str) -> dict[str, Json]:
+def metrics_of(report: ScorerReport, name: str) -> dict[str, Json]:
     """What a checkpoint's metadata quotes of a report: its own figures, and the perfect judge's where there is one."""
-    plain = {ranking.name: ranking for ranking in report.rankings}
-    mine, judge = plain[name], plain.get(JUDGE)
+    rankings = {ranking.name: ranking for ranking in report.rankings}
+    mine, judge = rankings[name], rankings.get(JUDGE)
     return {
         "source": report.source,
         "problems": report.num_mixed,
@@ -141,7 +144,7 @@ def metrics_of(report: Report, name: str) -> dict[str, Json]:
     }
 
 
-def _aucs(ranking: Ranking) -> dict[str, Json]:
+def _aucs(ranking: ScorerRanking) -> dict[str, Json]:
     return {
         "mean_auc": _plain(ranking.mean_auc),
         "auc": {f"{share:g}": _plain(ranking.auc[share]) for share in QUARTERS},

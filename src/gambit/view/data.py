@@ -1,4 +1,4 @@
-"""The data of the tree page as columns, small enough for thousands of traces; it says nothing about how they look."""
+"""The data of the tree page as columns, small enough for thousands of traces."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class VoteRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """One entry per trace in each list; a step that never came is -1."""
+    """One entry per trace in each list; a step that did not come is -1."""
 
     parent: list[int]
     state: list[int]  # index into `PageData.states`

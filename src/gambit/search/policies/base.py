@@ -173,14 +173,18 @@ class Policy(Protocol[State]):
     default_vote: ClassVar[VoteKind]
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> Policy[State]: ...
+    def from_settings(cls, settings: SearchSettings) -> Policy[State]:
+        """The policy for one search; `settings.options_of(Options)` gives its own options."""
 
     @property
-    def wake(self) -> Wake: ...
+    def wake(self) -> Wake:
+        """When it wants to be asked."""
 
-    def initial_state(self) -> State: ...
+    def initial_state(self) -> State:
+        """What `decide` gets the first time, before any trace has been started."""
 
-    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]: ...
+    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]:
+        """The next state and what is to be done, from this state and the pool as it is."""
 
 
 def requirements_of(policy: Policy[State]) -> Requirements:

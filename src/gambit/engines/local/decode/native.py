@@ -8,13 +8,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from gambit.core.errors import UserError
+from gambit.storage.cache import cache_folder
 
 _SOURCE = Path(__file__).with_name("decode.c")
 # Sums may be reordered, which vector units need; infinities stay what they are (unlike under -ffast-math).
@@ -76,7 +78,7 @@ def native_decode() -> NativeDecode | None:
         return None
     try:
         return NativeDecode(ctypes.CDLL(str(_library(compiler, openmp))))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, UserError):  # the last: there is no folder for a cache
         return None
 
 
@@ -89,7 +91,7 @@ def _loaded_openmp() -> str | None:
 
 
 def _library(compiler: str, openmp: str) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gambit"
+    folder = cache_folder()
     library = folder / f"decode-{_fingerprint([compiler, openmp])}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
