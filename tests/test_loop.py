@@ -277,6 +277,6 @@ def test_no_log_is_no_run(tmp_path):
 
 def test_a_log_of_another_format_is_refused(tmp_path):
     path, _ = written(tmp_path)
-    path.write_text(path.read_text().replace('"format":1', '"format":99', 1))
+    path.write_text(path.read_text().replace('"format":2', '"format":99', 1))
     with pytest.raises(UserError, match="format 99"):
         replay(path, lambda a, b: a == b)

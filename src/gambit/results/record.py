@@ -209,18 +209,34 @@ class SearchRecord:
         )
 
 
+IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # what an event that cannot be raises
+
+
 def fold(events: Iterable[ev.Event]) -> SearchRecord:
-    """The record of a whole log."""
+    """The record of a whole log; an event that cannot follow those before it is named by its line."""
     record: SearchRecord | None = None
-    for event in events:
-        if isinstance(event, ev.RunStarted):
-            record = SearchRecord(event)
-        elif record is None:
+    for number, event in enumerate(events, start=1):
+        if record is None and not isinstance(event, ev.RunStarted):
             raise UserError("the log does not begin with RunStarted: it is no log of a Gambit run")
-        else:
-            record.apply(event)
+        try:
+            record = _extended(record, event)
+        except IMPOSSIBLE as error:
+            raise UserError(
+                f"line {number} of the log cannot follow the lines before it ({error}): it, or one of them, was changed"
+            ) from error
     if record is None:
         raise UserError("the log is empty")
+    return record
+
+
+def _extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
+    if record is None:
+        assert isinstance(event, ev.RunStarted)
+        return SearchRecord(event)
+    assert not isinstance(event, ev.RunStarted), "a second run begins"
+    assert record.voted is None, "the search had ended"
+    assert record.stopped is None or isinstance(event, ev.Voted), "the search had stopped"
+    record.apply(event)
     return record
 
 
