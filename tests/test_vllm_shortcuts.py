@@ -10,6 +10,7 @@ import torch
 
 from engine_setups import HAS_VLLM, open_search, spec, start_own_vllm
 from tiny import save_tiny
+from vllm_state import StateReader, differences
 
 pytestmark = [
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
@@ -63,6 +64,7 @@ class Story:
 
         init_none_hash(sha256)
         self.scheduler, self.short_cuts, self.rng = scheduler, short_cuts, random.Random(seed)
+        self.reader = StateReader()
         self.hasher = get_request_block_hasher(BLOCK, sha256)
         self.in_flight, self.depth = deque(), 1 if hasattr(scheduler, "_spec_token_placeholders") else 0
         self.num_requests = self.num_usual = self.num_unusual = self.num_aside = 0
@@ -73,8 +75,8 @@ class Story:
                 self.add(self.rng.randint(1, 3))
             if self.scheduler.running and self.rng.random() < 0.05:
                 self.abort()
-            plan = plan_of(self.step(), self.scheduler)
-            yield plan, books_of(self.scheduler), blocks_of(self.scheduler)
+            scheduled = self.step()
+            yield plan_of(scheduled), self.reader.read(self.scheduler)
 
     def add(self, count):
         from vllm import SamplingParams
@@ -140,8 +142,8 @@ def token_of(name, length):
     return int(hashlib.sha256(f"{name} {length}".encode()).hexdigest()[:6], 16) % 50
 
 
-def plan_of(scheduled, scheduler):
-    """All that a model runner is told of a step, and who runs in which order afterwards."""
+def plan_of(scheduled):
+    """All that a model runner is told of a step."""
     known = scheduled.scheduled_cached_reqs
     columns = zip(known.new_block_ids, known.num_computed_tokens, known.num_output_tokens, strict=True)
     return (
@@ -150,29 +152,7 @@ def plan_of(scheduled, scheduler):
         dict(zip(known.req_ids, columns, strict=True)), known.resumed_req_ids, known.all_token_ids, known.new_token_ids,
         [(new.req_id, new.block_ids, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs],
         scheduled.new_block_ids_to_zero,
-        [request.request_id for request in scheduler.running], [request.request_id for request in scheduler.waiting],
-        scheduler.max_num_running_reqs, scheduler.max_num_scheduled_tokens,
     )  # fmt: skip
-
-
-def books_of(scheduler):
-    """Everything that vLLM notes of a request while it decodes."""
-    cached = scheduler.kv_cache_manager.coordinator.single_type_managers[0].num_cached_block
-    return {
-        name: (
-            list(request.all_token_ids), list(request.output_token_ids), list(request.block_hashes),
-            request.status.name, request.num_computed_tokens, request.num_output_placeholders, cached.get(name),
-            getattr(request, "num_in_flight_tokens", None), scheduler.kv_cache_manager.get_block_ids(name),
-        )
-        for name, request in scheduler.requests.items()
-    }  # fmt: skip
-
-
-def blocks_of(scheduler):
-    """Who holds a block and what is cached in it; in which order free ones will be given."""
-    pool = scheduler.kv_cache_manager.block_pool
-    free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
-    return [(block.ref_cnt, block.block_hash) for block in pool.blocks], free, len(pool.cached_block_hash_to_block)
 
 
 def with_short_cuts(scheduler):
@@ -198,8 +178,9 @@ def test_every_step_leaves_the_same_books(model, is_async, is_v2, num_blocks, nu
         plain.use_v2_model_runner = short.use_v2_model_runner = is_v2
         stories = Story(plain, None, seed), Story(short, with_short_cuts(short), seed)
         for before, now in zip(*(story.tell(800) for story in stories), strict=True):
-            assert before == now
-            was_preempted |= any(book[3] == "PREEMPTED" for book in now[1].values())
+            assert before[0] == now[0]
+            assert differences(before[1], now[1]) == []
+            was_preempted |= any(request["status"].name == "PREEMPTED" for request in now[1]["requests"].values())
         assert stories[1].num_usual > 3 * stories[1].num_unusual
         assert stories[1].num_aside > (stories[1].num_usual / 2 if num_blocks == ROOMY else 0)
         assert not short.requests, "the story is told to its end"
