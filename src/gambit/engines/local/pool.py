@@ -18,7 +18,7 @@ from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
 from gambit.engines.local.stopwatch import Stopwatch
 from gambit.engines.shared.confidence import ConfidenceTracks
-from gambit.engines.shared.eviction import expendability, search_to_tax
+from gambit.engines.shared.eviction import eviction_key, most_over_quota
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.scorers.memory import Histories
@@ -139,16 +139,16 @@ class Pool:
         for trace in self.rows.traces:
             running[trace.key.search].append(trace)
         used = {search: self.blocks.used_by[search] * self.blocks.block_tokens for search in running}
-        search = search_to_tax(used, {search: self._quota(search) for search in running})
-        return max(running[search], key=self._expendability)
+        search = most_over_quota(used, {search: self._quota(search) for search in running})
+        return max(running[search], key=self._eviction_key)
 
     def _quota(self, search: int) -> float:
         quota = self.searches[search].spec.kv_quota_tokens
         return self.blocks.capacity_tokens / len(self.searches) if quota is None else quota
 
-    def _expendability(self, trace: LiveTrace) -> tuple[float, ...]:
+    def _eviction_key(self, trace: LiveTrace) -> tuple[float, ...]:
         score = trace.score.value(self._aggregation)
-        return expendability(trace.spec.on_pressure, score, trace.key.trace, trace.admission)
+        return eviction_key(trace.spec.on_pressure, score, trace.key.trace, trace.admission)
 
     def _evict(self, trace: LiveTrace) -> None:
         action = trace.spec.on_pressure.action
@@ -175,7 +175,7 @@ class Pool:
             elif len(self.rows) or not self._drop_held_prefix():
                 break
         if self._waiting and not len(self.rows):
-            raise EngineError(f"a KV budget of {self.blocks.capacity_tokens} tokens has no room for a waiting trace: "
+            raise EngineError(f"a KV budget of {self.blocks.capacity_tokens} tokens cannot hold a waiting trace: "
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
 
     def _try_admit(self, trace: LiveTrace) -> bool:
