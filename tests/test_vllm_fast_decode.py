@@ -19,6 +19,7 @@ pytestmark = [
 BLOCK = 16
 ROOMY, TIGHT = 400, 40  # blocks
 STOP = 7
+GROWING = 60  # steps in which requests come
 
 
 # -- vLLM's own scheduler, without an engine ---------------------------------------------------------------------
@@ -71,12 +72,14 @@ class Story:
 
     def tell(self, steps):
         for step in range(steps):
-            if step < 60 and self.rng.random() < 0.5:
+            if step >= GROWING and not self.scheduler.requests:
+                break
+            if step < GROWING and self.rng.random() < 0.5:
                 self.add(self.rng.randint(1, 3))
             if self.scheduler.running and self.rng.random() < 0.05:
                 self.abort()
             scheduled = self.step()
-            yield plan_of(scheduled), self.reader.read(self.scheduler)
+            yield {"plan": self.reader.read_plan(scheduled), **self.reader.read(self.scheduler)}
 
     def add(self, count):
         from vllm import SamplingParams
@@ -142,19 +145,6 @@ def token_of(name, length):
     return int(hashlib.sha256(f"{name} {length}".encode()).hexdigest()[:6], 16) % 50
 
 
-def plan_of(scheduled):
-    """All that a model runner is told of a step."""
-    known = scheduled.scheduled_cached_reqs
-    columns = zip(known.new_block_ids, known.num_computed_tokens, known.num_output_tokens, strict=True)
-    return (
-        list(scheduled.num_scheduled_tokens.items()), scheduled.total_num_scheduled_tokens,
-        scheduled.num_common_prefix_blocks, scheduled.finished_req_ids, scheduled.preempted_req_ids,
-        dict(zip(known.req_ids, columns, strict=True)), known.resumed_req_ids, known.all_token_ids, known.new_token_ids,
-        [(new.req_id, new.block_ids, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs],
-        scheduled.new_block_ids_to_zero,
-    )  # fmt: skip
-
-
 def with_fast_decode(scheduler):
     from gambit.engines.vllm.compat.fast_decode import FastDecode, is_possible
 
@@ -178,13 +168,37 @@ def test_every_step_leaves_the_same_state(model, is_async, is_v2, num_blocks, nu
         plain.use_v2_model_runner = short.use_v2_model_runner = is_v2
         stories = Story(plain, None, seed), Story(short, with_fast_decode(short), seed)
         for before, now in zip(*(story.tell(800) for story in stories), strict=True):
-            assert before[0] == now[0]
-            assert differences(before[1], now[1]) == []
-            was_preempted |= any(request["status"].name == "PREEMPTED" for request in now[1]["requests"].values())
+            assert differences(before, now) == []
+            was_preempted |= any(request["status"].name == "PREEMPTED" for request in now["requests"].values())
         assert stories[1].num_booked > 3 * stories[1].num_left
         assert stories[1].num_planned > (stories[1].num_booked / 2 if num_blocks == ROOMY else 0)
         assert not short.requests, "the story is told to its end"
     assert was_preempted == (num_blocks == TIGHT)
+
+
+def test_the_comparison_sees_every_field(model):
+    """Of objects that vLLM has today and of fields that a later version may add."""
+    from vllm.v1.request import Request
+
+    stories = [Story(make_scheduler(model, True, TIGHT, 64), None, 0) for _ in range(2)]
+    for story in stories:
+        story.add(3)
+        for _ in range(4):
+            story.step()
+    reader, (plain, changed) = StateReader(), (story.scheduler for story in stories)
+    assert differences(reader.read(plain), reader.read(changed)) == []
+    request: Request = changed.requests["1"]
+    blocks = changed.kv_cache_manager.block_pool.blocks
+    for found, name in ((request, "num_preemptions"), (changed, "current_step"), (blocks[3], "ref_cnt")):
+        setattr(found, name, getattr(found, name) + 1)
+        (line,) = differences(reader.read(plain), reader.read(changed))
+        assert name in line or line.startswith("blocks")
+        setattr(found, name, getattr(found, name) - 1)
+    request.added_by_a_later_version = 1
+    assert differences(reader.read(plain), reader.read(changed))
+    request.added_by_a_later_version = lambda: 1
+    with pytest.raises(AssertionError, match=r"Request.added_by_a_later_version is a .*LEFT_OUT"):
+        reader.read(changed)
 
 
 def test_what_is_more_than_plain_decoding_goes_vllms_own_way(model):

@@ -17,6 +17,7 @@ CONFIG = "set at the start and the same in both schedulers"
 HOOK = "Gambit's own, on the instance"
 LEFT_OUT = {  # class, field: reason
     ("Request", "sampling_params"): CONFIG,
+    ("NewRequestData", "sampling_params"): CONFIG,
     ("Request", "_block_hasher"): CONFIG,
     ("Scheduler", "vllm_config"): CONFIG,
     ("Scheduler", "scheduler_config"): CONFIG,
@@ -40,7 +41,7 @@ PLAIN = (int, float, str, bytes, Enum, type(None))
 
 
 class StateReader:
-    """Reads schedulers of one vLLM; keeps what it has learnt about its classes."""
+    """Reads schedulers of one vLLM and their plans; remembers the fields of its classes."""
 
     def __init__(self) -> None:
         self._fields: dict[tuple[type, tuple[str, ...]], list[str]] = {}
@@ -60,6 +61,16 @@ class StateReader:
             "blocks": [self._block(block) for block in blocks],
             "free_queue": [self._block(queue.fake_free_list_head), self._block(queue.fake_free_list_tail)],
         }
+
+    def read_plan(self, scheduled: Any) -> dict[str, Any]:
+        """All that a model runner is told of a step. It finds requests by id: the order of the known ones is free."""
+        known = self._object(scheduled.scheduled_cached_reqs)
+        ids = known.pop("req_ids")
+        columns = {name: known.pop(name) for name in _columns(scheduled.scheduled_cached_reqs)}
+        rows = {request: {name: column[at] for name, column in columns.items()} for at, request in enumerate(ids)}
+        assert len(rows) == len(ids)
+        plan = self._object(scheduled, skipped=("scheduled_cached_reqs",))
+        return {**plan, "scheduled_cached_reqs": {**known, "rows": rows}}
 
     def _object(self, found: Any, skipped: tuple[str, ...] = ()) -> dict[str, Any]:
         owner = type(found).__name__
@@ -103,6 +114,12 @@ class StateReader:
         if isinstance(value, FunctionType | MethodType) or not type(value).__module__.startswith("vllm.v1"):
             raise AssertionError(f"{path} is a {type(value)}: compare it, or say in LEFT_OUT why not")
         return self._object(value)
+
+
+def _columns(known: Any) -> list[str]:
+    """Fields of CachedRequestData with a value for every request."""
+    names = ("new_block_ids", "num_computed_tokens", "num_output_tokens", "new_token_ids")
+    return [name for name in names if len(getattr(known, name)) == len(known.req_ids)]
 
 
 def _is_plain(values: list[Any] | tuple[Any, ...] | deque[Any]) -> bool:

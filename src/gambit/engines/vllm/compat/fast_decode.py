@@ -17,8 +17,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from gambit.engines.vllm.compat.scheduler_access import RUNNING, blocks_only_grow
 
 NO_TOKEN = -1
-# Limits of a step. Since 0.32 vLLM tells requests that may run from requests that may be admitted.
-_LIMITS = ("max_num_running_reqs", "max_num_active_reqs", "max_num_scheduled_tokens")
 # Features with which a step does more than add one token to a request.
 _MORE_THAN_DECODING = (
     "connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts", "num_lookahead_tokens",
@@ -105,9 +103,11 @@ class FastDecode:
             self._planned = []
 
     def _shift_limits(self, by: int) -> None:
-        for name in _LIMITS:
-            if hasattr(self._scheduler, name):
-                setattr(self._scheduler, name, getattr(self._scheduler, name) + by)
+        """Of a step: what is planned here takes its share of them."""
+        self._scheduler.max_num_running_reqs += by
+        self._scheduler.max_num_scheduled_tokens += by
+        if hasattr(self._scheduler, "max_num_active_reqs"):
+            self._scheduler.max_num_active_reqs += by
 
     def _plain_decodes(self, running: list[Any]) -> tuple[list[_Decoding], list[_Decoding]]:
         """Requests that surely decode one token, and those of them for which the block manager has something to do."""
