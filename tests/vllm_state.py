@@ -37,7 +37,7 @@ LEFT_OUT = {  # class, field: reason
     ("Scheduler", "_update_after_schedule"): HOOK,
     ("Scheduler", "_free_request"): "the test's own, on the instance",
 }
-PLAIN = (int, float, str, bytes, Enum, type(None))
+PLAIN = {int, float, str, bytes, bool, type(None)}
 
 
 class StateReader:
@@ -73,9 +73,11 @@ class StateReader:
         return {**plan, "scheduled_cached_reqs": {**known, "rows": rows}}
 
     def _object(self, found: Any, skipped: tuple[str, ...] = ()) -> dict[str, Any]:
-        owner = type(found).__name__
         values = {name: getattr(found, name) for name in self._names(found) if name not in skipped}
-        return {name: self._value(value, f"{owner}.{name}") for name, value in values.items()}
+        return {
+            name: value if type(value) in PLAIN else self._value(value, (type(found).__name__, name))
+            for name, value in values.items()
+        }
 
     def _names(self, found: Any) -> list[str]:
         """Of its fields, in `__dict__` or in slots, those that are compared."""
@@ -95,9 +97,9 @@ class StateReader:
         before, after = block.prev_free_block, block.next_free_block
         return (*self._block_fields(block), before and before.block_id, after and after.block_id)
 
-    def _value(self, value: Any, path: str) -> Any:
+    def _value(self, value: Any, path: tuple[str, str]) -> Any:
         kind = type(value).__name__
-        if isinstance(value, PLAIN):
+        if type(value) in PLAIN or isinstance(value, Enum | bytes | str):
             return value
         if kind == "Request":
             return f"request {value.request_id}"
@@ -112,7 +114,7 @@ class StateReader:
         if isinstance(value, list | tuple | deque):
             return list(value) if _is_plain(value) else [self._value(each, path) for each in value]
         if isinstance(value, FunctionType | MethodType) or not type(value).__module__.startswith("vllm.v1"):
-            raise AssertionError(f"{path} is a {type(value)}: compare it, or say in LEFT_OUT why not")
+            raise AssertionError(f"{'.'.join(path)} is a {type(value)}: compare it, or say in LEFT_OUT why not")
         return self._object(value)
 
 

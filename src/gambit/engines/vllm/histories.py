@@ -45,7 +45,7 @@ class RequestHistories:
         return self._histories.num_used
 
     def begin(self, request: str, task: TraceTask) -> None:
-        # A trace of the self-check has a score that nobody gave it.
+        # A trace of the self-check has a score without a thought.
         self._histories.begin(request, task.history_of, 0 if task.is_check else task.running_score.count)
         if (announced := task.announced) is not None and announced.keeps_histories:
             self._kept[task.search] = []

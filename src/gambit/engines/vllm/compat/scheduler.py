@@ -1,4 +1,4 @@
-"""vLLM's schedulers with Gambit's rules: when an allocation fails, the trace with the lowest score is evicted."""
+"""vLLM's schedulers with Gambit's rule of eviction, and one report per step instead of one output per request."""
 
 from __future__ import annotations
 
