@@ -148,9 +148,26 @@ class VllmEngine:
     ) -> None:
         search = self._searches[spec.key.search]
         trace = self._child(search, spec) if spec.parent is not None else self._detached(spec)
+        task = self._task(search, trace, history_of, noise_key, followers, is_check=is_check)
+        tokens = [*search.spec.prompt, *trace.tokens]
+        left = spec.max_new_tokens - spec.inherited
+        self._guarded(lambda: self._core.add(task, trace.request, tokens, left, sorted(search.spec.stop_ids)))
+        search.is_announced, self._closed = True, []
+        search.traces[spec.key.trace] = self._live[trace.request] = trace
+
+    def _task(
+        self,
+        search: SubmittedSearch,
+        trace: SubmittedTrace,
+        history_of: str | None,
+        noise_key: int,
+        followers: int,
+        *,
+        is_check: bool,
+    ) -> TraceTask:
+        spec = trace.spec
         flags, is_pending = self._detector(search, trace)
-        parent = search.traces[spec.parent.trace].request if spec.parent is not None else None
-        task = TraceTask(
+        return TraceTask(
             search=spec.key.search,
             trace=spec.key.trace,
             prompt_tokens=len(search.spec.prompt),
@@ -160,7 +177,7 @@ class VllmEngine:
             score=(spec.score.count, spec.score.total, spec.score.position_total, spec.score.last),
             flags=flags,
             is_pending=is_pending,
-            parent=parent,
+            parent=search.traces[spec.parent.trace].request if spec.parent is not None else None,
             history_of=history_of,
             noise_key=noise_key,
             temperature=spec.sampling.temperature,
@@ -174,11 +191,6 @@ class VllmEngine:
             is_check=is_check,
             followers=followers,
         )
-        tokens = [*search.spec.prompt, *trace.tokens]
-        left = spec.max_new_tokens - spec.inherited
-        self._guarded(lambda: self._core.add(task, trace.request, tokens, left, sorted(search.spec.stop_ids)))
-        search.is_announced, self._closed = True, []
-        search.traces[spec.key.trace] = self._live[trace.request] = trace
 
     def _announcement(self, search: SubmittedSearch) -> dict[str, object] | None:
         return None if search.is_announced else asdict(Announcement.of(search.spec, self._closed))

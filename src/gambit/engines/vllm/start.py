@@ -56,21 +56,20 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     is_tested = _is_tested(vllm_build.VERSION, device)
     _check_device(config.device, device)
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
-    is_cpu = device == "cpu"
     tokenizer = tokenizer or load_tokenizer(model)
     gambit = GambitConfig(
         scorer,
         exact_noise=own["exact_noise"] is not False,
         kv_budget_tokens=config.kv_budget_tokens,
         fast_path=_unless_said(own["short_cuts"], is_tested),
-        fused_scorer=_unless_said(own["fused_scorer"], not is_cpu),
+        fused_scorer=_unless_said(own["fused_scorer"], device != "cpu"),
     )
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
-        setup = _build(_options(config, weights_folder(model), gambit, is_cpu), config.kv_budget_tokens)
+        setup = _build(_options(config, weights_folder(model), gambit, device == "cpu"), config.kv_budget_tokens)
         _check_layers(setup, scorer)
         # vLLM's noise is of the same kind and as repeatable, and its sampler makes it at no cost on a GPU.
-        if own["exact_noise"] is None and not is_cpu and setup.has_seeded_noise:
+        if own["exact_noise"] is None and device != "cpu" and setup.has_seeded_noise:
             setup.use_vllm_noise()
         core = _start(setup, own_process)
     info = setup.info(model, {"torch": _version("torch")})

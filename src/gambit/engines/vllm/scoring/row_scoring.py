@@ -44,6 +44,9 @@ class RowScoring:
         self.side = SideStream(device)
         self.fused: FusedScorer | None = None
         self.recorded: RecordedScorer | None = None
+        # Once: whether an object has a protocol takes Python long to find out.
+        self._split = self.scorer if isinstance(self.scorer, SplitScorer) else None
+        self._reads_states = self._split is not None or not self.scorer.info.needs_confidence
         self._most_rows = most_rows
         self._memory = self._allocate_memory(self.scorer) if isinstance(self.scorer, HistoryScorer) else None
         self._no_confidence = torch.zeros(1, device=device)
@@ -88,8 +91,7 @@ class RowScoring:
     def _columns(self, states: torch.Tensor, scored: torch.Tensor, asked: StepRows) -> dict[str, torch.Tensor]:
         """`scored` is what the scorer reads: states of its layers."""
         columns = {}
-        reads_states = isinstance(self.scorer, SplitScorer) or not self.scorer.info.needs_confidence
-        if self.fused is None and reads_states:
+        if self.fused is None and self._reads_states:
             columns["scores"] = self._scores(scored, asked)
         if asked.embedding_size:
             columns["embeddings"] = self._projection.embed(states, asked.embedding_size)
@@ -111,6 +113,6 @@ class RowScoring:
 
     def _plain_scores(self, states: torch.Tensor) -> torch.Tensor:
         """Of a scorer that also needs confidences, the part of the states: the scheduler does the rest."""
-        if isinstance(self.scorer, SplitScorer):
-            return self.scorer.part(states)
+        if self._split is not None:
+            return self._split.part(states)
         return self.scorer.score(ThoughtBatch(states, self._no_confidence.expand(len(states))))
