@@ -174,7 +174,7 @@ def run(capacity: int, length: int, seed: int = 0) -> Cost:
         kinds: defaultdict[str, list[float]] = defaultdict(list)
         total, steps = 0.0, 0
         search.begin()
-        while not search.is_done:
+        while not search.is_stopped:
             batch = engine.step()
             step = batch.searches[1]
             before, inside, began = len(search.record.tree.traces), engine.seconds, time.thread_time()

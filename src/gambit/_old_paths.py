@@ -106,8 +106,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "search.loop": {"run_searches": "search.batch:run_searches"},
     "search.policy": {
         "Needs": "search.policies.base:Requirements",
+        "Split": "search.policies.base:ThoughtSplit",
         "needs_of": "search.policies.base:requirements_of",
     },
+    "search.step": {"Step": "search.policies.step:StepPruning"},
     "training.collect": {"Plan": "training.collect:CollectPlan", "Summary": "training.collect:CollectSummary"},
     "training.evaluate": {
         "Comparison": "training.evaluate:ScorerComparison",

@@ -112,7 +112,7 @@ class Solver:
             raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
         asked, folder = config or SearchConfig(), _as_path(out_dir)
         coming = enumerate(problems)
-        pending: list[_Pending] = []
+        pending: list[_PendingSearch] = []
         try:
             while True:
                 while len(pending) < concurrency and not should_stop() and (item := next(coming, None)) is not None:
@@ -150,8 +150,8 @@ class Solver:
 
     # -- one run -----------------------------------------------------------------------------------------------
 
-    def _submit(self, wanted: _Wanted, should_stop: Callable[[], bool]) -> _Pending:
-        pending = _Pending(wanted, self._history)
+    def _submit(self, wanted: _Wanted, should_stop: Callable[[], bool]) -> _PendingSearch:
+        pending = _PendingSearch(wanted, self._history)
 
         def make() -> Search:
             pending.run = self._prepare(wanted)
@@ -288,7 +288,7 @@ class _Run:
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class _PendingSearch:
     """A search that was handed in, until its caller has its result."""
 
     wanted: _Wanted
@@ -336,7 +336,7 @@ class _Pending:
         return SearchResult.failed(self.wanted.problem.id, config.policy, config.seed, str(error))
 
 
-def _first_done(pending: Sequence[_Pending]) -> list[_Pending]:
+def _first_done(pending: Sequence[_PendingSearch]) -> list[_PendingSearch]:
     """Waits for at least one."""
     wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
     return [each for each in pending if each.ticket.result.done()]

@@ -127,7 +127,7 @@ class Wake:
     on_boundary: bool = False
 
 
-class Split(StrEnum):
+class ThoughtSplit(StrEnum):
     """Where a thought ends."""
 
     MARKERS = "markers"  # before a discourse marker
@@ -138,7 +138,7 @@ class Split(StrEnum):
 class ThoughtNeed:
     """How a policy wants the thoughts that it compares."""
 
-    split: Split
+    split: ThoughtSplit
     min_tokens: int
     embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
 

@@ -1,4 +1,4 @@
-"""Which KV blocks each search holds, those that its traces share counted once; never touches vLLM."""
+"""How many KV blocks each search holds, a block that several of its traces share counted once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-class BlockCensus:
-    """Follows running traces by the blocks they have got since it last looked: a trace may hold thousands.
+class BlockUsage:
+    """Blocks by trace and by search, updated with the blocks that traces got since the last update.
 
-    True only where a running trace's blocks stay the same and new ones come at the end.
+    Valid only where a running trace keeps its blocks and new ones are appended: a trace may hold thousands.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class BlockCensus:
         self._holders: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by search: traces that hold a block
         self._all: Counter[int] = Counter()  # a prompt may be shared by several searches
 
-    def follow(self, running: Mapping[str, int], blocks_from: Callable[[str, int], Sequence[int]]) -> None:
+    def update(self, running: Mapping[str, int], blocks_from: Callable[[str, int], Sequence[int]]) -> None:
         """`running`: searches by request; `blocks_from(request, n)`: its blocks without the first n."""
         self.forget([request for request in self._blocks if request not in running])
         for request, search in running.items():
@@ -35,17 +35,17 @@ class BlockCensus:
             if blocks is None:
                 continue
             search = self._search_of.pop(request)
-            _let_go(self._all, blocks)
-            _let_go(self._holders[search], blocks)
+            _release(self._all, blocks)
+            _release(self._holders[search], blocks)
             if not self._holders[search]:
                 del self._holders[search]
 
-    def rehearse(self) -> Rehearsal:
-        return Rehearsal(self._search_of, self._blocks, self._holders, self._all)
+    def simulate_evictions(self) -> EvictionSimulation:
+        return EvictionSimulation(self._search_of, self._blocks, self._holders, self._all)
 
 
-class Rehearsal:
-    """Evictions played through, one after the other: who would hold how much then. The census stays as it is."""
+class EvictionSimulation:
+    """What each search would hold after some evictions; the usage itself stays as it is."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class Rehearsal:
         self._gone_from_all: Counter[int] = Counter()
 
     def evict(self, request: str) -> int:
-        """Gives how many blocks nobody holds any more."""
+        """Evict one trace more; returns how many blocks that would free."""
         search, blocks = self._search_of[request], self._blocks[request]
-        self.used[search] -= _leave(self._holders[search], self._gone[search], blocks)
-        return _leave(self._all, self._gone_from_all, blocks)
+        self.used[search] -= _count_freed(self._holders[search], self._gone[search], blocks)
+        return _count_freed(self._all, self._gone_from_all, blocks)
 
 
-def _leave(holders: Counter[int], gone: Counter[int], blocks: Iterable[int]) -> int:
+def _count_freed(holders: Counter[int], gone: Counter[int], blocks: Iterable[int]) -> int:
     gone.update(blocks)
     return sum(gone[block] == holders[block] for block in blocks)
 
 
-def _let_go(holders: Counter[int], blocks: Iterable[int]) -> None:
+def _release(holders: Counter[int], blocks: Iterable[int]) -> None:
     for block in blocks:
         holders[block] -= 1
         if not holders[block]:

@@ -1,7 +1,7 @@
-"""What the front keeps of traces that run or wait, their tokens above all; knows neither vLLM nor a search's rules.
+"""Traces that the front has submitted and their tokens.
 
-From step to step the same traces speak, so that their tokens are kept by step, as they come. A trace gets its own
-when somebody reads them or the batch changes: a step in which nothing happens costs no work per trace.
+The same traces get a token in step after step, so tokens are kept by step, as they arrive. They are sorted into traces
+when somebody reads them or the batch changes: a step in which nothing else happens costs no work per trace.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from gambit.core.types import TraceSpec
 
-_MOST_STEPS = 64  # kept before they are handed out unasked: lists of tokens take more memory than arrays
+_MOST_STEPS = 64  # kept at most: lists of tokens take more memory than the traces' arrays
 
 
 class TokenColumns:
-    """Tokens that have come and that no trace has got yet."""
+    """Tokens that have arrived and are not yet sorted into traces."""
 
     def __init__(self) -> None:
         self._rows: list[str] = []  # requests, as the reports name them
@@ -28,8 +28,8 @@ class TokenColumns:
         self._counts: Counter[int] = Counter()  # of rows, by search
         self._steps: list[list[int]] = []
 
-    def add(self, rows: list[str], tokens: list[int], live: Mapping[str, LiveTrace]) -> Mapping[int, int]:
-        """One token for each row, but for rows of traces that are no more; says how many there are of each search."""
+    def add(self, rows: list[str], tokens: list[int], live: Mapping[str, SubmittedTrace]) -> Mapping[int, int]:
+        """Add one token for each row whose trace is live; returns how many there are of each search."""
         if rows != self._rows:
             self.forget_rows()
             self._places = [place for place, request in enumerate(rows) if request in live]
@@ -42,7 +42,7 @@ class TokenColumns:
         return self._counts
 
     def settle(self) -> None:
-        """Hand out what has come."""
+        """Sort what has arrived into traces."""
         if not self._steps:
             return
         columns = np.ascontiguousarray(np.array(self._steps, np.int32)[:, self._places].T)
@@ -51,14 +51,14 @@ class TokenColumns:
             said.frombytes(column.tobytes())
 
     def forget_rows(self) -> None:
-        """Before a trace of the batch goes: the next report is read anew."""
+        """Before a trace of the batch goes: the next report's rows are looked up again."""
         self.settle()
         self._rows = []
 
 
 @dataclass(slots=True, eq=False)
-class LiveTrace:
-    """What the front keeps of a trace that runs or waits."""
+class SubmittedTrace:
+    """A trace that runs or waits, as the front knows it."""
 
     spec: TraceSpec
     request: str

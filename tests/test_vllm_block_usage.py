@@ -1,11 +1,11 @@
-"""The census of KV blocks against counting everything anew."""
+"""The count of KV blocks by search against counting everything anew."""
 
 from collections import defaultdict
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.inside.block_usage import BlockCensus
+from gambit.engines.vllm.block_usage import BlockUsage
 
 NUM_SEARCHES = 3
 MOVES = st.lists(
@@ -22,10 +22,10 @@ MOVES = st.lists(
 
 
 class World:
-    """Traces of some searches with their blocks, and a census that only hears what a scheduler would tell it."""
+    """Traces of some searches with their blocks, and a count that is told only what a scheduler would tell it."""
 
     def __init__(self) -> None:
-        self.census = BlockCensus()
+        self.usage = BlockUsage()
         self.search_of: dict[str, int] = {}
         self.blocks: dict[str, list[int]] = {}
         self._num_blocks = 1
@@ -52,20 +52,20 @@ class World:
             self.add(self.search_of[request], self.blocks[request][: amount + 1])
         elif kind == "end":
             del self.blocks[request], self.search_of[request]
-        else:  # it loses its room and comes back with other blocks
-            self.census.forget([request])
+        else:  # it is queued and comes back with other blocks
+            self.usage.forget([request])
             self.blocks[request] = [0, *self._new(2)]
 
     def look(self, num_victims: int) -> None:
         running = {request: self.search_of[request] for request in self.blocks}
-        self.census.follow(running, lambda request, start: self.blocks[request][start:])
-        rehearsal, left = self.census.rehearse(), dict(self.blocks)
-        assert rehearsal.used == self._used(left)
+        self.usage.update(running, lambda request, start: self.blocks[request][start:])
+        simulation, left = self.usage.simulate_evictions(), dict(self.blocks)
+        assert simulation.used == self._used(left)
         for victim in list(left)[:num_victims]:
             before = _distinct(left.values())
             del left[victim]
-            assert rehearsal.evict(victim) == before - _distinct(left.values())
-            assert {s: n for s, n in rehearsal.used.items() if n} == self._used(left)
+            assert simulation.evict(victim) == before - _distinct(left.values())
+            assert {s: n for s, n in simulation.used.items() if n} == self._used(left)
 
     def _used(self, blocks: dict[str, list[int]]) -> dict[int, int]:
         held = defaultdict(list)
@@ -91,7 +91,7 @@ def test_it_counts_what_each_search_holds_and_what_each_eviction_frees(moves):
 
 
 def test_only_new_blocks_are_asked_for():
-    census, asked = BlockCensus(), []
+    usage, asked = BlockUsage(), []
     blocks = {"a": [0, 1, 2]}
 
     def blocks_from(request: str, start: int) -> list[int]:
@@ -99,6 +99,6 @@ def test_only_new_blocks_are_asked_for():
         return blocks[request][start:]
 
     for _ in range(3):
-        census.follow({"a": 7}, blocks_from)
+        usage.update({"a": 7}, blocks_from)
         blocks["a"].append(len(blocks["a"]))
     assert asked == [0, 3, 4]

@@ -1,4 +1,4 @@
-"""Recorded scorers: padding and reuse of memory never show. What CUDA records is stood in for by running it again."""
+"""Scorers as CUDA graphs: neither padding nor reused memory changes a score. A replay is simulated by a second run."""
 
 import itertools
 
@@ -22,6 +22,10 @@ class Again:
         self.result.copy_(self._work())
 
 
+def scores_of(scorer):
+    return lambda states: scorer.score(ThoughtBatch(states, torch.zeros(len(states))))
+
+
 def again(work):
     recording = Again(work)
     return recording, recording.result
@@ -37,7 +41,7 @@ def test_every_batch_finds_a_size_and_little_of_it_is_padding(most):
 
 def test_scores_are_those_of_the_scorer_whatever_came_before():
     scorer = random_mlp()
-    recorded = RecordedScorer(scorer, torch.zeros(1, 32), 100, again)
+    recorded = RecordedScorer(scores_of(scorer), torch.zeros(1, 32), 100, again)
     for rows in (100, 1, 7, 8, 9, 64, 3, 97):
         states = torch.randn(rows, 32)
         expected = scorer.score(ThoughtBatch(states, torch.zeros(rows)))
@@ -56,8 +60,8 @@ def test_a_worker_with_a_recording_says_the_same():
     engine = start_own_vllm(random_mlp())
     worker = worker_of(engine)
     said = []
-    for recorded in (None, RecordedScorer(worker._scorer, torch.zeros(1, 32), 64, again)):
-        worker._recorded = recorded
+    for recorded in (None, RecordedScorer(scores_of(worker._scoring.scorer), torch.zeros(1, 32), 64, again)):
+        worker._scoring.recorded = recorded
         open_search(engine, stops=())
         engine.submit([spec(i, tokens=50 + i) for i in range(12)])
         scored = []

@@ -1,4 +1,4 @@
-"""What the scheduler knows of each trace: thoughts, running scores, who gives way next; never touches vLLM."""
+"""The scheduler's table of traces: thoughts, running scores, and the order in which traces would be evicted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from gambit.core.types import PressureAction, RunningScore, StatePosition, TraceKey
 from gambit.engines.shared.confidence import ConfidenceTracks
-from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota
-from gambit.engines.vllm.inside.block_usage import BlockCensus
-from gambit.engines.vllm.messages import Announcement, Order, Report, RowValues
+from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
+from gambit.engines.vllm.block_usage import BlockUsage
+from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, TraceTask
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.simple import RunQuantiles
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
@@ -35,23 +35,27 @@ SLOT = np.dtype([
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ScheduledTrace:
     """One trace in the scheduler."""
 
-    order: Order
+    task: TraceTask
     slot: int
+    # Folded here to rank traces at the very step, and once more in the tree, from the events: the scheduler may live in
+    # another process and runs ahead of the tree, which in turn must be rebuilt from a log alone.
     score: RunningScore
     waiting_since: int
     is_running: bool = False
+    has_ended: bool = False  # its last token is still to be read
     admission: int = 0  # ordinal
+    standing: Standing | None = None  # None: its score or its admission has changed
 
     @property
     def key(self) -> TraceKey:
-        return self.order.key
+        return self.task.key
 
 
 @dataclass(slots=True)
-class OpenSearch:
+class ScheduledSearch:
     """One search in the scheduler."""
 
     rule: int
@@ -59,46 +63,47 @@ class OpenSearch:
     quantiles: RunQuantiles = field(default_factory=RunQuantiles)
 
 
-class TraceBook:
-    """Entries by request id; numbers of all traces in one table, so that a step costs a few array operations."""
+class TraceTable:
+    """Traces by request id; their numbers lie in one array, so that a step costs a few array operations."""
 
     def __init__(self, scorer: Scorer, num_blocks: int, block_tokens: int) -> None:
-        self.entries: dict[str, Entry] = {}
-        self.searches: dict[int, OpenSearch] = {}
+        self.traces: dict[str, ScheduledTrace] = {}
+        self.searches: dict[int, ScheduledSearch] = {}
         self._tracks: ConfidenceTracks[str] = ConfidenceTracks()
         self._scorer = scorer
         self._capacity_tokens = num_blocks * block_tokens
         self._block_tokens = block_tokens
-        self._census = BlockCensus()
-        self._table = np.zeros(64, SLOT)
+        self._usage = BlockUsage()
+        self._numbers = np.zeros(64, SLOT)
         self._free_slots = list(range(64))
         self._rules: dict[BoundaryRule, int] = {}
         self._detectors: list[ThoughtTables] = []
         self._num_admissions = 0
-        # Of the last report, mostly those of the next: what the table says of them is out of date, and true here.
+        # Rows of the last report, which are mostly those of the next. Their numbers are current here and written back
+        # to the array when the rows change.
         self._rows: list[str] = []
-        self._entries: list[Entry] = []
+        self._row_traces: list[ScheduledTrace] = []
         self._slots = np.zeros(0, np.int64)
         self._batch = np.zeros(0, SLOT)
 
     # -- traces come and go ------------------------------------------------------------------------------------
 
-    def add(self, request: str, order: Order, step: int) -> None:
+    def add(self, request: str, task: TraceTask, step: int) -> None:
         self._settle()
-        if (announced := order.announced) is not None:
+        if (announced := task.announced) is not None:
             self._open(announced)
-        entry = self.entries[request] = Entry(order, self._take_slot(), order.running_score, step)
-        row = self._table[entry.slot]
-        row["rule"], row["num_tokens"] = self.searches[order.search].rule, order.inherited
-        row["flags"], row["is_pending"] = order.flags, order.is_pending
+        trace = self.traces[request] = ScheduledTrace(task, self._take_slot(), task.running_score, step)
+        row = self._numbers[trace.slot]
+        row["rule"], row["num_tokens"] = self.searches[task.search].rule, task.inherited
+        row["flags"], row["is_pending"] = task.flags, task.is_pending
         row["confidence_total"] = row["confidence_count"] = row["thought_confidence"] = 0
-        if order.parent in self.entries:
-            self._inherit_confidence(row, self._table[self.entries[order.parent].slot])
-        if order.confidence_window:
-            self._tracks.add(request, order.confidence_window, order.stop_rule, order.inherited, order.parent)
+        if task.parent is not None and task.parent in self.traces:
+            self._inherit_confidence(row, self._numbers[self.traces[task.parent].slot])
+        if task.confidence_window:
+            self._tracks.add(request, task.confidence_window, task.stop_rule, task.inherited, task.parent)
 
     def _inherit_confidence(self, child: np.void, parent: np.void) -> None:
-        """A parent that said more since the branch has lost the sums of that moment; its last thought's are kept."""
+        """A parent that went on since the branch no longer has the sums of that moment, only its last thought's."""
         child["thought_confidence"] = parent["thought_confidence"]
         if child["num_tokens"] == parent["num_tokens"]:
             for name in ("confidence_total", "confidence_count"):
@@ -106,13 +111,13 @@ class TraceBook:
 
     def remove(self, request: str) -> None:
         self._tracks.forget(request)
-        entry = self.entries.pop(request, None)
-        if entry is not None:
-            self._free_slots.append(entry.slot)
+        trace = self.traces.pop(request, None)
+        if trace is not None:
+            self._free_slots.append(trace.slot)
 
-    def admit(self, entry: Entry) -> None:
+    def admit(self, trace: ScheduledTrace) -> None:
         self._num_admissions += 1
-        entry.is_running, entry.admission = True, self._num_admissions
+        trace.is_running, trace.admission, trace.standing = True, self._num_admissions, None
 
     def _open(self, announced: Announcement) -> None:
         for search in announced.closed:
@@ -121,18 +126,18 @@ class TraceBook:
         if rule not in self._rules:
             self._rules[rule] = len(self._detectors)
             self._detectors.append(ThoughtTables(rule))
-        self.searches[announced.search] = OpenSearch(self._rules[rule], announced.kv_quota_tokens)
+        self.searches[announced.search] = ScheduledSearch(self._rules[rule], announced.kv_quota_tokens)
 
     def _take_slot(self) -> int:
         if not self._free_slots:
-            have = len(self._table)
-            self._table = np.concatenate((self._table, np.zeros(have, SLOT)))
+            have = len(self._numbers)
+            self._numbers = np.concatenate((self._numbers, np.zeros(have, SLOT)))
             self._free_slots = list(range(have, 2 * have))
         return self._free_slots.pop()
 
     # -- thoughts ----------------------------------------------------------------------------------------------
 
-    def read(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> None:
+    def read(self, report: StepReport, values: RowValues | None, row_of: Mapping[str, int]) -> None:
         """Fold in the tokens in `report` and add to it the thoughts that ended and were scored with them."""
         self._gather(report.rows)
         batch = self._batch
@@ -153,33 +158,31 @@ class TraceBook:
             self._score(report, values, row_of, np.flatnonzero(is_boundary), fed=0)
 
     def _gather(self, rows: list[str]) -> None:
-        """Requests are never named twice, so that the same names are the same traces."""
+        """Request ids are not used twice: the same ids are the same traces."""
         if rows == self._rows:
             return
         self._settle()
-        self._rows, self._entries = rows, [self.entries[request] for request in rows]
-        self._slots = np.fromiter((entry.slot for entry in self._entries), np.int64, len(self._entries))
-        self._batch = self._table[self._slots]
+        self._rows, self._row_traces = rows, [self.traces[request] for request in rows]
+        self._slots = np.fromiter((trace.slot for trace in self._row_traces), np.int64, len(self._row_traces))
+        self._batch = self._numbers[self._slots]
 
     def _settle(self) -> None:
-        """Bring the table up to date: before it is read, and before a free slot goes to another trace."""
+        """Write the rows' numbers back: before the array is read, and before a free slot goes to another trace."""
         if self._rows:
-            self._table[self._slots] = self._batch
+            self._numbers[self._slots] = self._batch
             self._rows = []
 
-    def follow(self, report: Report, values: RowValues | None, row_of: Mapping[str, int]) -> list[str]:
+    def track_confidence(self, report: StepReport, values: RowValues | None, row_of: Mapping[str, int]) -> list[str]:
         """Fold in the confidence of each new token; gives the requests that their stop rules end."""
         if values is None or values.confidences is None or not len(self._tracks):
             return []
-        followed = [report.rows[at] for at in self._tracks.pick(report.rows)]
-        rows = np.fromiter((row_of[request] for request in followed), np.int64, len(followed))
-        return self._tracks.fold(followed, values.confidences[rows]) if followed else []
+        tracked = [report.rows[at] for at in self._tracks.pick(report.rows)]
+        rows = np.fromiter((row_of[request] for request in tracked), np.int64, len(tracked))
+        return self._tracks.fold(tracked, values.confidences[rows]) if tracked else []
 
-    def close_tracks(self, report: Report) -> None:
-        """Add to a report the confidence of each trace that it ends."""
-        for request, _ in report.finished:
-            if (confidence := self._tracks.end(request)) is not None:
-                report.confidences.append((request, list(confidence)))
+    def confidence_of(self, request: str) -> Sequence[float] | None:
+        """Of a trace that ends, where it was measured."""
+        return self._tracks.end(request)
 
     def _advance(
         self, rows: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]
@@ -201,7 +204,7 @@ class TraceBook:
 
     def _score(
         self,
-        report: Report,
+        report: StepReport,
         values: RowValues,
         row_of: Mapping[str, int],
         ended: npt.NDArray[np.int64],
@@ -211,20 +214,17 @@ class TraceBook:
         """`ended`: which rows have finished a thought, `fed` tokens ago."""
         if not len(ended):
             return
-        # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
-        found = sorted((self._entries[at].key, int(at)) for at in ended)
+        # By id, not by row: a row's place depends on its neighbours, and quantiles depend on the order.
+        found = sorted((self._row_traces[at].key, int(at)) for at in ended)
         lengths = self._batch["num_tokens"] - fed
         scores = self._scores_of(values, [at for _, at in found], row_of)
         for (key, at), score in zip(found, scores, strict=True):
-            request, length = report.rows[at], int(lengths[at])
             if self._scorer.info.ranks_within_run:
                 score = self.searches[key.search].quantiles.squash(score)
-            entry = self._entries[at]
-            entry.score = entry.score.add(score)
-            report.scored.append((request, score, length))
-            if (size := entry.order.embedding_size) and values.embeddings is not None:
-                vector = values.embeddings[row_of[request], :size]  # another search may have wanted longer ones
-                report.embedded.append((request, (vector / np.linalg.norm(vector)).tolist()))
+            trace, request = self._row_traces[at], report.rows[at]
+            trace.score, trace.standing = trace.score.add(score), None
+            embedding = _embedding(values, row_of[request], trace.task.embedding_size)
+            report.scored.append((request, score, int(lengths[at]), embedding))
 
     def _scores_of(self, values: RowValues, ended: Sequence[int], row_of: Mapping[str, int]) -> list[float]:
         found = [] if values.scores is None else [float(values.scores[row_of[self._rows[at]]]) for at in ended]
@@ -248,57 +248,68 @@ class TraceBook:
             return [requests[at] for at in np.flatnonzero(self._batch["is_pending"])]
         return [requests[at] for at in np.flatnonzero(self._batch["flags"] & THINKING)]
 
-    # -- who gives way -----------------------------------------------------------------------------------------
+    # -- eviction ----------------------------------------------------------------------------------------------
 
     def eviction_order(self, requests: Iterable[str], blocks_from: BlocksFrom, missing_blocks: int) -> list[str]:
-        """Running requests in the order in which they would lose their room, by the numbers of this moment.
+        """Running requests in the order in which they would be evicted, by their scores of this moment.
 
-        Only as far as it matters: those behind the ones that free the missing blocks are safe, in any order.
+        Sorted only as far as it matters: those behind the ones that free the missing blocks come in any order.
         """
         by_search = defaultdict(list)
         for request in requests:
-            by_search[self.entries[request].order.search].append(request)
-        for search, mine in by_search.items():
-            by_search[search] = eviction_order(mine, self._standing, self.num_live(search))
+            by_search[self.traces[request].task.search].append(request)
+        for search, candidates in by_search.items():
+            by_search[search] = eviction_order(candidates, self._standing, self.num_live(search))
         if len(by_search) == 1:
             return next(iter(by_search.values()))
-        self._census.follow({r: search for search, mine in by_search.items() for r in mine}, blocks_from)
+        self._usage.update({r: search for search, mine in by_search.items() for r in mine}, blocks_from)
         victims = self._across_searches(by_search, missing_blocks)
         return [*victims, *(request for safe in by_search.values() for request in safe)]
 
     def _across_searches(self, by_search: dict[int, list[str]], missing_blocks: int) -> list[str]:
-        """Plays the evictions through, since each one changes how far its search is above its quota."""
-        rehearsal = self._census.rehearse()
+        """One eviction after the other, since each one changes how far its search is above its quota."""
+        simulation = self._usage.simulate_evictions()
         quota = {search: self._quota(search) for search in by_search}
         victims: list[str] = []
         while by_search and missing_blocks > 0:
-            taxed = most_over_quota({s: rehearsal.used[s] * self._block_tokens for s in by_search}, quota)
-            victims.append(by_search[taxed].pop(0))
-            missing_blocks -= rehearsal.evict(victims[-1])
-            if not by_search[taxed]:
-                del by_search[taxed]
+            search = most_over_quota({s: simulation.used[s] * self._block_tokens for s in by_search}, quota)
+            victims.append(by_search[search].pop(0))
+            missing_blocks -= simulation.evict(victims[-1])
+            if not by_search[search]:
+                del by_search[search]
         return victims
 
     def lose_blocks(self, requests: Iterable[str]) -> None:
-        """These are running no more, or all their blocks may be others the next time."""
-        self._census.forget(requests)
+        """These no longer run, or may have other blocks the next time."""
+        self._usage.forget(requests)
 
     def _quota(self, search: int) -> float:
         quota = self.searches[search].quota_tokens
         return self._capacity_tokens / len(self.searches) if quota is None else quota
 
-    def score_of(self, entry: Entry) -> float | None:
-        return entry.score.value(self._scorer.info.aggregation)
+    def score_of(self, trace: ScheduledTrace) -> float | None:
+        return trace.score.value(self._scorer.info.aggregation)
 
     def num_live(self, search: int) -> Counter[int]:
         """Live traces of a search by island."""
-        return Counter(entry.order.island for entry in self.entries.values() if entry.order.search == search)
+        traces = (trace for trace in self.traces.values() if not trace.has_ended)
+        return Counter(trace.task.island for trace in traces if trace.task.search == search)
 
-    def action_on(self, entry: Entry) -> PressureAction:
-        """What becomes of a trace that loses its blocks now."""
-        return action_on(entry.order.on_pressure, self.num_live(entry.order.search)[entry.order.island])
+    def action_on(self, trace: ScheduledTrace) -> PressureAction:
+        """What becomes of a trace that is evicted now."""
+        return action_on(trace.task.on_pressure, self.num_live(trace.task.search)[trace.task.island])
 
     def _standing(self, request: str) -> Standing:
-        entry = self.entries[request]
-        order = entry.order
-        return Standing(order.on_pressure, order.island, self.score_of(entry), order.trace, entry.admission)
+        trace = self.traces[request]
+        if trace.standing is None:
+            task, score = trace.task, self.score_of(trace)
+            trace.standing = standing(task.on_pressure, task.island, score, task.trace, trace.admission)
+        return trace.standing
+
+
+def _embedding(values: RowValues, row: int, size: int) -> list[float] | None:
+    if not size or values.embeddings is None:
+        return None
+    vector = values.embeddings[row, :size]  # another search may have asked for longer ones
+    unit: list[float] = (vector / np.linalg.norm(vector)).tolist()
+    return unit

@@ -31,7 +31,7 @@ def engine(started):
 
 def plans_of(engine, monkeypatch):
     """What the worker is told of each step: tokens per request, and copies."""
-    from gambit.engines.vllm.compat import adapter
+    from gambit.engines.vllm.compat.scheduler_access import copies_of
 
     plans = []
     worker = worker_of(engine)
@@ -40,7 +40,7 @@ def plans_of(engine, monkeypatch):
     def watched(output, *args, **kwargs):
         if output.num_scheduled_tokens:
             assert sum(output.num_scheduled_tokens.values()) == output.total_num_scheduled_tokens
-            plans.append((list(output.num_scheduled_tokens.values()), adapter.copies_of(output)))
+            plans.append((list(output.num_scheduled_tokens.values()), copies_of(output)))
         return real(output, *args, **kwargs)
 
     monkeypatch.setattr(worker, "execute_model", watched)
@@ -104,7 +104,7 @@ def test_without_short_cuts_nothing_is_copied(monkeypatch):
 
 
 def test_wrong_copies_are_refused_at_the_start(monkeypatch):
-    from gambit.engines.vllm.inside.worker import GambitWorker
+    from gambit.engines.vllm.compat.worker import GambitWorker
 
     monkeypatch.setattr(GambitWorker, "_copy_blocks", lambda self, copies: None)
     with pytest.raises(EngineError, match="greedy branches go on like"):
@@ -114,10 +114,10 @@ def test_wrong_copies_are_refused_at_the_start(monkeypatch):
 @pytest.mark.parametrize("shape", [(6, 2, 4, 3), (2, 6, 4, 3), (12, 2, 2, 3), (2, 12, 2, 3), (6, 4, 7)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_blocks_are_found_wherever_a_backend_has_them(shape, dtype):
-    from gambit.engines.vllm.compat.adapter import _by_block
+    from gambit.engines.vllm.compat.model_runner import by_block
 
     cache = torch.zeros(shape, dtype=dtype)
-    blocks = _by_block(cache, 6)
+    blocks = by_block(cache, 6)
     assert len(blocks) == 6 and blocks.data_ptr() == cache.data_ptr() and blocks.numel() == cache.numel()
     blocks[3] = 1
     outer = 0 if shape[0] != 2 else 1
@@ -127,7 +127,7 @@ def test_blocks_are_found_wherever_a_backend_has_them(shape, dtype):
 
 
 def test_a_cache_that_has_no_blocks_is_refused():
-    from gambit.engines.vllm.compat.adapter import _by_block
+    from gambit.engines.vllm.compat.model_runner import by_block
 
     with pytest.raises(RuntimeError, match="not in 6 blocks"):
-        _by_block(torch.zeros(5, 5, 6), 6)
+        by_block(torch.zeros(5, 5, 6), 6)
