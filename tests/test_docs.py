@@ -62,7 +62,7 @@ def test_blocks_that_do_not_run_say_why_and_are_few():
 
 
 def shape(output):
-    """Lines of an output without its figures, which depend on the machine; neighbours that then look alike count once."""
+    """Lines of an output without its figures, which depend on the machine; equal neighbours then count once."""
     lines = [re.sub(r"\s+", " ", re.sub(r"runs/\S+|[\d.,]+", "#", line)) for line in output.splitlines()]
     return [line for line, before in zip(lines, [None, *lines], strict=False) if line != before]
 
