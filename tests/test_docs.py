@@ -117,7 +117,9 @@ def test_links_between_pages_lead_somewhere():
 
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# One thing\n[a](gone.md) [b](#one-thing) [c](page.md#another) `[d](code.md)` [e](https://e.org)\n")
+    page.write_text(
+        "# One thing\n[a](gone.md) [b](#one-thing) [c](page.md#another) `[d](code.md)` [e](https://e.org)\n"
+    )
     assert [sentence.split(", ")[0] for sentence in broken_links(page)] == [
         "page.md links to gone.md",
         "page.md links to page.md#another",
