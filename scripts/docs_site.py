@@ -1,4 +1,4 @@
-"""MkDocs hooks: the README is the first page, files that pages link to outside docs/ come along, links follow them."""
+"""MkDocs hooks: the README is the first page, linked files outside docs/ come along, the API page lists `gambit.api`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ FIRST_PAGE = ROOT / "README.md"
 # [text](path#anchor) of a relative link; the path may be empty, and images are links too.
 LINK = re.compile(r"\]\((?!\w+:|/)([^)#\s]*)(#[^)\s]+)?\)")
 NOT_RUN = re.compile(r"^(```\w+) no-run:.*$", re.MULTILINE)  # a note for tests/test_docs.py
+API = ROOT / "src" / "gambit" / "api.py"
+API_HERE = "<!-- api -->"
+GROUP_OR_NAME = re.compile(r'^    (?:# (.+)|"(\w+)",)$', re.MULTILINE)
 
 
 def linked_files(page: Path) -> Iterator[Path]:
@@ -68,6 +71,13 @@ def with_places(markdown: str, page: Path) -> str:
     return LINK.sub(moved, markdown)
 
 
+def api_reference(module: str) -> str:
+    """The names of the module's `__all__`, under headings where comments divide them."""
+    listed = module[module.index("\n__all__ = [") :]
+    parts = GROUP_OR_NAME.findall(listed[: listed.index("\n]")])
+    return "\n\n".join(f"## {group.capitalize()}" if group else f"::: gambit.api.{name}" for group, name in parts)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
@@ -77,4 +87,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if API_HERE in markdown:
+        markdown = markdown.replace(API_HERE, api_reference(API.read_text(encoding="utf-8")))
     return NOT_RUN.sub(r"\1", with_places(markdown, source(page.file.src_uri)))
