@@ -1,4 +1,4 @@
-"""MkDocs hooks: the README is the first page, linked files outside docs/ come along, the API page lists `gambit.api`."""
+"""MkDocs hooks: the README is the first page, linked files outside docs/ come along, the API page is filled in."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from engine_setups import HAS_VLLM, open_search, spec, start_own_vllm
 from tiny import save_tiny
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
