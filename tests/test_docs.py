@@ -40,7 +40,8 @@ def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "page.py"
     script.write_text("\n".join(to_run(page, "python")))
-    subprocess.run([sys.executable, "-W", "ignore", str(script)], check=True, cwd=tmp_path, timeout=300)
+    only_current_names = ("-W", "ignore", "-W", "error::DeprecationWarning:__main__")
+    subprocess.run([sys.executable, *only_current_names, str(script)], check=True, cwd=tmp_path, timeout=300)
 
 
 @pytest.mark.slow
