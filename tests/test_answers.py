@@ -448,6 +448,7 @@ FORMS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_pair_that_math_verify_calls_equal_is_turned_away_before(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(first, second) for place, first in enumerate(FORMS) for second in FORMS[:place]]
     quick = [_grader_worker._compare_safely(*pair) for pair in pairs]
