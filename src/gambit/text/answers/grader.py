@@ -69,15 +69,14 @@ class Grader:
         """Comparisons that exceeded their time or memory, and so counted as not equal."""
         return self._num_given_up
 
-    def for_vote(self, deadline: float | None = None) -> Equivalent:
+    def for_vote(self, deadline: float = math.inf) -> Equivalent:
         """`equivalent` for one vote, whose comparisons together end at `deadline`, or after `vote_seconds` from now."""
-        latest = time.monotonic() + self._vote_seconds
-        return partial(self.equivalent, deadline=latest if deadline is None else min(deadline, latest))
+        return partial(self.equivalent, deadline=min(deadline, time.monotonic() + self._vote_seconds))
 
     def grade(self, answer: str | None, gold: str) -> bool:
         return answer is not None and self.equivalent(answer, gold)
 
-    def equivalent(self, first: str, second: str, deadline: float | None = None) -> bool:
+    def equivalent(self, first: str, second: str, deadline: float = math.inf) -> bool:
         """Whether two answers are equal; not, where algebra has not shown it by `deadline` (of `time.monotonic()`)."""
         pair = _ordered(canonical(first), canonical(second))
         if "" in pair or pair[0] == pair[1]:
@@ -86,7 +85,7 @@ class Grader:
             return are_equal(read(pair[0]), read(pair[1]), _no_algebra)
         except _NeedsAlgebraError:
             known = self._remembered(pair)
-            return self._wait_and_compare(pair, math.inf if deadline is None else deadline) if known is None else known
+            return self._wait_and_compare(pair, deadline) if known is None else known
 
     def close(self) -> None:
         with self._lock:

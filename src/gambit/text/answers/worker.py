@@ -56,7 +56,7 @@ def serve(requests: Iterable[bytes], replies: BinaryIO) -> None:
     """Answers until the grader closes our stdin, which the kernel also does when the grader's process is killed."""
     child: _Child | None = None
     for line in requests:
-        child = child or _Child()
+        child = child or _Child(replies)
         reply = child.ask(line, json.loads(line)["seconds"])
         if reply is None:
             reply = {"gave_up": child.end()}
@@ -70,13 +70,13 @@ STAGES = ("first", "second", "both")  # which expression is to blame when time o
 class _Child:
     """A fork that does the algebra, and how far it has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, replies: BinaryIO) -> None:
         requests, self._requests = os.pipe()
         self._progress, progress = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            os.close(self._requests)
-            os.close(self._progress)
+            for descriptor in (0, replies.fileno(), self._requests, self._progress):
+                os.close(descriptor)
             _do_algebra(os.fdopen(requests, "rb"), os.fdopen(progress, "wb", buffering=0))
         os.close(requests)
         os.close(progress)
@@ -108,7 +108,6 @@ class _Child:
 
 def _do_algebra(requests: BinaryIO, progress: BinaryIO) -> None:
     """The child's life: a dot for each expression read, then = or !. Ends with its parent, whose pipe then closes."""
-    os.close(0)
     status = 0
     try:
         for line in requests:
