@@ -9,7 +9,7 @@ import pytest
 
 from gambit.text.answers import AnswerKind, Grader, canonical, extractor_for
 
-NUM_ANSWERS = 2400
+NUM_ANSWERS = 2100
 SEED = 20250607
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "answers.jsonl").read_text().splitlines()]
 PIECES = [

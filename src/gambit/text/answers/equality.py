@@ -25,7 +25,7 @@ def are_equal(first: Form, second: Form, algebra: Algebra) -> bool:
         return True
     if _are_equations(first, second):
         return not _are_constant(first, second) and algebra(str(first), str(second))
-    left, right = replace(first, name=""), replace(second, name="")
+    left, right = _unnamed(first), _unnamed(second)
     if isinstance(left, Value) and isinstance(right, Value):
         return _same_value(left, right, algebra)
     if isinstance(left, Group) and isinstance(right, Group):
@@ -33,6 +33,10 @@ def are_equal(first: Form, second: Form, algebra: Algebra) -> bool:
     if isinstance(left, Matrix) and isinstance(right, Matrix):
         return _same_rows(left.rows, right.rows, algebra)
     return _same_kind_of_thing(left, right, algebra)
+
+
+def _unnamed(form: Form) -> Form:
+    return replace(form, name="") if form.name else form
 
 
 def _are_equations(first: Form, second: Form) -> bool:

@@ -90,9 +90,9 @@ def _decimal(value: Fraction, places: int) -> str:
 
 def same_number(first: str, second: str) -> bool:
     """Whether two numbers in normal form are equal; 0.333333 is a third, as a decimal of six places may be rounded."""
+    if first == second or not ("." in first or "." in second):
+        return first == second
     left, right = Fraction(first), Fraction(second)
-    if left == right or not ("." in first or "." in second):
-        return left == right
     is_near = abs(left - right) <= ROUNDING * max(abs(left), abs(right))
     return is_near and round(left, ROUNDED_PLACES) == round(right, ROUNDED_PLACES)
 
