@@ -232,7 +232,7 @@ def make_search(engine: CalendarEngine, capacity: int, length: int, on_event: Ca
         environment={},
     )  # fmt: skip
     rule = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
-    callbacks = Callbacks(lambda tokens: str(len(tokens) % 3), lambda a, b: a == b, on_event)
+    callbacks = Callbacks(lambda tokens: str(len(tokens) % 3), lambda deadline: str.__eq__, on_event)
     return Search(
         engine, Tournament.from_settings(settings), settings, SearchSpec(1, (1,), rule, frozenset()), header, callbacks
     )

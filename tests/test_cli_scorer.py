@@ -24,6 +24,8 @@ from gambit.training.fit import Fitted
 from gambit.training.objectives import recipe_for
 from gambit.training.train import Trained
 
+pytestmark = pytest.mark.slow
+
 
 class Outcome:
     def __init__(self, *args: object) -> None:

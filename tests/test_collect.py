@@ -28,6 +28,7 @@ from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import read_header, read_index, state_name
 
+pytestmark = pytest.mark.slow
 SEARCH = SearchConfig(max_new_tokens=40, temperature=1.0, top_p=1.0, top_k=0, seed=3)
 TASKS = [Task(Problem(f"a={i}", id=f"p{i}"), "78"[i % 2]) for i in range(6)]
 

@@ -41,6 +41,7 @@ from remembering import check_search, sequence_scorer
 from searching import check_victims, make_search, make_settings, run_one
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]

@@ -191,7 +191,7 @@ class Solver:
         started = self._header(problem, config, settings, policy, prompt)
         callbacks = Callbacks(
             self._answer_reader(wanted.extractor or extractor_for(config.answer)),
-            self.equivalent,
+            self._grader.for_vote,
             sink.write,
             self.engine.tokenizer.decode,
             embed,
