@@ -281,7 +281,7 @@ def test_an_installed_package_brings_its_scorer(tiny_folder, folder, tmp_path):
     script = f"""
 import sys; sys.path.insert(0, {str(site)!r})
 from typer.testing import CliRunner
-from gambit.cli import app
+from gambit.cli.app import app
 for command in ({[*map(str, solve)]}, {[*map(str, judge)]}):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
