@@ -45,9 +45,6 @@ def prepare_libraries() -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     _give_vllm_a_process()
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def _give_vllm_a_process() -> None:

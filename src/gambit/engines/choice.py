@@ -9,6 +9,7 @@ from gambit.config import registry
 from gambit.config.options import EngineConfig
 from gambit.engines.base import Engine
 from gambit.engines.vllm import versions
+from gambit.models.files import check_weights
 from gambit.scorers.base import Scorer
 
 StartEngine = Callable[[EngineConfig, str, Scorer], Engine]
@@ -18,6 +19,7 @@ def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
     """`source` is the model's folder or hub name."""
     name = _auto_engine(config.device) if config.engine == "auto" else config.engine
     start = cast("StartEngine", registry.load("gambit.engines", name))
+    check_weights(source)
     return start(config, source, scorer)
 
 

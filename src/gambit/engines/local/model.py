@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +12,13 @@ import torch
 from gambit.core.errors import UserError
 from gambit.engines.local.attention import ATTENTION_NAME, DecodePlan, Plan, pool_attention
 from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
+from gambit.engines.local.llama import LlamaModel, read_llama
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    CausalModel = PreTrainedModel | LlamaModel
 
 CPU_KV_BYTES = 4 << 30  # the room for keys and values on a device that shares its memory with everything else
 
@@ -31,12 +35,12 @@ class ForwardOutput:
 class PoolModel:
     """A model whose attention reads the pool's rows; its last hidden states are what enters the output layer."""
 
-    def __init__(self, model: PreTrainedModel, name: str) -> None:
+    def __init__(self, model: CausalModel, name: str) -> None:
         self.name = name
         self.device = model.device
         self.dtype = model.dtype
         self.config = model.config.get_text_config()
-        self._model = _with_pool_attention(model, name)
+        self._model = model if isinstance(model, LlamaModel) else _with_pool_attention(model, name)
         self._head_input: list[torch.Tensor] = []
         head = self._model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._keep_states)
@@ -144,11 +148,12 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[PoolModel, Tokenizer]:
     """A model from a folder or a hub name."""
-    from transformers import AutoModelForCausalLM
-
     picked = pick_device(device)
+    chosen = pick_dtype(dtype, picked)
+    own_dtype = chosen if isinstance(chosen, torch.dtype) else None
+    model = read_llama(Path(name), own_dtype) if Path(name).is_dir() else None
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=pick_dtype(dtype, picked))
+        model = model or _read_with_transformers(name, chosen)
         tokenizer = load_tokenizer(name)
     except (OSError, ValueError) as error:
         # transformers explains itself over many lines; the first says what is wrong.
@@ -157,3 +162,17 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[Po
             f"cannot load model {name!r}: {reason} Give a folder with a transformers model or a hub name."
         ) from error
     return PoolModel(model.to(picked), name), tokenizer
+
+
+def _read_with_transformers(name: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Any architecture; without the bar that transformers draws while it loads."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
