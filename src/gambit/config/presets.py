@@ -204,6 +204,10 @@ def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> 
     warnings = []
     if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
         warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")
+    if settings.policy == "gambit" and settings.num_traces > settings.capacity:
+        warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: gambit starts "
+                        f"{settings.capacity} traces and adds more by branching alone, so that it may end with fewer; "
+                        "raise --capacity for more roots")  # fmt: skip
     if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
         warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
                         f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip

@@ -31,7 +31,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 def named_model(model: str) -> NamedModel | None:
     """The model that a package brings along under this name."""
-    if model not in registry.names(MODELS):
+    if not registry.knows(MODELS, model):
         return None
     return cast("NamedModel", registry.load(MODELS, model))
 
