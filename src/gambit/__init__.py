@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from gambit.core.host import check_host
+
 if TYPE_CHECKING:
     from gambit.config.options import SearchConfig
     from gambit.core.errors import GambitError, UserError
@@ -44,6 +46,7 @@ def __getattr__(name: str) -> object:
         return version("gambit-search")
     if name not in _HOME:
         raise AttributeError(f"module 'gambit' has no attribute {name!r}")
+    check_host()
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -1,23 +1,83 @@
-"""Command-line options made from the fields of the config models, where their descriptions live; parses nothing."""
+"""Command-line options made from the fields of the config models, in panels; `--help-all` shows the advanced ones."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
+from gambit.config.presets import Preset
 from gambit.core.events import Json
 
-PANELS: Mapping[str, type[BaseModel]] = {"Search": SearchConfig, "Model and engine": EngineConfig}
-OFF_SWITCHES = {"enable_thinking": "--no-thinking"}  # for what is on by default
+FROM_PRESET = "default: from the model's preset"
+# Options that switch off what is on by default, with words of their own.
+OFF_SWITCHES = {
+    "enable_thinking": ("--no-thinking", "answer without thinking first, where the chat template offers the choice")
+}
 # Given as key=value, as often as wanted.
 PAIRS = {name: f"--{name.removesuffix('s').replace('_', '-')}" for name in NESTED_OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A box of `--help`, and the fields whose options stand in it."""
+
+    title: str
+    model: type[BaseModel]
+    fields: tuple[str, ...]
+    is_advanced: bool = False
+
+
+PANELS = (
+    Panel("Model", EngineConfig, ("model", "scorer", "engine", "device")),
+    Panel("Search", SearchConfig, ("policy", "policy_options", "capacity", "num_traces", "max_new_tokens",
+                                   "temperature", "seed", "answer", "vote")),
+    Panel("Limits", SearchConfig, ("budget_tokens", "budget_seconds", "budget_traces")),
+    Panel("Advanced: search", SearchConfig, (
+        "preset", "swap_size", "check_interval", "warmup_tokens", "hard_floor", "child_temperature", "branch_point",
+        "ghost_parents", "consensus_stop", "consensus_min_traces", "confidence_window",
+    ), is_advanced=True),
+    Panel("Advanced: prompt and sampling", SearchConfig,
+          ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p"), is_advanced=True),
+    Panel("Advanced: engine", EngineConfig,
+          ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights"), is_advanced=True),
+)  # fmt: skip
+ADVANCED = frozenset(panel.title for panel in PANELS if panel.is_advanced)
+
+
+class BriefCommand(TyperCommand):
+    """`--help` shows the basic options, `--help-all` the advanced ones too; both kinds can be completed by a shell."""
+
+    def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def] # typer's own classes move between releases
+        advanced = [each for each in self.params if getattr(each, "rich_help_panel", None) in ADVANCED]
+        for each in advanced:
+            each.hidden = not ctx.meta.get(BriefCommand)
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for each in advanced:
+                each.hidden = False
+
+
+def _show_all_help(ctx: typer.Context, is_wanted: bool) -> None:
+    if is_wanted:
+        ctx.meta[BriefCommand] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", help="Show the advanced options too.", is_eager=True, callback=_show_all_help),
+]
 
 
 def with_config_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
@@ -40,24 +100,36 @@ def with_config_options(command: Callable[..., None], without: Collection[str] =
 
 
 def _parameters(without: Collection[str]) -> Iterator[inspect.Parameter]:
-    for panel, model in PANELS.items():
-        schema = model.model_json_schema()["properties"]
-        for name, field in model.model_fields.items():
+    schemas = {model: model.model_json_schema()["properties"] for model in (SearchConfig, EngineConfig)}
+    for panel in PANELS:
+        for name in panel.fields:
             if name in without:
                 continue
-            option = _option(name, field, _metavar(name, field, schema[name]), panel)
+            field = panel.model.model_fields[name]
+            option = _option(name, field, _metavar(name, field, schemas[panel.model][name]), panel.title)
             kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
             annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> OptionInfo:
-    flag = {**OFF_SWITCHES, **PAIRS}.get(name, "--" + name.replace("_", "-"))
-    text = f"do not {field.description}" if name in OFF_SWITCHES else field.description or ""
-    if isinstance(field.default, str | int | float) and field.default is not False and len(str(field.default)) < 20:
-        text = f"{text} (default: {field.default})".lstrip()
+    flag = PAIRS.get(name, "--" + name.replace("_", "-"))
+    text = field.description or ""
+    if name in OFF_SWITCHES:
+        flag, text = OFF_SWITCHES[name]
+    elif (default := _default(name, field)) and "default:" not in text:
+        text = f"{text} ({default})"
+    text = text[:1].upper() + text[1:] if text[1:2].islower() else text
     option: OptionInfo = typer.Option(flag, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
     return option
+
+
+def _default(name: str, field: FieldInfo) -> str | None:
+    """What holds where an option is not given."""
+    if field.default is None and name in Preset.__slots__:
+        return FROM_PRESET
+    is_plain = isinstance(field.default, str | int | float) and not isinstance(field.default, bool)
+    return f"default: {field.default}" if is_plain else None
 
 
 def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | None:
@@ -69,15 +141,24 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
     branches = schema.get("anyOf", [schema])
     assert isinstance(branches, list)
     kinds = {branch.get("type") for branch in branches if isinstance(branch, dict)}
-    return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds else "TEXT"
+    return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds and "string" not in kinds else "TEXT"
 
 
 def key_values(texts: list[str], flag: str) -> dict[str, object]:
     """`key=value` pairs; values are read as in a YAML recipe, so that 2 is a number and true a truth."""
-    import yaml
-
     pairs = [text.partition("=") for text in texts]
     for key, equals, _ in pairs:
         if not key or not equals:
             raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint=flag)
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    return {key: yaml_value(value, flag) for key, _, value in pairs}
+
+
+def yaml_value(text: str, flag: str) -> object:
+    """As in a YAML recipe: 2 is a number and true a truth."""
+    import yaml
+
+    try:
+        value: object = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise typer.BadParameter(f"{text!r} is neither a number, a truth nor plain text", param_hint=flag) from error
+    return value

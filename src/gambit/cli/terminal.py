@@ -1,4 +1,4 @@
-"""The terminal's edge: what is printed where, and how a command ends; decides nothing about searches."""
+"""Makes commands, prints to stdout and stderr, and ends with an exit code."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from gambit.core.errors import GambitError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-OK, FAILURE, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILURE, USER_MISTAKE, NO_ANSWER, INTERRUPTED = 0, 1, 2, 3, 130
 PIPE_WIDTH = 200  # nobody looks at it: lines need not be folded
 
 
+def made_command(function: Callable[..., None], name: str, kind: type[TyperCommand] = TyperCommand) -> object:
+    """The command of a function, as `LazyGroup` takes it."""
+    full = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    full.command(name=name, cls=kind)(function)
+    return typer.main.get_command(full)
+
+
 def exit_with(body: Callable[[], int]) -> NoReturn:
-    """Run a command and leave with its exit code; whatever goes wrong is one sentence, never a stack trace."""
+    """Run a command and leave with its exit code; whatever goes wrong is one sentence without a stack trace."""
     try:
         code = body()
     except UserError as error:
@@ -65,6 +73,10 @@ def say(message: str, style: str = "") -> None:
     stderr().print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def warn(message: str) -> None:
+    say(f"warning: {message}", style="yellow")
+
+
 def stdout() -> Console:
     from rich.console import Console
 
@@ -75,3 +87,8 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def is_watched() -> bool:
+    """Whether somebody looks: live displays are for terminals alone."""
+    return sys.stdout.isatty() and sys.stderr.isatty()

@@ -25,6 +25,7 @@ Traces = Annotated[int, Field(ge=1, le=MOST_TRACES)]
 PoolSize = Annotated[int, Field(ge=1, le=MOST_TRACES_AT_ONCE)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 TokensInAll = Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|mps")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -77,7 +78,7 @@ class SearchConfig(CheckedModel):
     hard_floor: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="δ: a running trace below it becomes a ghost; 0 switches it off"
     )
-    child_temperature: Annotated[float, Field(gt=0, le=100)] = Field(1.0, description="multiplies a child's temperature")
+    child_temperature: Annotated[float, Field(gt=0, le=100)] = Field(1.0, description="factor of a child's temperature")
     branch_point: BranchPoint = Field(
         BranchPoint.LAST_TOKEN, description="where a child leaves its parent: last_token or last_boundary"
     )
@@ -91,7 +92,7 @@ class SearchConfig(CheckedModel):
     seed: Seed = Field(0, description="same seed, same tree, same answer")
 
     budget_tokens: TokensInAll | None = Field(None, description="stop before more tokens than this are generated")
-    budget_seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS)] | None = Field(None, description="stop after this long")
+    budget_seconds: Seconds | None = Field(None, description="stop after this long")
     budget_traces: Traces | None = Field(None, description="stop after this many completed traces")
 
     consensus_stop: str | float = Field(
@@ -108,7 +109,7 @@ class SearchConfig(CheckedModel):
     system_prompt: str | None = Field(
         None, description="default: the model's own, or one that asks for a box; '' for none"
     )
-    enable_thinking: bool = Field(True, description="let the model think first, where its chat template offers the choice")
+    enable_thinking: bool = Field(True, description="let the model think first, where its template has the choice")
 
     @field_validator("consensus_stop")
     @classmethod
@@ -140,7 +141,9 @@ class EngineConfig(CheckedModel):
         "auto", description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own"
     )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
-    kv_budget_tokens: TokensInAll | None = Field(None, description="size of the KV cache in tokens; default: what memory allows")
+    kv_budget_tokens: TokensInAll | None = Field(
+        None, description="tokens in the KV cache; default: what memory allows"
+    )
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="r: share of GPU memory to use")
 
     @field_validator("device")

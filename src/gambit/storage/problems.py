@@ -115,8 +115,8 @@ def decoded(content: bytes, source: str) -> str:
         text = content[len(mark) :].decode(encoding)
     except UnicodeDecodeError as error:
         line = content[: len(mark) + error.start].count(b"\n") + 1
-        raise UserError(f"{source}, line {line}: byte 0x{error.object[error.start]:02x} is not {encoding.upper()}: "
-                        "save it as UTF-8")  # fmt: skip
+        found = f"byte 0x{error.object[error.start]:02x} is not {encoding.upper()}"
+        raise UserError(f"{source}, line {line}: {found}: save it as UTF-8") from error
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise UserError(f"{source}, line {line}: a NUL character, so that this is no text in UTF-8")

@@ -1,4 +1,4 @@
-"""Tokenizers that a folder's tokenizer.json describes in full, read without transformers, whose import takes a second."""
+"""Reads tokenizers that are described in full by a tokenizer.json, without the second that transformers takes."""
 
 from __future__ import annotations
 
