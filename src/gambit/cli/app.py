@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
+from gambit.cli.commands import PlainGroup
 from gambit.cli.terminal import OK, exit_with
 from gambit.core.host import check_host
 
@@ -42,7 +42,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
 }
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(PlainGroup):
     """Imports a command when it is called: `gambit --help` waits for none of what they need."""
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def] # typer's context class moves between releases

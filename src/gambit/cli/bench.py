@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.options import BriefCommand, HelpAll, with_config_options, yaml_value
-from gambit.cli.terminal import OK, exit_with, is_watched, made_command, put, say, stderr
+from gambit.cli.commands import BriefCommand, HelpAll, made_command
+from gambit.cli.options import with_config_options, yaml_value
+from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:

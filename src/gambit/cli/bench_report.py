@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.terminal import OK, exit_with, made_command
+from gambit.cli.commands import made_command
+from gambit.cli.terminal import OK, exit_with
 
 
 def report(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.cli.commands import made_command
 from gambit.cli.results import Shown, Style
 from gambit.cli.solve import open_session
-from gambit.cli.terminal import exit_with, made_command, put
+from gambit.cli.terminal import exit_with, put
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.events import Event
 from gambit.core.problem import Problem

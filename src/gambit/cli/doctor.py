@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.terminal import FAILURE, OK, exit_with, made_command, put
+from gambit.cli.commands import made_command
+from gambit.cli.terminal import FAILURE, OK, exit_with, put
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.engines.vllm import versions

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
@@ -33,7 +32,6 @@ class Panel:
     title: str
     model: type[BaseModel]
     fields: tuple[str, ...]
-    is_advanced: bool = False
 
 
 PANELS = (
@@ -44,40 +42,12 @@ PANELS = (
     Panel("Advanced: search", SearchConfig, (
         "preset", "swap_size", "check_interval", "warmup_tokens", "hard_floor", "child_temperature", "branch_point",
         "ghost_parents", "consensus_stop", "consensus_min_traces", "confidence_window",
-    ), is_advanced=True),
+    )),
     Panel("Advanced: prompt and sampling", SearchConfig,
-          ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p"), is_advanced=True),
+          ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p")),
     Panel("Advanced: engine", EngineConfig,
-          ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights"), is_advanced=True),
+          ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights")),
 )  # fmt: skip
-ADVANCED = frozenset(panel.title for panel in PANELS if panel.is_advanced)
-
-
-class BriefCommand(TyperCommand):
-    """`--help` shows the basic options, `--help-all` the advanced ones too; both kinds can be completed by a shell."""
-
-    def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def] # typer's own classes move between releases
-        advanced = [each for each in self.params if getattr(each, "rich_help_panel", None) in ADVANCED]
-        for each in advanced:
-            each.hidden = not ctx.meta.get(BriefCommand)
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            for each in advanced:
-                each.hidden = False
-
-
-def _show_all_help(ctx: typer.Context, is_wanted: bool) -> None:
-    if is_wanted:
-        ctx.meta[BriefCommand] = True
-        typer.echo(ctx.get_help())
-        raise typer.Exit
-
-
-HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", help="Show the advanced options too.", is_eager=True, callback=_show_all_help),
-]
 
 
 def with_config_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
@@ -119,7 +89,7 @@ def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> Opt
         flag, text = OFF_SWITCHES[name]
     elif (default := _default(name, field)) and "default:" not in text:
         text = f"{text} ({default})"
-    text = text[:1].upper() + text[1:] if text[1:2].islower() else text
+    text = f"{text[:1].upper() + text[1:] if text[1:2].islower() else text}."  # but C, K, Δ and r
     option: OptionInfo = typer.Option(flag, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
     return option
 

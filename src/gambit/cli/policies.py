@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.terminal import OK, exit_with, made_command, put
+from gambit.cli.commands import made_command
+from gambit.cli.terminal import OK, exit_with, put
 
 
 def policies(

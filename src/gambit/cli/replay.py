@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from gambit.cli.commands import made_command
 from gambit.cli.results import Shown, Style
-from gambit.cli.terminal import OK, exit_with, made_command
+from gambit.cli.terminal import OK, exit_with
 from gambit.core.errors import UserError
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.cli.commands import PlainCommand, PlainGroup
 from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
 from gambit.cli.session import only_our_warnings
 from gambit.cli.terminal import OK, exit_with, put, say, warn
@@ -16,12 +17,14 @@ from gambit.core.errors import UserError
 if TYPE_CHECKING:
     from gambit.scorers.base import ScorerInfo
 
-app = typer.Typer(help="Make a scorer for a model: collect, merge, train, eval; import, show.", no_args_is_help=True)
+app = typer.Typer(
+    cls=PlainGroup, help="Make a scorer for a model: collect, merge, train, eval; import, show.", no_args_is_help=True
+)
 
 SkipCorrupted = Annotated[bool, typer.Option(help="Go on without shards whose checksum is wrong.")]
 MOST_SEED = 2**63 - 1
-app.command()(collect)
-app.command()(merge)
+app.command(cls=PlainCommand)(collect)
+app.command(cls=PlainCommand)(merge)
 
 
 def command() -> object:
@@ -31,7 +34,7 @@ def command() -> object:
 # -- train -----------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def train(
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors).")],
@@ -118,7 +121,7 @@ def train(
 # -- eval ------------------------------------------------------------------------------------------------------
 
 
-@app.command(name="eval")
+@app.command(name="eval", cls=PlainCommand)
 def evaluate(
     scorers: Annotated[
         list[str], typer.Argument(metavar="SCORER...", help="Checkpoints, or names of registered scorers.")
@@ -184,7 +187,7 @@ def evaluate(
 # -- import, show ----------------------------------------------------------------------------------------------
 
 
-@app.command(name="import")
+@app.command(name="import", cls=PlainCommand)
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A published STEP checkpoint (.pt).")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors).")],
@@ -235,7 +238,7 @@ def _import_info(base_model: str | None, position: str | None, aggregation: str,
     )  # fmt: skip
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A scorer checkpoint (.safetensors).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from gambit.cli.options import BriefCommand, HelpAll, with_config_options
+from gambit.cli.commands import BriefCommand, HelpAll, made_command
+from gambit.cli.options import with_config_options
 from gambit.cli.results import Shown, Style, Tally
 from gambit.cli.session import loaded, only_our_warnings
-from gambit.cli.terminal import exit_with, is_watched, made_command, put, say, stderr
+from gambit.cli.terminal import exit_with, is_watched, put, say, stderr
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Makes commands, prints to stdout and stderr, and ends with an exit code."""
+"""Prints to stdout and stderr, and ends a command with an exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
-from typer.core import TyperCommand
 
 from gambit.core.errors import GambitError, UserError
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 
 OK, FAILURE, USER_MISTAKE, NO_ANSWER, INTERRUPTED = 0, 1, 2, 3, 130
 PIPE_WIDTH = 200  # nobody looks at it: lines need not be folded
-
-
-def made_command(function: Callable[..., None], name: str, kind: type[TyperCommand] = TyperCommand) -> object:
-    """The command of a function, as `LazyGroup` takes it."""
-    full = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    full.command(name=name, cls=kind)(function)
-    return typer.main.get_command(full)
 
 
 def exit_with(body: Callable[[], int]) -> NoReturn:

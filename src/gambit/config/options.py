@@ -66,7 +66,7 @@ class SearchConfig(CheckedModel):
     """How to search. What is left out (None) comes from the model's preset, or is worked out (`preset="auto"`)."""
 
     policy: str = Field("gambit", description="search method; `gambit policies` lists them with their options")
-    policy_options: dict[str, Any] = Field(default_factory=dict, description="options of that method alone")
+    policy_options: dict[str, Any] = Field(default_factory=dict, description="option of that method alone")
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: PoolSize | None = Field(None, description="C: most traces in the pool at once")
     num_traces: Traces | None = Field(None, description="stop after this many completed traces; default: capacity")
@@ -84,11 +84,15 @@ class SearchConfig(CheckedModel):
     )
     ghost_parents: bool = Field(False, description="let evicted traces be parents (their prefix is recomputed)")
 
-    max_new_tokens: Tokens | None = Field(None, description="per trace, inherited part included")
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description="0 is greedy")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="1 switches it off")
-    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(None, description="0 switches it off")
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="0 switches it off")
+    max_new_tokens: Tokens | None = Field(None, description="most tokens of a trace, inherited ones included")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description="of sampling; 0 is greedy")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling; 1 switches it off")
+    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
+        None, description="most likely tokens to sample from; 0 switches it off"
+    )
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="least share of the likeliest token; 0 switches it off"
+    )
     seed: Seed = Field(0, description="same seed, same tree, same answer")
 
     budget_tokens: TokensInAll | None = Field(None, description="stop before more tokens than this are generated")
@@ -101,13 +105,15 @@ class SearchConfig(CheckedModel):
     consensus_min_traces: Traces = Field(
         16, description="completed traces before a share of the votes counts for consensus_stop"
     )
-    vote: VoteKind | None = Field(None, description=f"{', '.join(VoteKind)}; default: the policy's own")
+    vote: VoteKind | None = Field(
+        None, description=f"how answers are weighed: {', '.join(VoteKind)}; default: the policy's own"
+    )
     confidence_window: Tokens = Field(
         2048, description="tokens in a window of the confidence votes; DeepConf has an option of its own"
     )
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
     system_prompt: str | None = Field(
-        None, description="default: the model's own, or one that asks for a box; '' for none"
+        None, description="what the model is told first; '' for nothing; default: its own, or to box its answer"
     )
     enable_thinking: bool = Field(True, description="let the model think first, where its template has the choice")
 
@@ -133,16 +139,18 @@ class EngineConfig(CheckedModel):
     """What to search with: the model, the engine that runs it and the scorer that judges its thoughts."""
 
     model: str = Field("pawn", description="folder or hub name; pawn is the bundled model")
-    engine: str = Field("auto", description="local or vllm; auto: vllm where a tested build and its GPU are there")
-    engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine as they are")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
-    dtype: str = Field("auto", description="auto, float32, float16, bfloat16")
+    engine: str = Field(
+        "auto", description="what runs it: local, vllm or auto (vllm where a tested build and its GPU are there)"
+    )
+    engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine as it is")
+    device: str = Field("auto", description="where it runs: auto, cpu, cuda, cuda:0 or mps")
+    dtype: str = Field("auto", description="type of its weights: auto, float32, float16 or bfloat16")
     scorer: str = Field(
         "auto", description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own"
     )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
     kv_budget_tokens: TokensInAll | None = Field(
-        None, description="tokens in the KV cache; default: what memory allows"
+        None, description="tokens in the KV cache; default: what fits into memory"
     )
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="r: share of GPU memory to use")
 
