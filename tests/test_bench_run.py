@@ -234,7 +234,7 @@ NURSERY = """
 import json, os, sys
 import torch, transformers
 import gambit.bench.runner, gambit.engines.local.start, gambit.solver
-from gambit.cli import app
+from gambit.cli.app import app
 
 for line in sys.stdin:
     pid = os.fork()

@@ -153,7 +153,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[Po
     own_dtype = chosen if isinstance(chosen, torch.dtype) else None
     model = read_llama(Path(name), own_dtype) if Path(name).is_dir() else None
     try:
-        model = model or _read_with_transformers(name, chosen)
+        model = model or read_with_transformers(name, chosen)
         tokenizer = load_tokenizer(name)
     except (OSError, ValueError) as error:
         # transformers explains itself over many lines; the first says what is wrong.
@@ -164,7 +164,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[Po
     return PoolModel(model.to(picked), name), tokenizer
 
 
-def _read_with_transformers(name: str, dtype: torch.dtype | str) -> PreTrainedModel:
+def read_with_transformers(name: str, dtype: torch.dtype | str) -> PreTrainedModel:
     """Any architecture; without the bar that transformers draws while it loads."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
