@@ -65,7 +65,7 @@ class FullEngine:
             self._blocks[request] += self._new(1)
         for request in self._rng.sample(names, max(len(names) // THOUGHT_TOKENS, 1)):
             entry = self._book.entries[request]
-            entry.score, entry.expendability = entry.score.add(self._rng.random()), None
+            entry.score = entry.score.add(self._rng.random())
         began = time.thread_time()
         order = self._book.eviction_order(names, lambda request, start: self._blocks[request][start:], MISSING)
         seconds = time.thread_time() - began

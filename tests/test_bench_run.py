@@ -454,7 +454,7 @@ def facts_of(log: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def recomputed(whole: Path, problems: Path) -> dict[str, dict[str, list[dict]]]:
-    """Facts by method and problem, seeds in a list."""
+    """Recorder by method and problem, seeds in a list."""
     golds = {record["id"]: record["answer"] for record in map(json.loads, problems.read_text().splitlines())}
     found: dict[str, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
     for log in sorted(whole.glob("logs/sums/*/seed-*/*/events.jsonl")):

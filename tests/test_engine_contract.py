@@ -36,8 +36,8 @@ from gambit.core.types import (
 from gambit.engines.shared.confidence import summarise
 from gambit.engines.shared.projection import Projection
 from gambit.results.record import fold
+from gambit.search.batch import run_searches
 from gambit.search.choice import load_policy
-from gambit.search.loop import run_searches
 from gambit.text.boundary import boundaries
 from searching import POLICY_OPTIONS, make_search, make_settings, run_one
 from tiny import tiny_model

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gambit.search.policy import Start, Stop, Wake
+from gambit.search.policies.base import Start, Stop, Wake
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
 

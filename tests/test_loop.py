@@ -7,18 +7,18 @@ import pytest
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, UserError
 from gambit.core.types import (
-    Admitted,
+    Admission,
     EndReason,
-    Evicted,
-    Finished,
+    Eviction,
     OnPressure,
     PressureAction,
     SearchStep,
     StopReason,
     ThoughtScore,
+    TraceEnd,
 )
 from gambit.results.record import fold, replay
-from gambit.search.loop import run_searches
+from gambit.search.batch import run_searches
 from gambit.search.policies.base import Branch, Prune, Start, Stop, Wake
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
@@ -172,12 +172,12 @@ def test_a_ghost_may_be_a_parent_where_that_is_allowed():
     steps = [
         SearchStep(admitted=admit(0, 1), num_generated=2),
         SearchStep(num_generated=2, scored=(thought(0, 0.9, 2), thought(1, 0.2, 2))),
-        SearchStep(evicted=(Evicted(0, PressureAction.GHOST, 0.9, 2, (7, 8)),), num_generated=1),
+        SearchStep(evicted=(Eviction(0, PressureAction.GHOST, 0.9, 2, (7, 8)),), num_generated=1),
         SearchStep(num_generated=1),
         SearchStep(
-            admitted=(Admitted(2, reused=0, recomputed=2, waited_steps=0),),
+            admitted=(Admission(2, reused=0, recomputed=2, waited_steps=0),),
             num_generated=1,
-            finished=(Finished(2, EndReason.STOP, (7, 8, 9)),),
+            finished=(TraceEnd(2, EndReason.STOP, (7, 8, 9)),),
         ),
     ]
     settings = make_settings(capacity=2, swap_size=1, check_interval=4, warmup_tokens=2, ghost_parents=True)
@@ -210,7 +210,7 @@ def test_every_kind_of_vote_weighs_as_it_says(vote):
         SearchStep(admitted=admit(0, 1, 2), num_generated=3),
         SearchStep(num_generated=3, scored=(thought(0, 0.9, 2), thought(1, 0.3, 2), thought(2, 0.3, 2))),
         SearchStep(num_generated=3, scored=(thought(0, 0.1, 3), thought(1, 0.9, 3))),
-        SearchStep(num_generated=3, finished=tuple(Finished(i, EndReason.STOP, (0, 0, 0, i)) for i in range(3))),
+        SearchStep(num_generated=3, finished=tuple(TraceEnd(i, EndReason.STOP, (0, 0, 0, i)) for i in range(3))),
     ]
     watched = run_one(
         PuppetEngine(steps), make_settings(capacity=3, check_interval=99), vote=vote,

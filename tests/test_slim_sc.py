@@ -38,7 +38,7 @@ def running(trace, is_thinking=True, state=TraceState.RUNNING):
 def view(*thoughts, traces=(0, 1, 2), silent=(), num_tokens=600):
     found = tuple(ThoughtView(trace, num_tokens, at(angle)) for trace, angle in thoughts)
     pool = tuple(running(trace, is_thinking=trace not in silent) for trace in traces)
-    return PoolView(600, pool, len(traces), 0, (), found)
+    return PoolView(600, pool, len(traces), (), found)
 
 
 def make(**options):
@@ -138,7 +138,7 @@ def test_for_states_the_threshold_is_a_percentile_of_what_the_delay_showed():
 
 
 def test_it_starts_like_self_consistency_and_wakes_where_thoughts_end():
-    _, decisions = make().decide(SlimScState(), PoolView(0, (), 0, 0))
+    _, decisions = make().decide(SlimScState(), PoolView(0, (), 0))
     assert decisions == [Start(3, OnPressure(PressureAction.QUEUE))]
     assert make().wake == Wake(on_boundary=True, on_completion=True)
     assert make(split="markers").wake == Wake(every_steps=25, on_completion=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -70,6 +70,11 @@ class SearchConfig(CheckedModel):
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
     capacity: PoolSize | None = Field(None, description="C: most traces in the pool at once")
     num_traces: Traces | None = Field(None, description="stop after this many completed traces; default: capacity")
+    islands: PoolSize | Literal["auto"] | None = Field(
+        None,
+        description="M: parts of the pool that compete by themselves and vote together; 1 is the paper's pool, "
+        "capacity is self-consistency; auto: by how far the scorer can be trusted",
+    )
     swap_size: PoolSize | None = Field(None, description="K: traces swapped per tournament")
     check_interval: Tokens | None = Field(None, description="Δ: decode steps between tournaments")
     warmup_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(

@@ -31,6 +31,7 @@ class Preset:
     """What travels with a model: settings that suit its traces, and how long these are."""
 
     capacity: int | None = None
+    islands: int | None = None
     swap_size: int | None = None
     check_interval: int | None = None
     warmup_tokens: int | None = None
@@ -109,6 +110,7 @@ class SearchSettings:
     budget_seconds: float | None
     budget_traces: int | None
     consensus: Consensus | None = None
+    islands: int = 1
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
 
     def options_of(self, kind: type[Model]) -> Model:
@@ -154,10 +156,12 @@ def resolve(
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
+    num_traces = _first(config.num_traces, capacity)
     settings = SearchSettings(
         policy=config.policy,
         capacity=capacity,
-        num_traces=_first(config.num_traces, capacity),
+        num_traces=num_traces,
+        islands=_islands(config, preset, min(capacity, num_traces)),
         swap_size=_first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16)),
         check_interval=_first(config.check_interval, preset.check_interval, max(1, round(max(thought, warmup / 60)))),
         warmup_tokens=warmup,
@@ -179,6 +183,20 @@ def resolve(
 def _first(*values: T | None) -> T:
     """The first that is given; the last always is."""
     return next(value for value in values if value is not None)
+
+
+def _islands(config: SearchConfig, preset: Preset, most: int) -> int:
+    """Only Gambit's own policy has several; an island needs a place and a trace to complete."""
+    if config.policy != "gambit":
+        return 1
+    wanted = config.islands
+    if wanted is None:
+        wanted = 1 if config.preset is PresetSource.PAPER else _first(preset.islands, "auto")
+    if isinstance(wanted, int):
+        if wanted > most:
+            raise UserError(f"islands = {wanted}: a pool that completes {most} traces has at most as many islands")
+        return wanted
+    return max(1, most // 2)
 
 
 def _scaled_swap(preset: Preset, capacity: int) -> int | None:
@@ -204,10 +222,10 @@ def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> 
     warnings = []
     if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
         warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")
-    if settings.policy == "gambit" and settings.num_traces > settings.capacity:
-        warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: gambit starts "
+    if settings.policy == "gambit" and settings.islands == 1 and settings.num_traces > settings.capacity:
+        warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island starts "
                         f"{settings.capacity} traces and adds more by branching alone, so that it may end with fewer; "
-                        "raise --capacity for more roots")  # fmt: skip
+                        "raise --capacity, or give --islands 2 or more")  # fmt: skip
     if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
         warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
                         f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The event log: what happened in one search, one JSON line each, append-only; it records and never decides."""
+"""The event log: what happened in one search, one JSON line each, append-only."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Created:
 
     step: int
     trace: int
+    island: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """How long traces waited for room in all, as parallel arrays; once, at the end, and only where any did.
+    """How long traces waited for KV blocks in all, as parallel arrays; once, at the end, and only where any did.
 
     Seconds differ between two runs with the same seed: they have a line of their own, as those of a Sample.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import cast
 
@@ -14,6 +15,7 @@ from gambit.models.files import check_weights
 from gambit.scorers.base import Scorer
 
 GROUP = "gambit.engines"
+_LOADING = threading.Lock()  # transformers and vLLM patch torch while they load a model: one at a time
 StartEngine = Callable[[EngineConfig, str, Scorer], Engine]
 
 
@@ -33,7 +35,8 @@ def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
     """`source` is the model's folder or hub name."""
     start = cast("StartEngine", registry.load(GROUP, check_engine(config)))
     check_weights(source)
-    return start(config, source, scorer)
+    with _LOADING:
+        return start(config, source, scorer)
 
 
 def _auto_engine(device: str) -> str:

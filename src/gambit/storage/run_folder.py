@@ -1,4 +1,4 @@
-"""Where a run's events go: its folder on disk and the caller; never lets a full disk end a search."""
+"""Where a run's events go: its folder on disk and the caller's callback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,15 @@ class EventSink:
             except OSError as error:
                 self._give_up(error)
         if self._on_event is not None:
-            self._on_event(self._problem_id, event)
+            self._tell(self._on_event, event)
+
+    def _tell(self, on_event: EventCallback, event: ev.Event) -> None:
+        """A callback that fails ends the search; it is not called again for the events of that end."""
+        try:
+            on_event(self._problem_id, event)
+        except BaseException:
+            self._on_event = None
+            raise
 
     def finish(self, result: SearchResult) -> str | None:
         """Close the log and write the result beside it; gives what went wrong, now or before."""

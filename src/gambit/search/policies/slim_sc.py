@@ -17,7 +17,17 @@ from gambit.core.tree import LIVE
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
 from gambit.search.embedding import check_embedder
-from gambit.search.policies.base import Decision, Needs, PoolView, Prune, Split, ThoughtNeed, ThoughtView, Wake, top_up
+from gambit.search.policies.base import (
+    Decision,
+    PoolView,
+    Prune,
+    Requirements,
+    Split,
+    ThoughtNeed,
+    ThoughtView,
+    Wake,
+    top_up,
+)
 
 STATES = "states"
 SENTENCE_THRESHOLD = 0.95  # the paper's, for all-mpnet-base-v2
@@ -128,9 +138,9 @@ class SlimSc:
         return Wake(on_boundary=True, on_completion=True)
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         size = self.options.embedding_size if self.options.uses_states else 0
-        return Needs(has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
+        return Requirements(has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
 
     def initial_state(self) -> SlimScState:
         fixed = None if self.options.uses_states else SENTENCE_THRESHOLD

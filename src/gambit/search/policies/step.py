@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, Needs, PoolView, Wake, top_up
+from gambit.search.policies.base import Decision, PoolView, Requirements, Wake, top_up
 
 
 class StepOptions(BaseModel):
@@ -51,8 +51,8 @@ class Step:
         return Wake(on_completion=True)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(has_fixed_size=True, pruned_answers=self.pruned_vote)
+    def requirements(self) -> Requirements:
+        return Requirements(has_fixed_size=True, pruned_answers=self.pruned_vote)
 
     def initial_state(self) -> None:
         return None

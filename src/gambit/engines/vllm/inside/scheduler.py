@@ -251,7 +251,7 @@ class _GambitScheduling:
         if not self._is_ranked:
             raise RuntimeError("vLLM preempts in a step for which Gambit saw room: its block arithmetic has changed")
         entry = self._book.entries[request.request_id]
-        action, score = entry.order.on_pressure.action, self._book.score_of(entry)
+        action, score = self._book.action_on(entry), self._book.score_of(entry)
         if action is PressureAction.QUEUE and self.running:
             self._requeue(request, *args, **kwargs)
         else:

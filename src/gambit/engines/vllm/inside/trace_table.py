@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import RunningScore, StatePosition, TraceKey
+from gambit.core.types import PressureAction, RunningScore, StatePosition, TraceKey
 from gambit.engines.shared.confidence import ConfidenceTracks
-from gambit.engines.shared.eviction import expendability, search_to_tax
+from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota
 from gambit.engines.vllm.inside.block_usage import BlockCensus
 from gambit.engines.vllm.messages import Announcement, Order, Report, RowValues
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
@@ -44,7 +44,6 @@ class Entry:
     waiting_since: int
     is_running: bool = False
     admission: int = 0  # ordinal
-    expendability: tuple[float, ...] | None = None  # None: to be worked out anew
 
     @property
     def key(self) -> TraceKey:
@@ -113,7 +112,7 @@ class TraceBook:
 
     def admit(self, entry: Entry) -> None:
         self._num_admissions += 1
-        entry.is_running, entry.admission, entry.expendability = True, self._num_admissions, None
+        entry.is_running, entry.admission = True, self._num_admissions
 
     def _open(self, announced: Announcement) -> None:
         for search in announced.closed:
@@ -221,7 +220,7 @@ class TraceBook:
             if self._scorer.info.ranks_within_run:
                 score = self.searches[key.search].quantiles.squash(score)
             entry = self._entries[at]
-            entry.score, entry.expendability = entry.score.add(score), None
+            entry.score = entry.score.add(score)
             report.scored.append((request, score, length))
             if (size := entry.order.embedding_size) and values.embeddings is not None:
                 vector = values.embeddings[row_of[request], :size]  # another search may have wanted longer ones
@@ -259,10 +258,10 @@ class TraceBook:
         by_search = defaultdict(list)
         for request in requests:
             by_search[self.entries[request].order.search].append(request)
-        for waiting_to_go in by_search.values():
-            waiting_to_go.sort(key=self._expendability)
+        for search, mine in by_search.items():
+            by_search[search] = eviction_order(mine, self._standing, self.num_live(search))
         if len(by_search) == 1:
-            return next(iter(by_search.values()))[::-1]
+            return next(iter(by_search.values()))
         self._census.follow({r: search for search, mine in by_search.items() for r in mine}, blocks_from)
         victims = self._across_searches(by_search, missing_blocks)
         return [*victims, *(request for safe in by_search.values() for request in safe)]
@@ -273,8 +272,8 @@ class TraceBook:
         quota = {search: self._quota(search) for search in by_search}
         victims: list[str] = []
         while by_search and missing_blocks > 0:
-            taxed = search_to_tax({s: rehearsal.used[s] * self._block_tokens for s in by_search}, quota)
-            victims.append(by_search[taxed].pop())
+            taxed = most_over_quota({s: rehearsal.used[s] * self._block_tokens for s in by_search}, quota)
+            victims.append(by_search[taxed].pop(0))
             missing_blocks -= rehearsal.evict(victims[-1])
             if not by_search[taxed]:
                 del by_search[taxed]
@@ -291,9 +290,15 @@ class TraceBook:
     def score_of(self, entry: Entry) -> float | None:
         return entry.score.value(self._scorer.info.aggregation)
 
-    def _expendability(self, request: str) -> tuple[float, ...]:
+    def num_live(self, search: int) -> Counter[int]:
+        """Live traces of a search by island."""
+        return Counter(entry.order.island for entry in self.entries.values() if entry.order.search == search)
+
+    def action_on(self, entry: Entry) -> PressureAction:
+        """What becomes of a trace that loses its blocks now."""
+        return action_on(entry.order.on_pressure, self.num_live(entry.order.search)[entry.order.island])
+
+    def _standing(self, request: str) -> Standing:
         entry = self.entries[request]
-        if entry.expendability is None:
-            order = entry.order
-            entry.expendability = expendability(order.on_pressure, self.score_of(entry), order.trace, entry.admission)
-        return entry.expendability
+        order = entry.order
+        return Standing(order.on_pressure, order.island, self.score_of(entry), order.trace, entry.admission)
