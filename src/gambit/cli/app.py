@@ -7,7 +7,6 @@ an answer, 130 after Ctrl-C and 143 after SIGTERM, with the best vote so far pri
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
@@ -15,7 +14,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from gambit.cli.commands import PlainGroup
-from gambit.cli.terminal import OK, exit_with
+from gambit.cli.terminal import OK, USER_MISTAKE, failed
+from gambit.core.errors import UserError
 from gambit.core.host import check_host
 
 
@@ -89,10 +89,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    if sys.platform == "win32":
-        exit_with(_refuse_host)
-
-
-def _refuse_host() -> NoReturn:
-    check_host()
-    raise AssertionError("refused before")
+    try:
+        check_host()
+    except UserError as error:
+        raise typer.Exit(failed(error, str(error), USER_MISTAKE)) from error

@@ -175,10 +175,12 @@ def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool, *, is_q
     from gambit.bench.stamp import identity_of
     from gambit.config.options import EngineConfig, build
     from gambit.engines.choice import check_engine
+    from gambit.models.files import check_model
     from gambit.storage.run_folder import check_writable
 
     engine = build(EngineConfig, recipe.engine)
     check_engine(engine)
+    check_model(engine.model)
     check_writable(folder)
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
     if resume:

@@ -101,6 +101,7 @@ def collect(
         from gambit.config.options import EngineConfig, SearchConfig, build
         from gambit.core.types import StatePosition
         from gambit.engines.choice import check_engine
+        from gambit.models.files import check_model
         from gambit.storage.problems import columns_of, shard_of
         from gambit.storage.run_folder import check_writable
         from gambit.training.collect import Plan
@@ -126,6 +127,7 @@ def collect(
             num_graders=graders,
         )
         check_engine(plan.engine)
+        check_model(plan.engine.model)
         check_writable(out)
         return _collect(tasks, plan, quiet)
 

@@ -109,6 +109,7 @@ def read_configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> t
 def _check(job: SolveJob) -> None:
     """Whatever would only be found after the model is loaded."""
     from gambit.engines.choice import check_engine
+    from gambit.models.files import check_model
     from gambit.storage.run_folder import check_free, check_new_file, check_writable
 
     check_engine(job.engine)
@@ -117,6 +118,7 @@ def _check(job: SolveJob) -> None:
     if job.output is not None:
         check_new_file(job.output)
     _check_questions(job.problems, job.engine.model)
+    check_model(job.engine.model)
 
 
 def _check_questions(problems: Problems, model: str) -> None:
@@ -218,4 +220,7 @@ def _show_all(job: SolveJob, session: SolveSession) -> int:
 
 def _opened(path: Path | None) -> AbstractContextManager[TextIO | None]:
     """Line by line, so that what was found survives whatever ends the run."""
-    return nullcontext() if path is None else path.open("x", encoding="utf-8", buffering=1)
+    if path is None:
+        return nullcontext()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("x", encoding="utf-8", buffering=1)

@@ -24,19 +24,20 @@ def exit_with(body: Callable[[], int]) -> NoReturn:
     try:
         code = body()
     except UserError as error:
-        code = _failed(error, str(error), USER_MISTAKE)
+        code = failed(error, str(error), USER_MISTAKE)
     except GambitError as error:
-        code = _failed(error, str(error), FAILURE)
+        code = failed(error, str(error), FAILURE)
     except KeyboardInterrupt as error:
-        code = _failed(error, "interrupted", INTERRUPTED)
+        code = failed(error, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         raise  # nobody reads on: typer ends quietly
     except Exception as error:
-        code = _failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
+        code = failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
     raise typer.Exit(code)
 
 
-def _failed(error: BaseException, message: str, code: int) -> int:
+def failed(error: BaseException, message: str, code: int) -> int:
+    """Say what went wrong; gives the exit code back."""
     if os.environ.get("GAMBIT_DEBUG"):
         traceback.print_exception(error)
     say(f"error: {message}", style="red")

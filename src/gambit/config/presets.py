@@ -223,8 +223,8 @@ def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> 
     if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
         warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")
     if settings.policy == "gambit" and settings.islands == 1 and settings.num_traces > settings.capacity:
-        warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island starts "
-                        f"{settings.capacity} traces and adds more by branching alone, so that it may end with fewer; "
+        warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island has "
+                        f"{settings.capacity} roots and adds traces by branching alone, so that it may end with fewer; "
                         "raise --capacity, or give --islands 2 or more")  # fmt: skip
     if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
         warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "

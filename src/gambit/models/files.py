@@ -116,6 +116,14 @@ def _read_json(path: Path) -> dict[str, object]:
     return raw
 
 
+def check_model(model: str) -> None:
+    """Refuse a model whose folder is missing or has broken files, before anything heavy is imported."""
+    source = locate(model)
+    if Path(source).is_dir():
+        check_weights(source)
+        defaults_of(source, generation_of(source))
+
+
 def check_weights(model: str) -> None:
     """Refuse weights that a broken download left behind, before an engine takes a minute to stumble over them."""
     for file in weight_files(model):

@@ -77,10 +77,10 @@ def read_tokenizer_json(folder: Path) -> JsonTokenizer | None:
     from tokenizers import Tokenizer as Backend
 
     try:
-        config: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = dict(json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")))
         template = _chat_template(folder, config)
         content = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return None
     special_tokens = {name: config[name] for name in SPECIAL_TOKENS if config.get(name) is not None}
     if not _is_plain(config, special_tokens, template):

@@ -244,8 +244,8 @@ class LlamaModel(nn.Module):
 def read_llama(folder: Path, dtype: torch.dtype | None) -> LlamaModel | None:
     """The model in a folder, on the CPU, or None if transformers has to read it. `dtype` None: the model's own."""
     try:
-        config = LlamaConfig.read(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        config = LlamaConfig.read(dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
         return None
     files = weight_files(str(folder))
     if config is None or not files:
