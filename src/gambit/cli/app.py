@@ -47,7 +47,7 @@ class LazyGroup(PlainGroup):
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def] # typer's context class moves between releases
         name, command, rest = super().resolve_command(ctx, args)
-        if name in COMMANDS:
+        if name is not None and name in COMMANDS:
             command = importlib.import_module(COMMANDS[name].module).command()
         return name, command, rest
 

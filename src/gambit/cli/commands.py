@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,7 +25,7 @@ class PlainGroup(TyperGroup):
         return without_flag_types(super().get_params(ctx))
 
 
-def without_flag_types(params):  # type: ignore[no-untyped-def]
+def without_flag_types(params: list[Any]) -> list[Any]:
     for each in params:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
@@ -36,7 +36,8 @@ class BriefCommand(PlainCommand):
     """`--help` shows the basic options, `--help-all` the advanced ones too; both kinds can be completed by a shell."""
 
     def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def]
-        advanced = [each for each in self.params if (each.rich_help_panel or "").startswith(ADVANCED)]
+        params: list[Any] = self.params
+        advanced = [each for each in params if (each.rich_help_panel or "").startswith(ADVANCED)]
         for each in advanced:
             each.hidden = not ctx.meta.get(SHOWS_ALL)
         try:

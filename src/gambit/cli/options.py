@@ -70,7 +70,8 @@ def with_config_options(command: Callable[..., None], without: Collection[str] =
 
 
 def _parameters(without: Collection[str]) -> Iterator[inspect.Parameter]:
-    schemas = {model: model.model_json_schema()["properties"] for model in (SearchConfig, EngineConfig)}
+    models: tuple[type[BaseModel], ...] = (SearchConfig, EngineConfig)
+    schemas = {model: model.model_json_schema()["properties"] for model in models}
     for panel in PANELS:
         for name in panel.fields:
             if name in without:

@@ -75,8 +75,9 @@ def _read_preset(path: Path) -> Preset:
         checked = build(SearchConfig, {name: value for name, value in given.items() if name not in LENGTHS})
     except UserError as error:
         raise UserError(f"{path} is not a preset: {error}") from error
-    lengths = {name: _checked_length(path, name, given[name]) for name in LENGTHS if name in given}
-    return Preset(**{name: getattr(checked, name) for name in given if name not in LENGTHS}, **lengths)
+    values: dict[str, Any] = {name: getattr(checked, name) for name in given if name not in LENGTHS}
+    values |= {name: _checked_length(path, name, given[name]) for name in LENGTHS if name in given}
+    return Preset(**values)
 
 
 def _checked_length(path: Path, name: str, value: object) -> float:

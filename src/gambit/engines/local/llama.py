@@ -29,7 +29,7 @@ _PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaConfig:
+class LlamaShape:
     """The fields of a config.json that the modules are built from."""
 
     vocab_size: int
@@ -107,7 +107,7 @@ class RmsNorm(nn.Module):
 class RotaryEmbedding(nn.Module):
     rope_type = "default"
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaShape) -> None:
         super().__init__()
         self._dim, self._theta = config.head_dim, config.rope_theta
 
@@ -119,7 +119,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: LlamaConfig, index: int) -> None:
+    def __init__(self, config: LlamaShape, index: int) -> None:
         super().__init__()
         self.head_dim, self._index = config.head_dim, index
         queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
@@ -153,7 +153,7 @@ def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 class Mlp(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -166,7 +166,7 @@ class Mlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: LlamaConfig, index: int) -> None:
+    def __init__(self, config: LlamaShape, index: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, index)
         self.mlp = Mlp(config)
@@ -180,7 +180,7 @@ class DecoderLayer(nn.Module):
 
 
 class Trunk(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaShape) -> None:
         super().__init__()
         # A weight is given, since drawing one at random on the meta device imports torch's compiler.
         empty = torch.empty(config.vocab_size, config.hidden_size)
@@ -201,7 +201,7 @@ class LlamaOutput:
 class LlamaModel(nn.Module):
     """A causal LM whose attention is the pool's."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaShape) -> None:
         super().__init__()
         self.config = config
         self.model = Trunk(config)
@@ -244,7 +244,7 @@ class LlamaModel(nn.Module):
 def read_llama(folder: Path, dtype: torch.dtype | None) -> LlamaModel | None:
     """The model in a folder, on the CPU, or None if transformers has to read it. `dtype` None: the model's own."""
     try:
-        config = LlamaConfig.read(dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
+        config = LlamaShape.read(dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError):
         return None
     files = weight_files(str(folder))
@@ -264,7 +264,7 @@ def _read_weights(files: Sequence[Path], dtype: torch.dtype) -> dict[str, torch.
     return {name: tensor.to(dtype) for name, tensor in found.items() if not re.search(r"rotary_emb\.inv_freq$", name)}
 
 
-def _with_weights(config: LlamaConfig, weights: Mapping[str, torch.Tensor]) -> LlamaModel | None:
+def _with_weights(config: LlamaShape, weights: Mapping[str, torch.Tensor]) -> LlamaModel | None:
     with torch.device("meta"):
         model = LlamaModel(config)
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}

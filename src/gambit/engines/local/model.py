@@ -18,8 +18,6 @@ from gambit.text.tokenizers import Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    CausalModel = PreTrainedModel | LlamaModel
-
 CPU_KV_BYTES = 4 << 30  # the room for keys and values on a device that shares its memory with everything else
 
 
@@ -35,7 +33,7 @@ class ForwardOutput:
 class PoolModel:
     """A model whose attention reads the pool's rows; its last hidden states are what enters the output layer."""
 
-    def __init__(self, model: CausalModel, name: str) -> None:
+    def __init__(self, model: PreTrainedModel | LlamaModel, name: str) -> None:
         self.name = name
         self.device = model.device
         self.dtype = model.dtype
