@@ -95,7 +95,13 @@ def main() -> None:
     options = parser.parse_args()
     trees = {"new": ROOT / "src"} | ({"old": options.old.resolve()} if options.old else {})
     found = measure(trees, options.rounds)
-    result = {"cores": os.cpu_count(), "python": platform.python_version(), "rounds": options.rounds, "commands": found}
+    result = {
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[2], 1),
+        "python": platform.python_version(),
+        "rounds": options.rounds,
+        "commands": found,
+    }
     text = json.dumps(result, indent=2)
     print(text)
     if options.out is not None:

@@ -108,3 +108,21 @@ def test_a_library_call_draws_no_bars(tmp_path, capfd):
     read_with_transformers(str(folder), torch.float32)
     load_model(str(folder), "cpu")
     assert capfd.readouterr() == ("", "")
+
+
+def test_loading_leaves_the_number_of_threads_as_it_was(monkeypatch):
+    seen = []
+    real = PoolModel.__init__
+
+    def init(self, *args):
+        seen.append(torch.get_num_threads())
+        real(self, *args)
+
+    monkeypatch.setattr(PoolModel, "__init__", init)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        load_model(locate("pawn"), "cpu")
+        assert seen == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
