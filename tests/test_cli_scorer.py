@@ -105,7 +105,7 @@ def test_a_report_is_a_table_json_and_a_picture(folder, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["collect", "--problems", "p.txt", "--out", "o"], "'p.txt' is neither a .jsonl file nor pawn:SPLIT"),
+        (["collect", "--problems", "p.txt", "--out", "o"], "'p.txt' is neither a file of problems"),
         (["collect", "--problems", "pawn:val", "--out", "o"], "unknown split 'val'"),
         (["collect", "--problems", "pawn:dev", "--out", "o", "--layers", "last"], "layers 'last': give numbers"),
         (["train", "--data", "nowhere", "--out", "o"], "no collection.json in nowhere"),
@@ -281,7 +281,7 @@ def test_an_installed_package_brings_its_scorer(tiny_folder, folder, tmp_path):
     script = f"""
 import sys; sys.path.insert(0, {str(site)!r})
 from typer.testing import CliRunner
-from gambit.cli import app
+from gambit.cli.app import app
 for command in ({[*map(str, solve)]}, {[*map(str, judge)]}):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
