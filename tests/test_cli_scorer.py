@@ -105,7 +105,7 @@ def test_a_report_is_a_table_json_and_a_picture(folder, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["collect", "--problems", "p.txt", "--out", "o"], "'p.txt' is neither a .jsonl file nor pawn:SPLIT"),
+        (["collect", "--problems", "p.txt", "--out", "o"], "'p.txt' is neither a file of problems"),
         (["collect", "--problems", "pawn:val", "--out", "o"], "unknown split 'val'"),
         (["collect", "--problems", "pawn:dev", "--out", "o", "--layers", "last"], "layers 'last': give numbers"),
         (["train", "--data", "nowhere", "--out", "o"], "no collection.json in nowhere"),

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from gambit import _old_paths
+from gambit.core.host import check_host
 
 if TYPE_CHECKING:
     from gambit.config.options import SearchConfig
@@ -48,6 +49,7 @@ def __getattr__(name: str) -> object:
         return version("gambit-search")
     if name not in _HOME:
         raise AttributeError(f"module 'gambit' has no attribute {name!r}")
+    check_host()
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -11,13 +11,13 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gambit.config.options import EngineConfig, PresetSource, SearchConfig, build, unknown_key
+from gambit.config.options import EngineConfig, PresetSource, SearchConfig, Seed, build, unknown_key
 from gambit.core.errors import UserError
 from gambit.search.choice import check_search, load_policy, options_model
 from gambit.storage.problems import shard_of
 
 Scalar: TypeAlias = bool | int | float | str
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10_000_000)]
 ALL = "all"
 POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search config takes any
 # These have flags of their own in a bench: naming them twice would be a contradiction.
@@ -37,13 +37,13 @@ class BenchConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     benchmarks: tuple[str, ...] = Field((), description="names or .jsonl files")
-    policies: tuple[str, ...] = Field(("sc", "gambit"), description="search methods")
-    seeds: tuple[int, ...] = Field((0,), description="each problem is searched once per seed")
+    policies: tuple[str, ...] = Field(("sc", "gambit"), min_length=1, description="search methods")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="each problem is searched once per seed")
     limit: Positive | None = Field(None, description="first problems of each benchmark only")
     sweep: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict, description="option -> values")
     sweep_mode: SweepMode = Field(SweepMode.PRODUCT, description="product or each")
     variants: dict[str, dict[str, Scalar]] = Field(default_factory=dict, description="name -> policy and options")
-    concurrency: Positive = Field(1, description="problems searched at a time")
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="problems searched at a time")
     block: Positive | None = Field(None, description="problems after which the next method has its turn")
     shard: str = Field("1/1", pattern=r"^[1-9]\d*/[1-9]\d*$", description="i/n: every n-th problem from the i-th on")
     logs: bool = Field(True, description="keep every search's event log")
@@ -154,7 +154,7 @@ def read_recipe(path: Path) -> dict[str, object]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read recipe {path}: {error}") from error
+        raise UserError(f"cannot read recipe {path}: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise UserError(f"recipe {path} must be a mapping of options to values, not {type(raw).__name__}")
     return {str(key): value for key, value in raw.items()}

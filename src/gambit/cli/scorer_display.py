@@ -1,21 +1,19 @@
-"""What a person sees of `gambit scorer`: progress, tables, metadata; decides nothing."""
+"""What a person sees of `gambit scorer`: progress, tables, metadata."""
 
 from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gambit.cli.terminal import put, say, stderr
-from gambit.core.errors import GambitWarning
+from gambit.cli.terminal import put, stderr
 from gambit.core.events import Json
 
 if TYPE_CHECKING:
@@ -25,34 +23,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def our_warnings() -> Iterator[None]:
-    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
-
-    def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int,
-        file: TextIO | None = None, line: str | None = None,
-    ) -> None:  # fmt: skip
-        if issubclass(category, GambitWarning):
-            warn(str(message))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", GambitWarning)
-        warnings.showwarning = show
-        yield
-
-
-def warn(message: str) -> None:
-    say(f"warning: {message}", style="yellow")
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str, *, is_quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time that is left, on a terminal only."""
     console = stderr()
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=console, disable=is_quiet or not console.is_terminal, transient=True) as bar:
         job = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(job, completed=done, total=total)
 

@@ -21,6 +21,7 @@ SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM
 MODELS = "gambit.models"
 BUNDLED = "pawn"  # the model of those who name none
 WEIGHTS_FILE = "model.safetensors"
+GENERATION_FILE = "generation_config.json"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth")  # where there is no safetensors
 # Beside the weights these decide what a model says: its configuration and its tokenizer. A README does not.
@@ -34,7 +35,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 def named_model(model: str) -> NamedModel | None:
     """The model that a package brings along under this name."""
-    if model not in registry.names(MODELS):
+    if not registry.knows(MODELS, model):
         return None
     return cast("NamedModel", registry.load(MODELS, model))
 
@@ -99,17 +100,46 @@ class Generation:
 
 def generation_of(model: str) -> Generation:
     """Empty for a model without one."""
-    from transformers import GenerationConfig
-
-    try:
-        config = GenerationConfig.from_pretrained(model)
-    except (OSError, ValueError):
+    path = side_file(model, GENERATION_FILE)
+    if path is None:
         return Generation((), {})
-    eos: int | Sequence[int] | None = config.eos_token_id
-    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-    names = ("temperature", "top_p", "top_k", "min_p")
-    given = {name: getattr(config, name, None) for name in names} if config.do_sample else {}
-    return Generation(ids, {name: value for name, value in given.items() if value is not None})
+    raw = _read_json(path)
+    eos = raw.get("eos_token_id")
+    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(cast("Sequence[int]", eos))
+    names = ("temperature", "top_p", "top_k", "min_p") if raw.get("do_sample") else ()
+    return Generation(ids, {name: value for name in names if isinstance(value := raw.get(name), int | float)})
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): copy the model's files again") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} must be an object, not {type(raw).__name__}: copy the model's files again")
+    return raw
+
+
+def check_model(model: str) -> None:
+    """Refuse a model whose folder is missing or has broken files, before anything heavy is imported."""
+    source = locate(model)
+    if Path(source).is_dir():
+        check_weights(source)
+        defaults_of(source, generation_of(source))
+
+
+def check_weights(model: str) -> None:
+    """Refuse weights that a broken download left behind, before an engine takes a minute to stumble over them."""
+    for file in weight_files(model):
+        try:
+            with file.open("rb") as content:
+                size = int.from_bytes(content.read(8), "little")
+                header = json.loads(content.read(min(size, file.stat().st_size)))
+            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file} is not a readable safetensors file: copy it again") from error
+        if (found := file.stat().st_size) != 8 + size + end:
+            raise UserError(f"{file} has {found:,} bytes where its header promises {8 + size + end:,}: copy it again")
 
 
 def defaults_of(model: str, generation: Generation) -> ModelDefaults:
@@ -128,20 +158,21 @@ def hidden_size_on_disk(model: str) -> int | None:
     path = _on_disk(model, "config.json")
     if path is None:
         return None
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    size = raw.get("hidden_size") or raw.get("text_config", {}).get("hidden_size")
-    return int(size) if size else None
+    raw = _read_json(path)
+    nested = raw.get("text_config")
+    size = raw.get("hidden_size") or (nested.get("hidden_size") if isinstance(nested, dict) else None)
+    return size if isinstance(size, int) else None
 
 
 def weight_hash(model: str) -> str | None:
     """A hash of a model's weights, or None where they are not on this disk as safetensors."""
-    files = _weight_files(model)
+    files = weight_files(model)
     return files_hash(files) if files else None
 
 
 def identity_hash(model: str) -> str | None:
     """A hash of a model's weights, configuration and tokenizer; None where the weights are not on this disk."""
-    weights = _weight_files(model) or _other_weights(model)
+    weights = weight_files(model) or _other_weights(model)
     if not weights:
         return None
     digest = hashlib.sha256(files_hash(weights).encode())
@@ -171,7 +202,8 @@ def _other_weights(model: str) -> list[Path]:
     return sorted(path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)) if folder else []
 
 
-def _weight_files(model: str) -> list[Path]:
+def weight_files(model: str) -> list[Path]:
+    """A model's safetensors on this disk, none where one of them is missing."""
     index = _on_disk(model, WEIGHTS_INDEX)
     if index is None:
         single = _on_disk(model, WEIGHTS_FILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -78,6 +79,28 @@ def check_free(out_dir: Path) -> None:
     path = out_dir / LOG_FILE
     if path.exists():
         raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
+
+
+def check_writable(folder: Path) -> None:
+    """Try to write into a folder, existing or not, before hours go into what is to stand in it."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        for path in missing:  # what was made for the trial goes again
+            with suppress(OSError, ValueError):
+                path.rmdir()
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse a file that exists or cannot be written."""
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another name, or remove it")
+    check_writable(path.parent)
 
 
 def _open_log(out_dir: Path) -> ev.LogWriter:

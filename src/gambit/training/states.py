@@ -15,7 +15,7 @@ import torch
 
 from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
-from gambit.engines.local.model import pick_device, pick_dtype
+from gambit.engines.local.model import pick_device, pick_dtype, read_with_transformers
 from gambit.engines.shared.layers import LayerChoice
 from gambit.training.storage import state_name
 
@@ -103,10 +103,8 @@ class StateReader:
 
 def _load(model: str, dtype: str, device: torch.device) -> PreTrainedModel:
     """The network without its output layer; its last hidden state is what would enter it."""
-    from transformers import AutoModelForCausalLM
-
     try:
-        whole = AutoModelForCausalLM.from_pretrained(model, dtype=pick_dtype(dtype, device))
+        whole = read_with_transformers(model, pick_dtype(dtype, device))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load model {model!r}: {str(error).strip().partition(chr(10))[0]}") from error
     base: PreTrainedModel = whole.base_model.to(device).eval()
