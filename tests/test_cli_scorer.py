@@ -24,6 +24,8 @@ from gambit.training.fit import Fitted
 from gambit.training.objectives import recipe_for
 from gambit.training.train import Trained
 
+pytestmark = pytest.mark.slow
+
 
 class Outcome:
     def __init__(self, *args: object) -> None:
@@ -248,6 +250,8 @@ def test_a_large_model_is_hashed_in_no_time(tmp_path):
         file.write(b"x")
     assert models.weight_hash(str(tmp_path)) != first
     assert models.weight_hash(str(tmp_path / "nowhere")) is None
+    (tmp_path / names[0]).unlink()
+    assert models.weight_hash(str(tmp_path)) is None, "half of a model has no hash"
 
 
 # -- a scorer of somebody else's -------------------------------------------------------------------------------

@@ -299,3 +299,18 @@ def test_the_command_refuses_what_is_no_run(tmp_path: Path):
     Story(tmp_path).write()
     result = CliRunner().invoke(app, ["view", str(tmp_path), "--tokenizer", "/nowhere"])
     assert result.exit_code == 2 and "/nowhere" in result.stderr
+
+
+def test_the_page_tells_how_many_traces_ended_in_which_way():
+    from gambit.view.data import _facts
+    from scripted import ScriptedEngine
+    from searching import make_settings, run_one
+
+    engine = ScriptedEngine(seed=2, finish_chance=0.05, kv_tokens=200)
+    watched = run_one(engine, make_settings(capacity=8, budget_tokens=260, hard_floor=0.45))
+    result = watched.search.result
+    ends = [result.counts.completed, result.counts.pruned, result.counts.ghosts, result.counts.cancelled]
+    assert all(ends) and len(set(ends)) > 1, "each way to end has to occur"
+    said = dict(_facts(follow(watched.events), result))["traces"]
+    words = ("completed", "pruned", "ghosts", "cut off")
+    assert said.endswith(": " + ", ".join(f"{n} {word}" for n, word in zip(ends, words, strict=True)))

@@ -1,10 +1,11 @@
-"""Thought-level beam search for reasoning LLMs. The public names, each imported when it is first used."""
+"""Thought-level beam search for reasoning LLMs. The names that most users need; all public ones are in `gambit.api`."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
+from gambit import _old_paths
 from gambit.core.host import check_host
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _HOME = {
     "UserError": "gambit.core.errors",
     "replay": "gambit.results.record",
 }
+
+_old_paths.install()
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Benchmarks by name or file: problems with their right answers, asked in one style; never runs a search."""
+"""Benchmarks by name or file: problems with their right answers, and how these are read."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import TypeAlias, cast
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.pawn.puzzles import Split, generate
+from gambit.storage.cache import cache_folder
 from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of
 from gambit.text.answers import AnswerKind
 
@@ -77,8 +78,7 @@ def digest(items: Iterable[Item]) -> tuple[int, str]:
 
 def local_file(name: str) -> Path:
     """Where a file takes the place of a public dataset."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = os.environ.get("GAMBIT_BENCHMARKS") or Path(cache) / "gambit" / "benchmarks"
+    folder = os.environ.get("GAMBIT_BENCHMARKS") or cache_folder("benchmarks")
     return Path(folder) / f"{name}.jsonl"
 
 

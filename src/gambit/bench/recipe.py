@@ -1,4 +1,4 @@
-"""What a bench run compares, from flags or one YAML recipe: benchmarks, variants, seeds; runs nothing."""
+"""What a bench run compares, from flags or a YAML recipe: benchmarks, methods, sweeps, seeds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BenchConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class BenchVariant:
     """One method under comparison: a policy and what it changes in the search options."""
 
     label: str
@@ -77,14 +77,14 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BenchRecipe:
     """One bench run, complete: the same recipe on the same machine makes the same run."""
 
     bench: BenchConfig
     search: Mapping[str, object]  # as given; a preset fills the gaps
     engine: Mapping[str, object]
 
-    def variants(self) -> list[Variant]:
+    def variants(self) -> list[BenchVariant]:
         """In the order in which they are reported; each with a label of its own."""
         found = list(_variants(self.bench))
         labels = [variant.label for variant in found]
@@ -93,7 +93,7 @@ class Recipe:
                 raise UserError(f"two variants are called {label!r}: rename one")
         return found
 
-    def search_config(self, variant: Variant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
+    def search_config(self, variant: BenchVariant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
         """The options of one search; `fixed` is what the benchmark asks for, which the user may overrule."""
         values = {**fixed, **self.search}
         taken = options_model(load_policy(variant.policy)).model_fields
@@ -130,7 +130,7 @@ class Recipe:
                 raise UserError(f"no policy that is compared has such an option: {unknown_key(name, known)}")
 
 
-def recipe_from(values: Mapping[str, object]) -> Recipe:
+def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
     """A recipe from flat options; an unknown one is an error."""
     kinds: dict[str, type[BaseModel]] = {"bench": BenchConfig, "search": SearchConfig, "engine": EngineConfig}
     parts: dict[str, dict[str, object]] = {name: {} for name in kinds}
@@ -144,7 +144,7 @@ def recipe_from(values: Mapping[str, object]) -> Recipe:
         parts[home][key] = value
     checked = {name: build(kind, parts[name]).model_dump(mode="json") for name, kind in kinds.items()}
     kept = {name: {key: checked[name][key] for key in parts[name]} for name in ("search", "engine")}
-    return Recipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
+    return BenchRecipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
 
 
 def read_recipe(path: Path) -> dict[str, object]:
@@ -163,15 +163,15 @@ def read_recipe(path: Path) -> dict[str, object]:
 # -- variants --------------------------------------------------------------------------------------------------
 
 
-def _variants(bench: BenchConfig) -> Iterator[Variant]:
+def _variants(bench: BenchConfig) -> Iterator[BenchVariant]:
     sweeps = [_Sweep.parse(key, values, bench.policies) for key, values in bench.sweep.items()]
     for policy in bench.policies:
         mine = [sweep for sweep in sweeps if policy in sweep.policies]
         if not mine or bench.sweep_mode is SweepMode.EACH:
-            yield Variant(policy, policy, {})
+            yield BenchVariant(policy, policy, {})
         for changes in _combinations(mine, bench.sweep_mode):
             swept = ", ".join(f"{key}={value}" for key, value in changes.items())
-            yield Variant(f"{policy} {swept}", policy, changes, tuple(changes))
+            yield BenchVariant(f"{policy} {swept}", policy, changes, tuple(changes))
     for label, options in bench.variants.items():
         yield _named(label, options)
 
@@ -204,12 +204,12 @@ def _combinations(sweeps: list[_Sweep], mode: SweepMode) -> Iterator[dict[str, S
             yield dict(zip((sweep.option for sweep in sweeps), values, strict=True))
 
 
-def _named(label: str, options: Mapping[str, Scalar]) -> Variant:
+def _named(label: str, options: Mapping[str, Scalar]) -> BenchVariant:
     changes = dict(options)
     policy = str(changes.pop("policy", "gambit"))
     for key in changes:
         _check_option(key, f"variant {label!r}")
-    return Variant(label, policy, changes)
+    return BenchVariant(label, policy, changes)
 
 
 def _check_option(option: str, where: str) -> None:

@@ -15,9 +15,9 @@ from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.bench.datasets import Benchmark
-    from gambit.bench.folder import Plan
-    from gambit.bench.recipe import Recipe
-    from gambit.bench.report import Report
+    from gambit.bench.folder import BenchPlan
+    from gambit.bench.recipe import BenchRecipe
+    from gambit.bench.report import BenchReport
     from gambit.config.options import EngineConfig
 
 MANY = 10_000_000
@@ -150,7 +150,9 @@ def _variants(texts: list[str]) -> dict[str, dict[str, object]]:
     return found
 
 
-def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, resume: bool) -> tuple[Path, Recipe]:
+def _recipe(
+    file: Path | None, options: Mapping[str, object], out: Path | None, resume: bool
+) -> tuple[Path, BenchRecipe]:
     """Flags over the recipe file; a resumed run knows its own and takes nothing that contradicts it."""
     from gambit.bench.folder import read_plan, with_changes
     from gambit.bench.recipe import read_recipe, recipe_from
@@ -170,7 +172,7 @@ def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, 
 # -- bench -----------------------------------------------------------------------------------------------------
 
 
-def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool, *, is_quiet: bool) -> int:
+def _run(recipe: BenchRecipe, folder: Path, resume: bool, wants_report: bool, *, is_quiet: bool) -> int:
     from gambit.bench.folder import check_same, create, is_complete, locked, make_plan
     from gambit.bench.stamp import identity_of
     from gambit.config.options import EngineConfig, build
@@ -199,7 +201,7 @@ def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool, *, is_q
     return code
 
 
-def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: EngineConfig, is_quiet: bool) -> int:
+def _search(plan: BenchPlan, benchmarks: list[Benchmark], folder: Path, engine: EngineConfig, is_quiet: bool) -> int:
     from gambit.bench.folder import add_environment
     from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
     from gambit.bench.runner import Runner
@@ -225,7 +227,7 @@ def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: Engin
     return stop.exit_code
 
 
-def _show(made: Report) -> None:
+def _show(made: BenchReport) -> None:
     """The first table and every sentence; the rest is for the page."""
     from rich.table import Table
 

@@ -154,7 +154,7 @@ def _vllm() -> tuple[Condition, str]:
     if build is None:
         return Condition.OPTIONAL, VLLM_HINT
     found, device = build
-    return Condition.OK, versions.note_on(found, device) or f"vLLM {found} ({device}), a tested version"
+    return Condition.OK, versions.description(found, device)
 
 
 def _bundled_model() -> Finding:

@@ -15,7 +15,7 @@ from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from gambit.training.collect import Plan
+    from gambit.training.collect import CollectPlan
     from gambit.training.sampling import Task
 
 AUTO = "auto"
@@ -104,7 +104,7 @@ def collect(
         from gambit.models.files import check_model
         from gambit.storage.problems import columns_of, shard_of
         from gambit.storage.run_folder import check_writable
-        from gambit.training.collect import Plan
+        from gambit.training.collect import CollectPlan
         from gambit.training.sampling import PAWN_SOURCE
 
         first, every = shard_of(shard)
@@ -113,7 +113,7 @@ def collect(
                     "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
         options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
                    "engine_options": key_values(engine_option or [], "--engine-option")}  # fmt: skip
-        plan = Plan(
+        plan = CollectPlan(
             out=out,
             source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
             engine=build(EngineConfig, options),
@@ -153,7 +153,7 @@ def merge(
     exit_with(body)
 
 
-def _collect(tasks: Sequence[Task], plan: Plan, is_quiet: bool) -> int:
+def _collect(tasks: Sequence[Task], plan: CollectPlan, is_quiet: bool) -> int:
     from gambit.cli.scorer_display import progress, summary_line
     from gambit.cli.signals import StopSignal
     from gambit.training.collect import collect as run

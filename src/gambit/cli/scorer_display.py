@@ -17,8 +17,8 @@ from gambit.cli.terminal import put, stderr
 from gambit.core.events import Json
 
 if TYPE_CHECKING:
-    from gambit.training.collect import Summary
-    from gambit.training.evaluate import Report
+    from gambit.training.collect import CollectSummary
+    from gambit.training.evaluate import ScorerReport
     from gambit.training.train import Trained
 
 
@@ -33,7 +33,7 @@ def progress(what: str, *, is_quiet: bool = False) -> Iterator[Callable[[int, in
         yield lambda done, total: bar.update(job, completed=done, total=total)
 
 
-def summary_line(summary: Summary, out: Path, seconds: float) -> str:
+def summary_line(summary: CollectSummary, out: Path, seconds: float) -> str:
     share = summary.num_correct / max(1, summary.num_traces)
     before = f", {summary.num_before} were there before" if summary.num_before else ""
     stopped = "; stopped early, the same command goes on" if summary.was_stopped else ""
@@ -64,7 +64,7 @@ def show_training(out: Path, trained: Trained, as_json: bool) -> None:
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
 
 
-def show_report(report: Report) -> None:
+def show_report(report: ScorerReport) -> None:
     from gambit.training.evaluate import conclusions
 
     put(f"{report.model}, {report.source}: {report.num_problems} problems, {report.num_mixed} with both right and "
@@ -81,7 +81,7 @@ def show_report(report: Report) -> None:
         put(line)
 
 
-def _ranking_table(report: Report, title: str) -> Table:
+def _ranking_table(report: ScorerReport, title: str) -> Table:
     from gambit.training.ranking import CURVE, QUARTERS
 
     is_auc = title.startswith("AUC")

@@ -17,7 +17,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "sc": "gambit.search.policies.self_consistency:SelfConsistency",
         "slim-sc": "gambit.search.policies.slim_sc:SlimSc",
         "single": "gambit.search.policies.single:Single",
-        "step": "gambit.search.policies.step:Step",
+        "step": "gambit.search.policies.step:StepPruning",
     },
     "gambit.scorers": {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",

@@ -83,10 +83,12 @@ class Engine(Protocol):
     """
 
     @property
-    def info(self) -> EngineInfo: ...
+    def info(self) -> EngineInfo:
+        """What it runs, and how much fits."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
 
     def open(self, spec: SearchSpec) -> None:
         """Announce a search; its prompt must leave room for at least one token."""

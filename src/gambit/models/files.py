@@ -1,11 +1,11 @@
-"""What travels with a model besides its weights: where it is, its preset, its scorer, its sampling defaults."""
+"""A model's files: where they are, their hashes, and what lies beside the weights (preset, scorer, sampling)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -14,6 +14,7 @@ from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
 from gambit.core.errors import UserError
 from gambit.core.problem import NamedModel
+from gambit.storage.hashing import files_hash
 
 SCORER_FILE = "scorer.safetensors"
 SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM takes every safetensors for weights
@@ -22,10 +23,13 @@ BUNDLED = "pawn"  # the model of those who name none
 WEIGHTS_FILE = "model.safetensors"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-# A file up to this size is hashed whole; of a larger one its header and samples, so that no start waits for a hash.
-WHOLE_FILE_BYTES = 64 << 20
-SAMPLES_PER_MODEL = 64
-SAMPLE_BYTES = 32 << 10
+OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth")  # where there is no safetensors
+# Beside the weights these decide what a model says: its configuration and its tokenizer. A README does not.
+CONFIGURATION_FILES = ("config.json", "generation_config.json", PRESET_FILE)
+TOKENIZER_FILES = (
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+)  # fmt: skip
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -161,22 +165,41 @@ def hidden_size_on_disk(model: str) -> int | None:
 
 
 def weight_hash(model: str) -> str | None:
-    """A hash of a model's weights, or None where they are not on this disk as safetensors.
-
-    One file of up to 64 MiB gives its plain SHA-256. Larger ones give `sampled:` and a hash of names, sizes, headers
-    and 64 pieces spread over the whole: other weights, another dtype or another quantisation change it, and it takes
-    well under a second whatever the size.
-    """
+    """A hash of a model's weights, or None where they are not on this disk as safetensors."""
     files = weight_files(model)
-    if not files:
+    return files_hash(files) if files else None
+
+
+def identity_hash(model: str) -> str | None:
+    """A hash of a model's weights, configuration and tokenizer; None where the weights are not on this disk."""
+    weights = weight_files(model) or _other_weights(model)
+    if not weights:
         return None
-    if len(files) == 1 and files[0].stat().st_size <= WHOLE_FILE_BYTES:
-        return hashlib.sha256(files[0].read_bytes()).hexdigest()
-    digest = hashlib.sha256()
-    for file in files:
-        for piece in _samples(file, max(1, SAMPLES_PER_MODEL // len(files))):
-            digest.update(piece)
-    return f"sampled:{digest.hexdigest()}"
+    digest = hashlib.sha256(files_hash(weights).encode())
+    for name in (*CONFIGURATION_FILES, *TOKENIZER_FILES):
+        if (path := _on_disk(model, name)) is not None:
+            digest.update(f"{name} {files_hash([path])}".encode())
+    return digest.hexdigest()[:16]
+
+
+def folder_on_disk(model: str) -> Path | None:
+    """Where a model's files are; None for one that only the hub has."""
+    config = _on_disk(model, "config.json")
+    return config.parent if config else None
+
+
+def scorer_file(model: str, scorer: str) -> Path | None:
+    """The checkpoint that a scorer's name stands for, where it stands for one that is on this disk."""
+    if Path(scorer).is_file():
+        return Path(scorer)
+    if scorer == "auto":
+        return _on_disk(model, SCORER_FILE)
+    return _on_disk(model, f"{SCORERS_FOLDER}/{scorer}.safetensors") if re.fullmatch(r"[\w-]+", scorer) else None
+
+
+def _other_weights(model: str) -> list[Path]:
+    folder = folder_on_disk(model)
+    return sorted(path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)) if folder else []
 
 
 def weight_files(model: str) -> list[Path]:
@@ -204,14 +227,3 @@ def _on_disk(model: str, filename: str) -> Path | None:
         return None
     cached = try_to_load_from_cache(model, filename)
     return Path(cached) if isinstance(cached, str) else None
-
-
-def _samples(file: Path, count: int) -> Iterable[bytes]:
-    size = file.stat().st_size
-    yield f"{file.name} {size}".encode()
-    with file.open("rb") as content:
-        head = content.read(8)
-        yield head + content.read(min(int.from_bytes(head, "little"), 8 << 20))  # the header: names, shapes, dtypes
-        for i in range(count):
-            content.seek(i * max(0, size - SAMPLE_BYTES) // max(1, count - 1))
-            yield content.read(SAMPLE_BYTES)

@@ -1,4 +1,4 @@
-"""Reads hidden states of finished traces with one teacher-forced forward pass; samples nothing, stores nothing.
+"""Reads the hidden states of finished traces with one teacher-forced forward pass.
 
 Engines hand scores to a search, not states, and each keeps its states elsewhere. One more pass over the finished text
 gives the same numbers whatever engine sampled it, any layer, and both state positions at once. It reads every trace up
@@ -28,7 +28,7 @@ BATCH_TOKENS = {"cuda": 65_536, "mps": 16_384, "cpu": 8_192}
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is to be read: a prompt with what was generated after it, and where the thoughts of that end."""
+    """One trace to read: prompt, generated tokens, and where its thoughts end."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class Reading:
 
     @property
     def length(self) -> int:
-        """How much of it must be fed."""
+        """Tokens to feed: everything up to the last boundary."""
         return len(self.prompt) + self.boundaries[-1] + 1 if self.boundaries else 0
 
     @property
@@ -45,7 +45,7 @@ class Reading:
 
 
 class StateReader:
-    """A model of its own, beside the engine's."""
+    """Loads a second copy of the model, beside the engine's, and reads hidden states with it."""
 
     def __init__(
         self,

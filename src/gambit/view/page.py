@@ -1,4 +1,4 @@
-"""Puts a run's data and the page's own files into one HTML file; what they mean is none of its business."""
+"""Puts a run's data and the page's assets into one HTML file."""
 
 from __future__ import annotations
 

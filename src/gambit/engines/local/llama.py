@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from gambit.engines.local.attention import LayerCall, Plan
+from gambit.engines.local.attention import AttentionPlan, LayerCall
 from gambit.models.files import weight_files
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [n, length, head dim]
@@ -133,7 +133,7 @@ class Attention(nn.Module):
             self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, pool: Plan) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation, pool: AttentionPlan) -> torch.Tensor:
         q, k, v = (self._heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
         if self._has_norms:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -173,7 +173,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, pool: Plan) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: Rotation, pool: AttentionPlan) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, pool)
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -226,7 +226,7 @@ class LlamaModel(nn.Module):
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        pool: Plan,
+        pool: AttentionPlan,
         output_hidden_states: bool = False,
         **_: object,
     ) -> LlamaOutput:

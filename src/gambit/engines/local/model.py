@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gambit.core.errors import UserError
-from gambit.engines.local.attention import ATTENTION_NAME, DecodePlan, Plan, pool_attention
+from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, pool_attention
 from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
 from gambit.engines.local.llama import LlamaModel, read_llama
 from gambit.models.files import weight_files
@@ -56,7 +56,7 @@ class PoolModel:
         self._head_input[:] = [args[0]]
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, inner: Sequence[int] = ()
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> ForwardOutput:
         """`tokens` and `positions` are [n, length]. `inner`: layers whose states are wanted too, lowest first."""
         if self._fused is not None and isinstance(plan, DecodePlan):
@@ -65,7 +65,7 @@ class PoolModel:
 
     @torch.inference_mode()
     def _run_modules(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, inner: Sequence[int] = ()
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> Output:
         try:
             out = self._model(

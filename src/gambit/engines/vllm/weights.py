@@ -1,4 +1,4 @@
-"""What vLLM may read of a model's folder: it takes every safetensors file for weights, a scorer's among them."""
+"""A view of a model's folder without its scorer: vLLM would load every safetensors file in it as weights."""
 
 from __future__ import annotations
 
