@@ -20,7 +20,8 @@ from gambit.cli.app import app
 from gambit.cli.display import Display, report
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core import events as ev
-from gambit.results.record import SearchResult, fold, replay
+from gambit.results.record import SearchResult, fold
+from gambit.results.replay import replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver

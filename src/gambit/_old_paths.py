@@ -102,6 +102,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "single_token": "text.tokenizers:single_token",
         "unpack": "text.boundary:unpack",
     },
+    "record": {"replay": "results.replay:replay"},
     "search.facts": {"Facts": "search.recorder:Recorder", "Hooks": "search.recorder:Callbacks"},
     "search.loop": {"run_searches": "search.batch:run_searches"},
     "search.policy": {
