@@ -65,7 +65,7 @@ class FullEngine:
             self._blocks[request] += self._new(1)
         for request in self._rng.sample(names, max(len(names) // THOUGHT_TOKENS, 1)):
             trace = self._table.traces[request]
-            trace.score, trace.eviction_key = trace.score.add(self._rng.random()), None
+            trace.score, trace.standing = trace.score.add(self._rng.random()), None
         began = time.thread_time()
         order = self._table.eviction_order(names, lambda request, start: self._blocks[request][start:], MISSING)
         seconds = time.thread_time() - began

@@ -27,7 +27,7 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import add_metrics, save_checkpoint
 from gambit.storage.problems import read_problems, shard_of
-from gambit.training.collect import Collector, Plan
+from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Division
 from gambit.training.fit import Fitted
 from gambit.training.judging import judge_scorers, report_json
@@ -62,10 +62,10 @@ def _read(path: Path, count: int) -> list[Task]:
     return [Task(problem, found.expected[problem.id]) for problem in found.problems[:count]]
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
+def plan_of(options: argparse.Namespace) -> CollectPlan:
     sampling = {} if options.kind == "pawn" else {"temperature": options.temperature, "top_p": 1.0, "top_k": 0}
     engine_options = json.loads(options.engine_options)
-    return Plan(
+    return CollectPlan(
         out=options.out,
         source="",
         engine=EngineConfig(

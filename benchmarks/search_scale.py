@@ -31,21 +31,21 @@ from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
 from gambit.core.types import (
-    Admitted,
+    Admission,
     Aggregation,
     EndReason,
-    Finished,
     Progress,
     Sampling,
     SearchStep,
     StepBatch,
     StepSeconds,
     ThoughtScore,
+    TraceEnd,
     TraceKey,
     TraceSpec,
 )
 from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.search.loop import Hooks, Search
+from gambit.search.loop import Callbacks, Search
 from gambit.search.policies.tournament import Tournament
 from gambit.storage.run_folder import EventSink
 from gambit.text.boundary import BoundaryRule
@@ -72,7 +72,7 @@ class CalendarEngine:
     seconds: float = 0.0  # spent in here
     _step: int = 0
     _running: dict[int, _Trace] = field(default_factory=dict)
-    _admitted: list[Admitted] = field(default_factory=list)
+    _admitted: list[Admission] = field(default_factory=list)
     _calendar: list[tuple[int, int, bool]] = field(default_factory=list)  # step, trace, whether it ends there
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class CalendarEngine:
                 length = max(int(self._rng.uniform(0.5, 1.5) * self.length), spec.inherited + 1)
                 born = self._step - spec.inherited
                 self._running[trace] = _Trace(born, born + length)
-                self._admitted.append(Admitted(trace, spec.inherited, 0, 0))
+                self._admitted.append(Admission(trace, spec.inherited, 0, 0))
                 heapq.heappush(self._calendar, (born + length, trace, True))
                 self._expect_thought(trace)
 
@@ -123,7 +123,7 @@ class CalendarEngine:
                 length = self._step - self._running[trace].born
                 if is_end:
                     del self._running[trace]
-                    finished.append(Finished(trace, EndReason.STOP, (7,) * length))
+                    finished.append(TraceEnd(trace, EndReason.STOP, (7,) * length))
                 else:
                     scored.append(ThoughtScore(trace, self._rng.random(), length))
                     self._expect_thought(trace)
@@ -174,7 +174,7 @@ def run(capacity: int, length: int, seed: int = 0) -> Cost:
         kinds: defaultdict[str, list[float]] = defaultdict(list)
         total, steps = 0.0, 0
         search.begin()
-        while not search.is_done:
+        while not search.is_stopped:
             batch = engine.step()
             step = batch.searches[1]
             before, inside, began = len(search.record.tree.traces), engine.seconds, time.thread_time()
@@ -232,9 +232,9 @@ def make_search(engine: CalendarEngine, capacity: int, length: int, on_event: Ca
         environment={},
     )  # fmt: skip
     rule = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
-    hooks = Hooks(lambda tokens: str(len(tokens) % 3), lambda a, b: a == b, on_event)
+    callbacks = Callbacks(lambda tokens: str(len(tokens) % 3), lambda deadline: str.__eq__, on_event)
     return Search(
-        engine, Tournament.from_settings(settings), settings, SearchSpec(1, (1,), rule, frozenset()), header, hooks
+        engine, Tournament.from_settings(settings), settings, SearchSpec(1, (1,), rule, frozenset()), header, callbacks
     )
 
 

@@ -276,7 +276,8 @@ def run_pool(engine: Watched, pool: Pool, number: int, shape: str) -> tuple[Any,
     """One search to its end; gives it and its seconds."""
     from gambit.config import registry
     from gambit.engines.base import SearchSpec
-    from gambit.search.loop import Hooks, Search, run_searches
+    from gambit.search.batch import run_searches
+    from gambit.search.loop import Callbacks, Search
     from gambit.text.boundary import BoundaryRule
 
     settings = settings_of(pool)
@@ -285,8 +286,8 @@ def run_pool(engine: Watched, pool: Pool, number: int, shape: str) -> tuple[Any,
     ends = frozenset(range(0, vocab_size, THOUGHT_TOKENS.get(shape, USUAL_THOUGHT_TOKENS)))
     rule = BoundaryRule(vocab_size, ends, frozenset(), frozenset(), None)
     spec = SearchSpec(number, tuple(prompt_of(number)), rule, frozenset())
-    hooks = Hooks(lambda said: str(said[-1] % 7), lambda a, b: a == b, ignore)
-    search = Search(engine, policy.from_settings(settings), settings, spec, header_of(pool), hooks)
+    callbacks = Callbacks(lambda said: str(said[-1] % 7), lambda deadline: str.__eq__, ignore)
+    search = Search(engine, policy.from_settings(settings), settings, spec, header_of(pool), callbacks)
     began = time.perf_counter()
     (done,) = run_searches(engine, [search])
     return done, time.perf_counter() - began

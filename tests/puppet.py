@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gambit.core.types import (
-    Admitted,
+    Admission,
     PressureAction,
     Progress,
     SearchStep,
@@ -68,5 +68,5 @@ class PuppetEngine:
         return StepBatch({1: step}, 0, 1 << 20, StepSeconds())
 
 
-def admit(*traces: int, reused: int = 0) -> tuple[Admitted, ...]:
-    return tuple(Admitted(trace, reused, 0, 0) for trace in traces)
+def admit(*traces: int, reused: int = 0) -> tuple[Admission, ...]:
+    return tuple(Admission(trace, reused, 0, 0) for trace in traces)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gambit.core.types import (
-    Admitted,
+    Admission,
     Aggregation,
     EndReason,
-    Evicted,
-    Finished,
+    Eviction,
     PressureAction,
     Progress,
     RunningScore,
@@ -22,6 +21,7 @@ from gambit.core.types import (
     StepBatch,
     StepSeconds,
     ThoughtScore,
+    TraceEnd,
     TraceKey,
     TraceSpec,
 )
@@ -36,6 +36,7 @@ class ScriptedTrace:
     score: RunningScore
     since: int
     admissions: int = 0
+    admitted: int = 0  # ordinal of its last admission
 
 
 @dataclass
@@ -52,6 +53,7 @@ class ScriptedEngine:
     waiting: dict[TraceKey, ScriptedTrace] = field(default_factory=dict)
     num_steps: int = 0
     num_preempted: int = 0
+    num_admitted: int = 0
     searches: dict[int, SearchSpec] = field(default_factory=dict)
     tracks: ConfidenceTracks = field(default_factory=ConfidenceTracks)
     emitted: dict[TraceKey, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -122,7 +124,7 @@ class ScriptedEngine:
             if is_long or key in low or self.rng.random() < self.finish_chance:
                 by_rule = EndReason.CONFIDENCE if key in low else EndReason.STOP
                 reason = EndReason.LENGTH if is_long else by_rule
-                done = Finished(key.trace, reason, tuple(trace.tokens), self.tracks.end(key))
+                done = TraceEnd(key.trace, reason, tuple(trace.tokens), self.tracks.end(key))
                 finished.append((key.search, done))
         num_tokens = defaultdict(int)
         for key in self.running:
@@ -151,15 +153,14 @@ class ScriptedEngine:
         vector = np.array([self.rng.gauss(1, 0.3) for _ in range(size)])
         return tuple((vector / np.linalg.norm(vector)).tolist()) if size else None
 
-    def _make_room(self) -> list[tuple[int, Evicted]]:
+    def _make_room(self) -> list[tuple[int, Eviction]]:
         evicted = []
         while self.running and self.used + len(self.running) > self.kv_tokens:
-            key = max(self.running, key=self._expendability)
+            key, action = self._victim()
             trace = self.running.pop(key)
-            action = trace.spec.on_pressure.action
             tokens = () if action is PressureAction.QUEUE else tuple(trace.tokens)
             score = trace.score.value(Aggregation.MEAN)
-            evicted.append((key.search, Evicted(key.trace, action, score, len(trace.tokens), tokens)))
+            evicted.append((key.search, Eviction(key.trace, action, score, len(trace.tokens), tokens)))
             if action is not PressureAction.QUEUE:
                 self.tracks.forget(key)
             else:
@@ -168,6 +169,18 @@ class ScriptedEngine:
                 self.waiting = {key: trace, **self.waiting}
         return evicted
 
+    def _victim(self) -> tuple[TraceKey, PressureAction]:
+        """Written anew, not taken from the engines: the largest island's lowest, or the youngest where all have one."""
+        rule = next(iter(self.running.values())).spec.on_pressure
+        if not rule.spares_islands:
+            return max(self.running, key=self._expendability), rule.action
+        sizes = Counter(t.spec.island for t in (*self.running.values(), *self.waiting.values()))
+        largest = max(sizes[trace.spec.island] for trace in self.running.values())
+        if largest == 1:
+            return max(self.running, key=lambda key: self.running[key].admitted), PressureAction.QUEUE
+        crowd = [key for key, trace in self.running.items() if sizes[trace.spec.island] == largest]
+        return max(crowd, key=self._expendability), rule.action
+
     def _expendability(self, key: TraceKey) -> tuple[float, ...]:
         trace = self.running[key]
         score = trace.score.value(Aggregation.MEAN)
@@ -175,7 +188,7 @@ class ScriptedEngine:
             return (key.trace,)
         return ((score is None) == trace.spec.on_pressure.unscored_first, -(score or 0.0), key.trace)
 
-    def _admit(self) -> list[tuple[int, Admitted]]:
+    def _admit(self) -> list[tuple[int, Admission]]:
         admitted = []
         for key, trace in list(self.waiting.items()):
             need = self.used + len(self.running) + len(trace.tokens) + 2
@@ -184,7 +197,9 @@ class ScriptedEngine:
             self.running[key] = self.waiting.pop(key)
             recomputed = len(trace.tokens) if trace.admissions or trace.spec.parent is None else 0
             trace.admissions += 1
+            self.num_admitted += 1
+            trace.admitted = self.num_admitted
             reused = 0 if recomputed else trace.spec.inherited
             waited = self.num_steps - trace.since - 1
-            admitted.append((key.search, Admitted(key.trace, reused, recomputed, waited)))
+            admitted.append((key.search, Admission(key.trace, reused, recomputed, waited)))
         return admitted

@@ -11,10 +11,11 @@ from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
 from gambit.core.types import Aggregation, Sampling
 from gambit.engines.base import Engine, SearchSpec
+from gambit.search.batch import run_searches
 from gambit.search.choice import load_policy
-from gambit.search.loop import Search, run_searches
-from gambit.search.policies.base import needs_of
-from gambit.search.recorder import Hooks
+from gambit.search.loop import Search
+from gambit.search.policies.base import requirements_of
+from gambit.search.recorder import Callbacks
 from gambit.text.boundary import BoundaryRule
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
@@ -73,24 +74,27 @@ def make_search(
     answer_of: Callable[..., str | None] = lambda tokens: str(tokens[-1] % 3),
     check: Callable[[Search, ev.Event], None] = lambda search, event: None,
     vote: str = "score",
+    wrap: Callable[..., object] = lambda policy: policy,
     decode: Callable[..., str] = lambda tokens: "".join(" Wait" if token % 5 == 0 else " so" for token in tokens),
+    equivalent_until: Callable[[float], Callable[[str, str], bool]] = lambda deadline: str.__eq__,
 ) -> Watched:
     def on_event(event: ev.Event) -> None:
         watched.events.append(event)
         check(watched.search, event)
 
-    policy = load_policy(settings.policy).from_settings(settings)
-    hooks = Hooks(answer_of, lambda a, b: a == b, on_event, decode)
-    needs = needs_of(policy)
+    policy = wrap(load_policy(settings.policy).from_settings(settings))
+    callbacks = Callbacks(answer_of, equivalent_until, on_event, decode)
+    requirements = requirements_of(policy)
     spec = SearchSpec(
         number,
         prompt,
         rule,
         stop_ids,
-        confidence_window=needs.confidence_window,
-        embedding_size=needs.embedding_size,
+        confidence_window=requirements.confidence_window,
+        embedding_size=requirements.embedding_size,
+        keeps_histories=settings.ghost_parents,
     )
-    watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), hooks))
+    watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), callbacks))
     return watched
 
 

@@ -8,14 +8,14 @@ from gambit.config.options import SearchConfig
 from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.types import (
-    Admitted,
+    Admission,
     EndReason,
-    Evicted,
-    Finished,
+    Eviction,
     OnPressure,
     PressureAction,
     SearchStep,
     ThoughtScore,
+    TraceEnd,
 )
 from gambit.results.record import fold
 from gambit.search.choice import check_search, load_policy, policy_options, with_fixed_pool
@@ -34,7 +34,8 @@ def drive(steps, settings, **options):
     for _ in steps:
         batch = watched.search._engine.step()
         watched.search.absorb(batch.searches[1], batch)
-        if watched.search.is_done:
+        if watched.search.is_stopped:
+            watched.search.conclude()
             break
     return watched
 
@@ -44,7 +45,7 @@ def drive(steps, settings, **options):
 
 def test_step_declares_that_unscored_traces_go_first_and_nothing_is_queued():
     policy = load_policy("step").from_settings(make_settings("step", capacity=4))
-    _, [start] = policy.decide(None, PoolView(0, (), 0, 0))
+    _, [start] = policy.decide(None, PoolView(0, (), 0))
     assert start == Start(4, OnPressure(PressureAction.PRUNE, unscored_first=True))
 
 
@@ -71,11 +72,11 @@ def test_a_pruned_trace_votes_only_in_the_public_codes_reading(pruned_vote, winn
         SearchStep(admitted=admit(0, 1, 2), num_generated=3, scored=scores),
         SearchStep(
             evicted=(
-                Evicted(1, PressureAction.PRUNE, 0.9, 1, (8,)),
-                Evicted(2, PressureAction.PRUNE, 0.8, 1, (0,)),  # nothing boxed so far
+                Eviction(1, PressureAction.PRUNE, 0.9, 1, (8,)),
+                Eviction(2, PressureAction.PRUNE, 0.8, 1, (0,)),  # nothing boxed so far
             ),
             num_generated=1,
-            finished=(Finished(0, EndReason.STOP, (0, 7)),),
+            finished=(TraceEnd(0, EndReason.STOP, (0, 7)),),
         ),
     ]
     settings = make_settings("step", capacity=3)
@@ -111,7 +112,7 @@ def test_the_best_trace_answers_also_against_a_majority():
             admitted=admit(0, 1, 2),
             num_generated=3,
             scored=(ThoughtScore(0, 0.6, 1), ThoughtScore(1, 0.7, 1), ThoughtScore(2, 0.65, 1)),
-            finished=tuple(Finished(i, EndReason.STOP, (answer,)) for i, answer in enumerate((5, 6, 5))),
+            finished=tuple(TraceEnd(i, EndReason.STOP, (answer,)) for i, answer in enumerate((5, 6, 5))),
         )
     ]
     answer_of = lambda tokens: str(tokens[-1])  # noqa: E731
@@ -169,10 +170,10 @@ def test_options_arrive_checked():
 def test_waiting_is_counted_per_trace_in_steps_and_seconds():
     steps = [
         SearchStep(admitted=admit(0, 1), num_generated=2),
-        SearchStep(evicted=(Evicted(1, PressureAction.QUEUE, None, 1, ()),), num_generated=1),
+        SearchStep(evicted=(Eviction(1, PressureAction.QUEUE, None, 1, ()),), num_generated=1),
         SearchStep(num_generated=1),
-        SearchStep(admitted=(Admitted(1, 0, 1, 2),), num_generated=2),
-        SearchStep(num_generated=2, finished=(Finished(0, EndReason.STOP, (0,) * 5),)),
+        SearchStep(admitted=(Admission(1, 0, 1, 2),), num_generated=2),
+        SearchStep(num_generated=2, finished=(TraceEnd(0, EndReason.STOP, (0,) * 5),)),
     ]
     watched = drive(steps, make_settings("sc", capacity=3, num_traces=3, budget_traces=1))
     traces = watched.search.record.tree.traces

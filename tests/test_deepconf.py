@@ -20,7 +20,7 @@ def finished(trace, lowest):
 
 def view(lowest, created):
     done = tuple(finished(trace, value) for trace, value in enumerate(lowest))
-    return PoolView(0, (), created, len(done), done)
+    return PoolView(0, (), created, done)
 
 
 def make(num_traces=64, capacity=32, **options):

@@ -11,6 +11,7 @@ import pytest
 
 import gambit
 
+pytestmark = pytest.mark.slow
 POLICY = '''
 """A toy: two traces, and whoever is complete first ends it."""
 
@@ -19,7 +20,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gambit.search.policy import Start, Stop, Wake
+from gambit.search.policies.base import Start, Stop, Wake
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
 

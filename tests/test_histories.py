@@ -140,6 +140,7 @@ def task(*, history_of=None, count=0, keeps=None, search=1, **more):
         announcement = dict.fromkeys(Announcement.__dataclass_fields__) | {"keeps_histories": keeps}
     return TraceTask(
         search=search, trace=0, prompt_tokens=1, inherited=0, action="ghost", unscored_first=False,
+        spares_islands=False, island=0,
         score=(count, 0.0, 0.0, 0.0), flags=1, is_pending=False, parent=None, noise_key=0, temperature=1.0, top_p=1.0,
         top_k=0, min_p=0.0, history_of=history_of, announcement=announcement, **more,
     )  # fmt: skip

@@ -1,24 +1,29 @@
 """The loop: ends, budgets, failures, interruptions, ghosts as parents, and the log on disk."""
 
 import json
+import math
+import time
 
 import pytest
 
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, UserError
 from gambit.core.types import (
-    Admitted,
+    Admission,
     EndReason,
-    Evicted,
-    Finished,
+    Eviction,
     OnPressure,
     PressureAction,
     SearchStep,
     StopReason,
     ThoughtScore,
+    TraceEnd,
 )
-from gambit.results.record import fold, replay
-from gambit.search.loop import run_searches
+from gambit.results.record import fold
+from gambit.results.replay import replay
+from gambit.results.vote import Consensus
+from gambit.search import loop
+from gambit.search.batch import run_searches
 from gambit.search.policies.base import Branch, Prune, Start, Stop, Wake
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
@@ -55,6 +60,37 @@ def test_a_budget_ends_it_with_the_best_vote_so_far_and_its_name(budget, reason)
     assert result.tokens.generated <= budget.get("budget_tokens", 10**9)
     if result.counts.completed:
         assert result.answer is not None
+
+
+def test_a_time_budget_covers_the_vote():
+    deadlines = []
+
+    def equivalent_until(deadline):
+        deadlines.append(deadline)
+        return str.__eq__
+
+    engine, began = ScriptedEngine(seed=2, finish_chance=0.06), time.monotonic()
+    run_one(engine, make_settings(budget_seconds=1000.0), equivalent_until=equivalent_until)
+    run_one(engine, make_settings(), number=2, equivalent_until=equivalent_until)
+    limited, unlimited = deadlines
+    assert began + 1000.0 <= limited <= time.monotonic() + 1000.0 and unlimited == math.inf
+
+
+def test_a_part_of_a_time_budget_is_kept_for_the_vote():
+    assert loop._until_vote(10.0) == 9.0 and loop._until_vote(1000.0) == 995.0
+
+
+def test_a_look_at_the_vote_holds_up_the_engine_for_a_moment_only():
+    looks = []
+
+    def equivalent_until(deadline):
+        looks.append(deadline - time.monotonic())
+        return str.__eq__
+
+    settings = make_settings(capacity=4, num_traces=12, consensus=Consensus(1.0, 1))
+    run_one(ScriptedEngine(seed=3), settings, equivalent_until=equivalent_until)
+    *during, final = looks
+    assert during and max(during) <= loop.CHECK_SECONDS and final == math.inf
 
 
 def test_self_consistency_keeps_the_pool_full_until_all_are_started():
@@ -172,12 +208,12 @@ def test_a_ghost_may_be_a_parent_where_that_is_allowed():
     steps = [
         SearchStep(admitted=admit(0, 1), num_generated=2),
         SearchStep(num_generated=2, scored=(thought(0, 0.9, 2), thought(1, 0.2, 2))),
-        SearchStep(evicted=(Evicted(0, PressureAction.GHOST, 0.9, 2, (7, 8)),), num_generated=1),
+        SearchStep(evicted=(Eviction(0, PressureAction.GHOST, 0.9, 2, (7, 8)),), num_generated=1),
         SearchStep(num_generated=1),
         SearchStep(
-            admitted=(Admitted(2, reused=0, recomputed=2, waited_steps=0),),
+            admitted=(Admission(2, reused=0, recomputed=2, waited_steps=0),),
             num_generated=1,
-            finished=(Finished(2, EndReason.STOP, (7, 8, 9)),),
+            finished=(TraceEnd(2, EndReason.STOP, (7, 8, 9)),),
         ),
     ]
     settings = make_settings(capacity=2, swap_size=1, check_interval=4, warmup_tokens=2, ghost_parents=True)
@@ -210,7 +246,7 @@ def test_every_kind_of_vote_weighs_as_it_says(vote):
         SearchStep(admitted=admit(0, 1, 2), num_generated=3),
         SearchStep(num_generated=3, scored=(thought(0, 0.9, 2), thought(1, 0.3, 2), thought(2, 0.3, 2))),
         SearchStep(num_generated=3, scored=(thought(0, 0.1, 3), thought(1, 0.9, 3))),
-        SearchStep(num_generated=3, finished=tuple(Finished(i, EndReason.STOP, (0, 0, 0, i)) for i in range(3))),
+        SearchStep(num_generated=3, finished=tuple(TraceEnd(i, EndReason.STOP, (0, 0, 0, i)) for i in range(3))),
     ]
     watched = run_one(
         PuppetEngine(steps), make_settings(capacity=3, check_interval=99), vote=vote,
@@ -277,6 +313,6 @@ def test_no_log_is_no_run(tmp_path):
 
 def test_a_log_of_another_format_is_refused(tmp_path):
     path, _ = written(tmp_path)
-    path.write_text(path.read_text().replace('"format":1', '"format":99', 1))
+    path.write_text(path.read_text().replace('"format":2', '"format":99', 1))
     with pytest.raises(UserError, match="format 99"):
         replay(path, lambda a, b: a == b)

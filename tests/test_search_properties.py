@@ -35,6 +35,7 @@ options = st.fixed_dictionaries({
     "num_traces": st.integers(1, 14),
     "budget_tokens": st.sampled_from([None, 1, 50, 200]),
     "budget_traces": st.sampled_from([None, 1, 3]),
+    "islands": st.sampled_from([1, 1, 2, 5]),
 })  # fmt: skip
 
 CONSENSUS = [None, Consensus(None, 1), Consensus(0.7, 2)]
@@ -56,7 +57,9 @@ all_options = choices()
 
 
 def make(choice, swap):
-    return make_settings(**{**choice, "swap_size": min(swap, choice["capacity"])})
+    most = min(choice["capacity"], choice["num_traces"]) if choice["policy"] == "gambit" else 1
+    islands = min(choice["islands"], most)
+    return make_settings(**{**choice, "swap_size": min(swap, choice["capacity"]), "islands": islands})
 
 
 @settings(max_examples=300)
@@ -72,7 +75,7 @@ def test_invariants_hold_after_every_event_and_at_the_end(schedule, choice, swap
     counts = result.counts
     active_at_stop = counts.cancelled + counts.ghosts
     assert counts.roots + counts.branched == counts.pruned + counts.completed + active_at_stop
-    if wanted.policy in ("gambit", "step"):
+    if wanted.policy == "step" or (wanted.policy == "gambit" and wanted.islands == 1):
         assert engine.num_preempted == 0
     if wanted.policy in FIXED:
         assert counts.roots <= wanted.num_traces and not counts.branched and not counts.evicted
@@ -123,7 +126,7 @@ def test_budgets_are_kept_and_named(schedule, choice, swap):
 @given(schedules, options, st.integers(1, 6))
 def test_a_full_round_leaves_the_pool_at_capacity(schedule, choice, swap):
     """Case 2: the tree view is as large after the round as before it; every pair gains, and none is both."""
-    wanted = make({**choice, "policy": "gambit"}, swap)
+    wanted = make({**choice, "policy": "gambit", "islands": 1}, swap)
     rounds: dict[int, list[ev.Event]] = {}
     branched_at: dict[int, float] = {}  # child -> its parent's score at that moment
 
@@ -170,7 +173,7 @@ def test_replaying_the_log_gives_the_same_tree_and_answer(schedule, choice, swap
 def test_victims_of_pressure_are_the_lowest_scoring_of_their_moment(schedule, choice, swap):
     """Recomputed from the log by independent code: scored before unscored, lowest mean first, youngest on a tie."""
     schedule = {**schedule, "kv_tokens": min(schedule["kv_tokens"], 120)}
-    watched = run_one(ScriptedEngine(**schedule), make({**choice, "policy": "gambit"}, swap))
+    watched = run_one(ScriptedEngine(**schedule), make({**choice, "policy": "gambit", "islands": 1}, swap))
     scores: dict[int, list[float]] = {}
     running: set[int] = set()
     for event in watched.events:

@@ -10,7 +10,7 @@ import pytest
 import gambit
 from gambit.core import events as ev
 from gambit.core.tree import TraceTree
-from gambit.core.types import Admitted, Aggregation, Progress, SearchStep, StepBatch, StepSeconds, ThoughtScore
+from gambit.core.types import Admission, Aggregation, Progress, SearchStep, StepBatch, StepSeconds, ThoughtScore
 from gambit.engines.base import EngineInfo
 from searching import make_search, make_settings
 
@@ -42,7 +42,7 @@ class QuietEngine:
     def step(self):
         first, ids = self.length == 0, [spec.key.trace for spec in self.specs]
         self.length += 1
-        admitted = tuple(Admitted(i, 0, 0, 0) for i in ids) if first else ()
+        admitted = tuple(Admission(i, 0, 0, 0) for i in ids) if first else ()
         scored = tuple(ThoughtScore(i, i / len(ids), 1) for i in ids) if first else ()
         return StepBatch({1: SearchStep((), admitted, len(ids), scored)}, 0, 1 << 20, StepSeconds())
 

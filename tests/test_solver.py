@@ -14,7 +14,8 @@ from gambit.core import events as ev
 from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.core.problem import Problem
 from gambit.core.types import StopReason
-from gambit.results.record import fold, replay
+from gambit.results.record import fold
+from gambit.results.replay import replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver
@@ -91,7 +92,7 @@ def test_chat_messages_and_an_extractor_of_ones_own(solver):
 
 @pytest.mark.parametrize("policy", ["gambit", "sc"])
 def test_every_policy_runs_on_the_real_engine(solver, policy):
-    result = solver.solve("a=1+2", quick(policy=policy))
+    result = solver.solve("a=1+2", quick(policy=policy, islands=1 if policy == "gambit" else None))
     assert result.policy == policy and result.counts.completed > 0
     assert (result.counts.branched > 0) == (policy == "gambit")
 
@@ -178,7 +179,7 @@ def test_a_scorer_beside_the_model_is_used_and_a_wrong_one_refused(tmp_path):
         warnings.simplefilter("error", GambitWarning)
         solver = Solver(str(folder), device="cpu")
     seen = []
-    result = solver.solve("a=1+2", quick(), on_event=seen.append)
+    result = solver.solve("a=1+2", quick(islands=1), on_event=seen.append)
     assert result.counts.branched > 0 and seen[0].environment["scorer"] == "mlp"
     assert all(0 <= s <= 1 for e in seen if isinstance(e, ev.Scored) for s in e.scores)
     solver.close()

@@ -5,8 +5,9 @@ import pytest
 from gambit.config.options import BranchPoint
 from gambit.core import events as ev
 from gambit.core.tree import TraceState
-from gambit.core.types import EndReason, Evicted, Finished, PressureAction, SearchStep, StopReason, ThoughtScore
-from gambit.search.policies.base import Branch, Evict, PoolView, Prune, Start, TraceView
+from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
+from gambit.search.islands import Islands
+from gambit.search.policies.base import Branch, Evict, FinishedView, PoolView, Prune, Start, TraceView
 from gambit.search.policies.tournament import Tournament
 from puppet import PuppetEngine, admit
 from searching import make_settings, run_one
@@ -16,9 +17,14 @@ def trace(id_, score, *, state=TraceState.RUNNING, generated=100, thoughts=10, t
     return TraceView(id_, state, score, thoughts if score is not None else 0, generated, generated, boundary, thinking)
 
 
+def pool(capacity, num_traces=None, islands=1):
+    return Islands(islands, capacity, num_traces or 2 * capacity)
+
+
 def decide(*traces, capacity=None, swap=2, warmup=50, floor=None, completed=0, **options):
-    policy = Tournament(capacity or len(traces), swap, 10, warmup, floor, **options)
-    view = PoolView(10, traces, num_created=len(traces) + completed, num_completed=completed)
+    policy = Tournament(pool(capacity or len(traces)), swap, 10, warmup, floor, **options)
+    finished = tuple(FinishedView(100 + i, "1", 0.5, 100, None) for i in range(completed))
+    view = PoolView(10, traces, len(traces) + completed, finished)
     return policy.decide(None, view)[1]
 
 
@@ -31,8 +37,8 @@ def parents(decisions):
 
 
 def test_the_first_decision_fills_the_pool():
-    policy = Tournament(5, 2, 10, 50, None)
-    (start,) = policy.decide(None, PoolView(0, (), 0, 0))[1]
+    policy = Tournament(pool(5), 2, 10, 50, None)
+    (start,) = policy.decide(None, PoolView(0, (), 0))[1]
     assert isinstance(start, Start) and start.count == 5
     assert start.on_pressure.action is PressureAction.GHOST
 
@@ -149,11 +155,11 @@ def test_the_papers_pipeline_by_hand():
             num_generated=running,
             scored=thoughts(t5=(0.87, 6), t7=(0.87, 6), t6=(0.49, 6)),
             finished=(
-                Finished(1, EndReason.STOP, (0, 0, 0, 0, 0, 31)),
-                Finished(5, EndReason.STOP, (0, 0, 0, 0, 0, 29)),
-                Finished(6, EndReason.STOP, (0, 0, 0, 0, 0, 31)),
-                Finished(7, EndReason.STOP, (0, 0, 0, 0, 0, 29)),
-                Finished(8, EndReason.STOP, (0, 0, 0, 0, 0, 0)),
+                TraceEnd(1, EndReason.STOP, (0, 0, 0, 0, 0, 31)),
+                TraceEnd(5, EndReason.STOP, (0, 0, 0, 0, 0, 29)),
+                TraceEnd(6, EndReason.STOP, (0, 0, 0, 0, 0, 31)),
+                TraceEnd(7, EndReason.STOP, (0, 0, 0, 0, 0, 29)),
+                TraceEnd(8, EndReason.STOP, (0, 0, 0, 0, 0, 0)),
             ),
         ),
     ]
@@ -180,12 +186,12 @@ def test_an_evicted_trace_keeps_the_round_balanced():
     steps = [
         SearchStep(admitted=admit(0, 1, 2), num_generated=3),
         SearchStep(num_generated=3, scored=thoughts(t0=(0.9, 2), t1=(0.5, 2), t2=(0.1, 2))),
-        SearchStep(evicted=(Evicted(2, PressureAction.GHOST, 0.1, 2, (0, 0)),), num_generated=2),
+        SearchStep(evicted=(Eviction(2, PressureAction.GHOST, 0.1, 2, (0, 0)),), num_generated=2),
         SearchStep(num_generated=2),
         SearchStep(
             admitted=admit(3, reused=4),
             num_generated=3,
-            finished=tuple(Finished(i, EndReason.STOP, (0,) * 5) for i in (0, 1, 3)),
+            finished=tuple(TraceEnd(i, EndReason.STOP, (0,) * 5) for i in (0, 1, 3)),
         ),
     ]
     settings = make_settings(capacity=3, swap_size=2, check_interval=4, warmup_tokens=2)
@@ -202,5 +208,5 @@ def test_deciding_changes_nothing(policy):
 
     settings = make_settings(policy, capacity=4)
     built = registry.load("gambit.policies", policy).from_settings(settings)
-    view = PoolView(5, tuple(trace(i, 0.1 * i) for i in range(4)), 4, 0)
+    view = PoolView(5, tuple(trace(i, 0.1 * i) for i in range(4)), 4)
     assert built.decide(built.initial_state(), view) == built.decide(built.initial_state(), view)

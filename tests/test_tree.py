@@ -30,7 +30,7 @@ def test_the_two_views_are_queries_on_one_tree():
         ev.Evicted(3, 1, "pressure", 0.1, (5, 6)),
         ev.Branched(4, 3, 0, 2, 1.0),
     )  # fmt: skip
-    assert [t.id for t in tree.scheduler_view()] == [0, 2]
+    assert [t.id for t in tree.in_state(TraceState.RUNNING)] == [0, 2]
     assert [t.id for t in tree.tree_view()] == [0, 1, 2, 3]  # the ghost and the waiting child are logically there
     assert (tree.num_active, tree.num_live) == (4, 3)
     assert tree.traces[3].state is TraceState.WAITING
@@ -122,7 +122,7 @@ def test_the_bookkeeping_identity_of_the_papers_example():
         created += 1
 
     def running():
-        return [trace.id for trace in record.tree.scheduler_view()]
+        return sorted(trace.id for trace in record.tree.in_state(TraceState.RUNNING))
 
     step = 0
     while pruned < 1083:  # Case 2: sixteen out, sixteen in

@@ -36,11 +36,12 @@ from gambit.results.record import fold
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.search.loop import run_searches
+from gambit.search.batch import run_searches
 from remembering import check_search, sequence_scorer
 from searching import check_victims, make_search, make_settings, run_one
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]

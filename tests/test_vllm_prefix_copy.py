@@ -8,6 +8,7 @@ from gambit.core.errors import EngineError
 from gambit.core.types import TraceKey
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]

@@ -5,42 +5,36 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-import statistics
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from gambit.config import registry
 from gambit.config.options import EngineConfig, PresetSource, SearchConfig, build
-from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
+from gambit.config.presets import SearchSettings, resolve, system_prompt_of
 from gambit.core import events as ev
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.problem import ChatMessage, Problem
-from gambit.core.tree import TraceState
 from gambit.engines.base import Engine, SearchSpec, check_prompt
 from gambit.engines.choice import start_engine
 from gambit.models import files as models
-from gambit.results.record import SearchRecord, SearchResult
-from gambit.scorers.base import Scorer, ScorerInfo, check_fit
-from gambit.scorers.checkpoint import load_checkpoint
-from gambit.search.choice import embedder_of, make_policy, policy_options, vote_of, with_fixed_pool, with_needs
-from gambit.search.loop import Search, run_searches
-from gambit.search.policies.base import Policy, needs_of
-from gambit.search.recorder import Hooks
+from gambit.results.record import SearchResult
+from gambit.scorers.base import Scorer, check_fit
+from gambit.scorers.choice import load_scorer, warn_of_other_weights
+from gambit.search.choice import confidence_window, embedder_of, make_policy, policy_options, vote_of, with_fixed_pool
+from gambit.search.host import SearchHost, SearchTicket
+from gambit.search.lengths import LengthHistory
+from gambit.search.loop import Search
+from gambit.search.policies.base import Policy, requirements_of
+from gambit.search.recorder import Callbacks
 from gambit.storage.run_folder import EventCallback, EventSink
+from gambit.storage.versions import package_version
 from gambit.text.answers import Extractor, Grader, extractor_for
 from gambit.text.boundary import boundary_rule
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for, stop_ids
-
-NO_SCORER = (
-    "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
-    "Train one (`gambit scorer --help`) and pass it with --scorer FILE."
-)
 
 
 class Solver:
@@ -59,16 +53,25 @@ class Solver:
         self._scorer = load_scorer(named, source, model) if isinstance(scorer, str) else scorer
         generation = models.generation_of(source)
         self._defaults = models.defaults_of(source, generation)
-        self.engine: Engine = start_engine(self.config, source, self._scorer)
-        self._rule = boundary_rule(self.engine.tokenizer)
-        check_fit(self._scorer.info, hidden_size=self.engine.info.hidden_size, boundary_rule=self._rule.name)
-        if not self.config.any_weights:
-            warn_of_other_weights(self._scorer.info, source, model)
-        self._stop_ids = stop_ids(self.engine.tokenizer, generation.eos_ids)
         self._grader = Grader()
         self._num_searches = 0
-        self._history = _History()
+        self._history = LengthHistory()
         self._said: set[str] = set()
+        self._host = SearchHost(lambda: start_engine(self.config, source, self._scorer))
+        try:
+            self._rule = boundary_rule(self.engine.tokenizer)
+            self._stop_ids = stop_ids(self.engine.tokenizer, generation.eos_ids)
+            check_fit(self._scorer.info, hidden_size=self.engine.info.hidden_size, boundary_rule=self._rule.name)
+        except BaseException:
+            self.close()
+            raise
+        if not self.config.any_weights:
+            warn_of_other_weights(self._scorer.info, source, model)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the model. Its calls belong to the solver's own thread: look, do not touch."""
+        return self._host.engine
 
     def solve(
         self,
@@ -80,15 +83,14 @@ class Solver:
         on_event: Callable[[ev.Event], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> SearchResult:
-        """Search one problem to its end. With `out_dir`, the event log and the result are written there."""
+        """Search one problem to its end. With `out_dir`, the event log and the result are written there.
+
+        Calls from several threads run in one batch. Callbacks are called on the solver's own thread.
+        """
         problem = problem if isinstance(problem, Problem) else Problem(problem)
         callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
-        run = self._prepare(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
-        try:
-            next(run_searches(self.engine, [run.search], should_stop=should_stop))
-            return self._conclude(run)
-        finally:
-            run.sink.close()
+        wanted = _Wanted(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
+        return self._submit(wanted, should_stop).result()
 
     def solve_many(
         self,
@@ -103,48 +105,42 @@ class Solver:
     ) -> Iterator[SearchResult]:
         """Search problems, `concurrency` at a time in one batch, and give results as they finish.
 
-        A problem that cannot be searched gives a result with `error` set; the others go on.
+        A problem that cannot be searched gives a result with `error` set; the others go on. Leaving the iteration
+        early ends the searches that run.
         """
         if concurrency < 1:
             raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
-        runs: dict[int, _Run] = {}
-        refused: deque[SearchResult] = deque()
-
-        def prepared() -> Iterator[Search]:
-            for index, item in enumerate(problems):
-                if should_stop():  # those that run are voted on, no other is begun
-                    return
-                problem = item if isinstance(item, Problem) else Problem(item, id=str(index))
-                folder = None if out_dir is None else Path(out_dir) / problem.id
-                try:
-                    run = self._prepare(problem, config or SearchConfig(), folder, extractor, on_event, concurrency)
-                except UserError as error:
-                    asked = config or SearchConfig()
-                    refused.append(SearchResult.failed(problem.id, asked.policy, asked.seed, str(error)))
-                    continue
-                runs[run.search.number] = run
-                yield run.search
-
+        asked, folder = config or SearchConfig(), _as_path(out_dir)
+        coming = enumerate(problems)
+        pending: list[_PendingSearch] = []
         try:
-            for search in run_searches(self.engine, prepared(), concurrency=concurrency, should_stop=should_stop):
-                yield self._conclude(runs.pop(search.number))
-                while refused:
-                    yield refused.popleft()
-            yield from refused
+            while True:
+                while len(pending) < concurrency and not should_stop() and (item := next(coming, None)) is not None:
+                    problem = item[1] if isinstance(item[1], Problem) else Problem(item[1], id=str(item[0]))
+                    own_folder = None if folder is None else folder / problem.id
+                    wanted = _Wanted(problem, asked, own_folder, extractor, on_event, concurrency)
+                    pending.append(self._submit(wanted, should_stop))
+                if not pending:
+                    return
+                for done in _first_done(pending):
+                    pending.remove(done)
+                    yield done.result_or_error()
         finally:
-            for run in runs.values():
-                run.sink.close()
+            for left in pending:
+                left.abandon()
 
     def equivalent(self, first: str, second: str) -> bool:
         """Whether two answers are equal, as the votes decide it; what they have compared is remembered."""
         return self._grader.equivalent(first, second)
 
     def grade(self, answer: str | None, gold: str) -> bool:
+        """Whether an answer is right; no answer is wrong."""
         return self._grader.grade(answer, gold)
 
     def close(self) -> None:
+        """End what runs and give back memory and processes; a second call does nothing."""
+        self._host.close()
         self._grader.close()
-        self.engine.close()
 
     def __enter__(self) -> Solver:
         return self
@@ -154,15 +150,18 @@ class Solver:
 
     # -- one run -----------------------------------------------------------------------------------------------
 
-    def _prepare(
-        self,
-        problem: Problem,
-        config: SearchConfig,
-        out_dir: Path | None,
-        extractor: Extractor | None,
-        on_event: EventCallback | None,
-        concurrency: int = 1,
-    ) -> _Run:
+    def _submit(self, wanted: _Wanted, should_stop: Callable[[], bool]) -> _PendingSearch:
+        pending = _PendingSearch(wanted, self._history)
+
+        def make() -> Search:
+            pending.run = self._prepare(wanted)
+            return pending.run.search
+
+        pending.ticket = self._host.submit(make, should_stop)
+        return pending
+
+    def _prepare(self, wanted: _Wanted) -> _Run:
+        problem, config = wanted.problem, wanted.config
         if self._named is not None:
             self._named.check_question(problem.last_message)
         prompt = encode_problem(
@@ -174,24 +173,30 @@ class Solver:
         check_prompt(self.engine.info, len(prompt.token_ids))
         settings, found = self._resolve(config, prompt)
         policy = make_policy(config, settings, is_probability=self._scorer.info.is_probability)
-        needs = needs_of(policy)
-        embed = embedder_of(needs)
-        found += self._crowding(settings.capacity * concurrency)
+        requirements = requirements_of(policy)
+        embed = embedder_of(requirements)
+        found += self._crowding(settings.capacity * wanted.concurrency)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
-        sink = EventSink(problem.id, out_dir, on_event)
+        sink = EventSink(problem.id, wanted.out_dir, wanted.on_event)
         self._num_searches += 1
-        spec = SearchSpec(self._num_searches, prompt.token_ids, rule_for(self._rule, prompt), self._stop_ids)
+        spec = SearchSpec(
+            self._num_searches,
+            prompt.token_ids,
+            rule_for(self._rule, prompt),
+            self._stop_ids,
+            keeps_histories=settings.ghost_parents,
+            confidence_window=confidence_window(requirements, config),
+            embedding_size=requirements.embedding_size,
+        )
         started = self._header(problem, config, settings, policy, prompt)
-        hooks = Hooks(
-            self._answer_reader(extractor or extractor_for(config.answer)),
-            self.equivalent,
+        callbacks = Callbacks(
+            self._answer_reader(wanted.extractor or extractor_for(config.answer)),
+            self._grader.for_vote,
             sink.write,
             self.engine.tokenizer.decode,
             embed,
         )
-        return _Run(
-            Search(self.engine, policy, settings, with_needs(spec, needs, config), started, hooks), sink, tuple(notes)
-        )
+        return _Run(Search(self.engine, policy, settings, spec, started, callbacks), sink, tuple(notes))
 
     def _resolve(self, config: SearchConfig, prompt: EncodedPrompt) -> tuple[SearchSettings, list[str]]:
         info = self.engine.info
@@ -242,7 +247,8 @@ class Solver:
 
     def _environment(self) -> dict[str, ev.Json]:
         info = cast("dict[str, ev.Json]", dataclasses.asdict(self.engine.info))
-        packages: dict[str, ev.Json] = {name: _version(name) for name in ("gambit-search", "torch", "transformers")}
+        names = ("gambit-search", "torch", "transformers")
+        packages: dict[str, ev.Json] = {name: package_version(name) or "unknown" for name in names}
         scorer = self.config.scorer if self.config.scorer != "auto" else self._scorer.info.architecture
         return {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
 
@@ -261,14 +267,17 @@ class Solver:
         warnings.warn(note, GambitWarning, stacklevel=5)
         return True
 
-    def _conclude(self, run: _Run) -> SearchResult:
-        assert run.search.result is not None
-        self._history.remember(run.search.record)
-        result = dataclasses.replace(run.search.result, warnings=run.notes, out_dir=run.sink.folder)
-        failure = run.sink.finish(result)
-        if failure is None:
-            return result
-        return dataclasses.replace(result, warnings=(*run.notes, failure), log_error=failure)
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a caller asked for."""
+
+    problem: Problem
+    config: SearchConfig
+    out_dir: Path | None
+    extractor: Extractor | None
+    on_event: EventCallback | None
+    concurrency: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,61 +287,59 @@ class _Run:
     notes: tuple[str, ...]
 
 
-class _History:
-    """Lengths of completed traces and of thoughts in this solver's runs so far, for `preset="auto"`."""
+@dataclass(slots=True, eq=False)
+class _PendingSearch:
+    """A search that was handed in, until its caller has its result."""
 
-    def __init__(self) -> None:
-        self._lengths: deque[int] = deque(maxlen=4096)
-        self._thoughts: deque[float] = deque(maxlen=4096)
+    wanted: _Wanted
+    history: LengthHistory
+    ticket: SearchTicket = field(init=False)
+    run: _Run | None = None  # once the engine's thread has taken it in
 
-    def remember(self, record: SearchRecord) -> None:
-        for trace in record.tree.in_state(TraceState.FINISHED):
-            self._lengths.append(trace.num_tokens)
-            if trace.score.count:
-                self._thoughts.append(trace.boundary_tokens / trace.score.count)
+    def result(self) -> SearchResult:
+        """Waits for it; an interrupted wait ends the search first, so that its log has an end."""
+        try:
+            return self._finished(self.ticket.result.result())
+        except BaseException:
+            self.abandon()
+            raise
 
-    def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
-        if not self._lengths:
-            return defaults
-        thought = statistics.fmean(self._thoughts) if self._thoughts else None
-        return dataclasses.replace(
-            defaults, median_length=statistics.median(self._lengths), mean_thought_length=thought
-        )
+    def result_or_error(self) -> SearchResult:
+        """What went wrong in this search alone is in its result."""
+        try:
+            return self.result()
+        except Exception as error:
+            if not self.ticket.failed_alone:
+                raise
+            return self._failed(error)
 
+    def abandon(self) -> None:
+        """End it, and wait for that."""
+        self.ticket.cancel()
+        self.ticket.result.exception()
+        if self.run is not None:
+            self.run.sink.close()
 
-def load_scorer(name: str, source: str, model: str) -> Scorer:
-    """A checkpoint file, another scorer of the model's own, a registered one; `auto`: the model's, or confidence."""
-    if name == "auto":
-        path = models.side_file(source, models.SCORER_FILE)
-        if path is not None:
-            return load_checkpoint(path)
-        warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
-        name = "confidence"
-    if Path(name).suffix == ".safetensors" or Path(name).is_file():
-        return load_checkpoint(Path(name))
-    if name not in registry.names("gambit.scorers") and (path := models.own_scorer(source, name)) is not None:
-        return load_checkpoint(path)
-    factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
-    return factory()
+    def _finished(self, result: SearchResult) -> SearchResult:
+        assert self.run is not None
+        self.history.remember(self.run.search.record)
+        result = dataclasses.replace(result, warnings=self.run.notes, out_dir=self.run.sink.folder)
+        failure = self.run.sink.finish(result)
+        if failure is None:
+            return result
+        return dataclasses.replace(result, warnings=(*self.run.notes, failure), log_error=failure)
 
-
-def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
-    """A scorer reads states, so it belongs to the weights it was trained on."""
-    if info.base_model_hash is None or (found := models.weight_hash(source)) in (None, info.base_model_hash):
-        return
-    warnings.warn(
-        f"the scorer was trained on {info.base_model} with weights {info.base_model_hash[:20]}…, {model} has "
-        f"{found[:20]}…: that may do for a quantised variant, not for another model; --any-weights says that you know",
-        GambitWarning,
-        stacklevel=3,
-    )  # fmt: skip
+    def _failed(self, error: Exception) -> SearchResult:
+        if self.run is not None and self.run.search.result is not None:
+            return self._finished(self.run.search.result)
+        config = self.wanted.config
+        return SearchResult.failed(self.wanted.problem.id, config.policy, config.seed, str(error))
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a source folder that was never installed
-        return "unknown"
+def _first_done(pending: Sequence[_PendingSearch]) -> list[_PendingSearch]:
+    """Waits for at least one."""
+    wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
+    return [each for each in pending if each.ticket.result.done()]
 
 
 def _as_path(out_dir: Path | str | None) -> Path | None:

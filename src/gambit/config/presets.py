@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from gambit.config.options import BranchPoint, PresetSource, SearchConfig, check_swap
+from gambit.config.options import BranchPoint, PresetSource, SearchConfig, build, check_swap
 from gambit.core.errors import UserError
 from gambit.core.types import Sampling
 from gambit.results.vote import Consensus
@@ -22,6 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 DEFAULT_CAPACITY = 64
 DEFAULT_MAX_NEW_TOKENS = 32_768
 PRESET_FILE = "gambit.json"  # in a model's folder
+LENGTHS = ("median_length", "mean_thought_length")  # what a preset says beyond the options of a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Preset:
     """What travels with a model: settings that suit its traces, and how long these are."""
 
     capacity: int | None = None
+    islands: int | None = None
     swap_size: int | None = None
     check_interval: int | None = None
     warmup_tokens: int | None = None
@@ -59,12 +62,28 @@ def preset_for(model: str, folder: Path | None) -> Preset:
 
 
 def _read_preset(path: Path) -> Preset:
-    known = {field.name for field in dataclasses.fields(Preset)}
+    """Unknown keys are notes for people; known ones are checked like a user's options."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return Preset(**{key: value for key, value in raw.items() if key in known})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a preset: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is not a preset: it must be an object of options, not {type(raw).__name__}")
+    known = {field.name for field in dataclasses.fields(Preset)}
+    given = {name: value for name, value in raw.items() if name in known and value is not None}
+    try:
+        checked = build(SearchConfig, {name: value for name, value in given.items() if name not in LENGTHS})
+    except UserError as error:
+        raise UserError(f"{path} is not a preset: {error}") from error
+    values: dict[str, Any] = {name: getattr(checked, name) for name in given if name not in LENGTHS}
+    values |= {name: _checked_length(path, name, given[name]) for name in LENGTHS if name in given}
+    return Preset(**values)
+
+
+def _checked_length(path: Path, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{path} is not a preset: {name} = {value!r} must be a number above 0")
+    return value
 
 
 def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
@@ -92,6 +111,7 @@ class SearchSettings:
     budget_seconds: float | None
     budget_traces: int | None
     consensus: Consensus | None = None
+    islands: int = 1
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
 
     def options_of(self, kind: type[Model]) -> Model:
@@ -137,10 +157,12 @@ def resolve(
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
+    num_traces = _first(config.num_traces, capacity)
     settings = SearchSettings(
         policy=config.policy,
         capacity=capacity,
-        num_traces=_first(config.num_traces, capacity),
+        num_traces=num_traces,
+        islands=_islands(config, preset, min(capacity, num_traces)),
         swap_size=_first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16)),
         check_interval=_first(config.check_interval, preset.check_interval, max(1, round(max(thought, warmup / 60)))),
         warmup_tokens=warmup,
@@ -162,6 +184,20 @@ def resolve(
 def _first(*values: T | None) -> T:
     """The first that is given; the last always is."""
     return next(value for value in values if value is not None)
+
+
+def _islands(config: SearchConfig, preset: Preset, most: int) -> int:
+    """Only Gambit's own policy has several; an island needs a place and a trace to complete."""
+    if config.policy != "gambit":
+        return 1
+    wanted = config.islands
+    if wanted is None:
+        wanted = 1 if config.preset is PresetSource.PAPER else _first(preset.islands, "auto")
+    if isinstance(wanted, int):
+        if wanted > most:
+            raise UserError(f"islands = {wanted}: a pool that completes {most} traces has at most as many islands")
+        return wanted
+    return max(1, most // 2)
 
 
 def _scaled_swap(preset: Preset, capacity: int) -> int | None:
@@ -187,6 +223,10 @@ def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> 
     warnings = []
     if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
         warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")
+    if settings.policy == "gambit" and settings.islands == 1 and settings.num_traces > settings.capacity:
+        warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island has "
+                        f"{settings.capacity} roots and adds traces by branching alone, so that it may end with fewer; "
+                        "raise --capacity, or give --islands 2 or more")  # fmt: skip
     if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
         warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
                         f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip

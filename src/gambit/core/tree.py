@@ -1,4 +1,4 @@
-"""The one tree of a search: every trace, its state and lineage; events change it and nothing else does."""
+"""The tree of a search: every trace, its state and its lineage, changed by events alone."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class Trace:
     created_step: int
     inherited: int
     temperature: float | None  # None: the run's own
+    island: int = 0
     state: TraceState = TraceState.WAITING
     score: RunningScore = field(default_factory=RunningScore)
     boundary_tokens: int = 0  # length at the last scored boundary
@@ -93,7 +94,7 @@ class Trace:
 
 
 class TraceTree:
-    """Traces by id, ids dense from 0; the scheduler view and the tree view are queries, never copies."""
+    """Traces by id, ids dense from 0; the paper's views of the pool are queries on it."""
 
     def __init__(self, capacity: int, aggregation: Aggregation) -> None:
         self.capacity = capacity
@@ -127,10 +128,6 @@ class TraceTree:
 
     def count(self, state: TraceState) -> int:
         return len(self._in_state[state])
-
-    def scheduler_view(self) -> list[Trace]:
-        """Traces that hold KV blocks."""
-        return sorted(self.in_state(TraceState.RUNNING), key=_by_id)
 
     def tree_view(self) -> list[Trace]:
         """Logically active traces, ghosts and waiting ones included."""
@@ -190,13 +187,23 @@ class TraceTree:
         self._in_state[trace.state][trace.id] = None
 
     def _created(self, event: ev.Created) -> None:
-        self._add(Trace(event.trace, None, event.trace, 0, event.step, 0, None))
+        self._add(Trace(event.trace, None, event.trace, 0, event.step, 0, None, event.island))
 
     def _branched(self, event: ev.Branched) -> None:
         parent = self.traces[event.parent]
         assert parent.state in (TraceState.RUNNING, TraceState.GHOST), f"parent {parent.id} is {parent.state}"
-        child = Trace(event.trace, parent.id, parent.root, parent.depth + 1, event.step, event.inherited,
-                      event.temperature, score=parent.score, boundary_tokens=parent.boundary_tokens)  # fmt: skip
+        child = Trace(
+            event.trace,
+            parent.id,
+            parent.root,
+            parent.depth + 1,
+            event.step,
+            event.inherited,
+            event.temperature,
+            parent.island,
+            score=parent.score,
+            boundary_tokens=parent.boundary_tokens,
+        )
         assert child.boundary_tokens <= child.inherited, f"child {child.id} inherits a score of tokens it lacks"
         self._add(child)
 
@@ -255,7 +262,7 @@ class TraceTree:
     # -- the invariants ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert what must hold between any two events (method.md, Invariants)."""
+        """Assert what must hold between any two events (docs/how-it-works.md)."""
         assert self.num_active <= self.capacity, f"{self.num_active} active traces, capacity {self.capacity}"
         assert sum(map(self.count, TraceState)) == len(self.traces), "a trace is in two states or in none"
         for trace in self.traces:
@@ -268,6 +275,7 @@ class TraceTree:
 
     def _check_child(self, child: Trace, parent: Trace) -> None:
         assert parent.id < child.id and child.root == parent.root and child.depth == parent.depth + 1
+        assert child.island == parent.island, f"trace {child.id} left the island of its parent"
         if not parent.is_live:
             assert child.inherited <= parent.num_tokens, f"child {child.id} inherits tokens that {parent.id} never had"
 

@@ -1,4 +1,4 @@
-"""Frozen records that cross module borders; they hold values and derive values, and never act."""
+"""Frozen records that cross the borders between engines, search and results."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ class OnPressure:
 
     action: PressureAction
     unscored_first: bool = False
+    spares_islands: bool = False  # the largest island gives way first, and the last live trace of one is queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,12 @@ class TraceSpec:
     score: RunningScore = field(default_factory=RunningScore)
     history_of: TraceKey | None = None  # an ended trace of a search that keeps histories
     stop_rule: StopRule | None = None
+    island: int = 0
+    noise_id: int | None = None  # what its random numbers are drawn by, besides the seed; None: its id
+
+    @property
+    def noise(self) -> int:
+        return self.key.trace if self.noise_id is None else self.noise_id
 
 
 class EndReason(StrEnum):
@@ -131,7 +138,7 @@ class EndReason(StrEnum):
 
     STOP = "stop"  # it said a stop token
     LENGTH = "length"  # it reached max_new_tokens
-    MEMORY = "memory"  # it alone needs more KV room than there is
+    MEMORY = "memory"  # it alone needs more KV cache than there is
     CONFIDENCE = "confidence"  # its stop rule
 
 
@@ -150,7 +157,7 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class Admission:
     """A trace got its KV blocks; `reused` and `recomputed` split its inherited tokens."""
 
     trace: int
@@ -166,11 +173,11 @@ class ThoughtScore:
     trace: int
     score: float
     num_tokens: int
-    embedding: tuple[float, ...] | None = None  # of length 1, where the search asked for it
+    embedding: tuple[float, ...] | None = None  # unit norm, where the search asked for it
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class Eviction:
     """A trace lost its KV blocks because an allocation failed; `score` is what the engine ranked it by."""
 
     trace: int
@@ -181,7 +188,7 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class TraceEnd:
     """A trace ended by itself; `tokens` is all it generated or inherited, the stop token included."""
 
     trace: int
@@ -194,11 +201,11 @@ class Finished:
 class SearchStep:
     """What one engine step did for one search, in the order it happened."""
 
-    evicted: tuple[Evicted, ...] = ()
-    admitted: tuple[Admitted, ...] = ()
+    evicted: tuple[Eviction, ...] = ()
+    admitted: tuple[Admission, ...] = ()
     num_generated: int = 0
     scored: tuple[ThoughtScore, ...] = ()
-    finished: tuple[Finished, ...] = ()
+    finished: tuple[TraceEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

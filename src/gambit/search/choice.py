@@ -1,8 +1,7 @@
-"""Finds a policy by name and checks its options and wishes; never runs one."""
+"""Finds a policy by name, checks its options, and loads what it asks for."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import cast
 
 from pydantic import BaseModel
@@ -11,11 +10,10 @@ from gambit.config import registry
 from gambit.config.options import SearchConfig, build
 from gambit.config.presets import SearchSettings
 from gambit.core.errors import UserError
-from gambit.engines.base import SearchSpec
 from gambit.results.vote import VoteKind
 from gambit.search.consensus import check_consensus
 from gambit.search.embedding import load_embedder
-from gambit.search.policies.base import Needs, NoOptions, Policy
+from gambit.search.policies.base import NoOptions, Policy, Requirements
 from gambit.search.thoughts import Embed
 
 GROUP = "gambit.policies"
@@ -67,18 +65,12 @@ def make_policy(config: SearchConfig, settings: SearchSettings, *, is_probabilit
     return load_policy(config.policy).from_settings(settings)
 
 
-def with_needs(spec: SearchSpec, needs: Needs, config: SearchConfig) -> SearchSpec:
-    """A search that asks its engine for what its policy and its vote need."""
-    return dataclasses.replace(
-        spec, confidence_window=confidence_window(needs, config), embedding_size=needs.embedding_size
-    )
-
-
-def confidence_window(needs: Needs, config: SearchConfig) -> int:
+def confidence_window(requirements: Requirements, config: SearchConfig) -> int:
     """Tokens in a window of confidence; 0 where neither policy nor vote wants to know, and nothing is measured."""
-    return needs.confidence_window or (config.confidence_window if vote_of(config).needs_confidence else 0)
+    return requirements.confidence_window or (config.confidence_window if vote_of(config).needs_confidence else 0)
 
 
-def embedder_of(needs: Needs) -> Embed | None:
+def embedder_of(requirements: Requirements) -> Embed | None:
     """The text embedder a policy asks for, loaded."""
-    return load_embedder(needs.thoughts.embedder) if needs.thoughts and needs.thoughts.embedder else None
+    thoughts = requirements.thoughts
+    return load_embedder(thoughts.embedder) if thoughts and thoughts.embedder else None

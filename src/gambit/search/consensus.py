@@ -8,7 +8,7 @@ from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
 from gambit.results.record import Equivalent, SearchRecord
 from gambit.results.vote import Ballot, Consensus, VoteKind, VoteResult
-from gambit.search.policies.base import Needs
+from gambit.search.policies.base import Requirements
 
 
 def most_weight(kind: VoteKind, *, is_probability: bool) -> float | None:
@@ -30,19 +30,19 @@ def check_consensus(consensus: Consensus | None, kind: VoteKind, *, is_probabili
     )
 
 
-def is_over(consensus: Consensus, record: SearchRecord, needs: Needs, equivalent: Equivalent) -> bool:
+def is_over(consensus: Consensus, record: SearchRecord, requirements: Requirements, equivalent: Equivalent) -> bool:
     """Whether a search need not go on, as far as its vote is concerned."""
     least = consensus.min_traces if consensus.fraction is not None else 0
-    if record.tree.count(TraceState.FINISHED) < max(least, needs.provisional_traces):
+    if record.tree.count(TraceState.FINISHED) < max(least, requirements.provisional_traces):
         return False
     vote = record.vote(equivalent)
-    return is_settled(consensus, record.vote_kind, record.ballots(), vote, most_to_come(record, needs))
+    return is_settled(consensus, record.vote_kind, record.ballots(), vote, most_to_come(record, requirements))
 
 
-def most_to_come(record: SearchRecord, needs: Needs) -> int:
+def most_to_come(record: SearchRecord, requirements: Requirements) -> int:
     """How many more traces can still vote."""
     tree, num_traces = record.tree, record.started.num_traces
-    if needs.has_fixed_size:
+    if requirements.has_fixed_size:
         return num_traces - tree.count(TraceState.FINISHED) - tree.count(TraceState.PRUNED)
     # All of the pool may complete in the very step that reaches the target.
     return num_traces - tree.count(TraceState.FINISHED) - 1 + tree.capacity

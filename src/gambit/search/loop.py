@@ -1,10 +1,12 @@
-"""The loop: the one place where a policy's decisions and an engine's facts meet the tree; it knows neither's inside."""
+"""The search loop: asks a policy, carries out its decisions on an engine, and records what the engine did."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from gambit.config.presets import SearchSettings
@@ -23,6 +25,7 @@ from gambit.core.types import (
 from gambit.engines.base import Engine, SearchSpec
 from gambit.results.record import SearchRecord, SearchResult
 from gambit.search.consensus import is_over
+from gambit.search.islands import Islands
 from gambit.search.policies.base import (
     Branch,
     Decision,
@@ -36,11 +39,18 @@ from gambit.search.policies.base import (
     Stop,
     ThoughtView,
     TraceView,
-    needs_of,
+    requirements_of,
 )
-from gambit.search.recorder import Facts, Hooks
+from gambit.search.recorder import Callbacks, Recorder
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.views import trace_view
+
+VOTE_SHARE, MAX_VOTE_SECONDS = 0.1, 5.0  # of a time budget, kept for the vote
+CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
+
+
+def _until_vote(budget_seconds: float) -> float:
+    return budget_seconds - min(VOTE_SHARE * budget_seconds, MAX_VOTE_SECONDS)
 
 
 @dataclass(slots=True)
@@ -63,27 +73,32 @@ class Search:
         settings: SearchSettings,
         spec: SearchSpec,
         started: ev.RunStarted,
-        hooks: Hooks,
+        callbacks: Callbacks,
     ) -> None:
         self.record = SearchRecord(started)
-        self._needs = needs_of(policy)
-        self._facts = Facts(
+        self._requirements = requirements_of(policy)
+        self._recorder = Recorder(
             self.record,
-            hooks,
+            callbacks,
             keeps_ghosts=settings.ghost_parents,
-            reads_pruned=self._needs.pruned_answers,
+            reads_pruned=self._requirements.pruned_answers,
         )
         self.result: SearchResult | None = None
+        self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
+        self.failure: BaseException | None = None  # of this search alone
+        self._error: str | None = None
         self.num_generated = 0
         self._engine = engine
         self._policy = policy
         self._policy_state = policy.initial_state()
         self._is_settled = False
-        need = self._needs.thoughts
-        self._reader = None if need is None else ThoughtReader(need, self._tokens_of, hooks.decode, hooks.embed)
+        need = self._requirements.thoughts
+        self._reader = None if need is None else ThoughtReader(need, self._tokens_of, callbacks.decode, callbacks.embed)
         self._settings = settings
-        self._spec = dataclasses.replace(spec, keeps_histories=settings.ghost_parents)
-        self._hooks = hooks
+        self._spec = spec
+        self._islands = Islands(settings.islands, settings.capacity, settings.num_traces)
+        self._num_on_island = [0] * settings.islands  # traces created so far
+        self._callbacks = callbacks
         self._unsent: list[TraceSpec] = []  # decided in this round
         self._num_steps = 0
         self._kv = (0, 0)
@@ -94,18 +109,14 @@ class Search:
     def number(self) -> int:
         return self._spec.search
 
-    @property
-    def is_done(self) -> bool:
-        return self.result is not None
-
     # -- the life of a search ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self._began = time.monotonic()
         self._engine.open(self._spec)
-        self._hooks.on_event(self.record.started)
+        self._callbacks.on_event(self.record.started)
         self._ask_policy()
-        self._end_if_due()
+        self._stop_if_due()
 
     def absorb(self, step: SearchStep, batch: StepBatch) -> None:
         """Apply what an engine step did, then let the policy act if it is its turn."""
@@ -116,7 +127,7 @@ class Search:
         self._spent.scheduling += batch.seconds.scheduling
         self._num_steps += step.num_generated > 0
         self.num_generated += step.num_generated
-        self._facts.apply(step, self._num_steps)
+        self._recorder.apply(step, self._num_steps)
         if self._reader is not None:
             self._reader.note(step.scored)
         if self._is_wanted(step):
@@ -124,39 +135,60 @@ class Search:
         elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
-            self._is_settled = is_over(consensus, self.record, self._needs, self._hooks.equivalent)
-        self._end_if_due()
+            equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
+            self._is_settled = is_over(consensus, self.record, self._requirements, equivalent)
+        self._stop_if_due()
         self._spent.search += time.perf_counter() - began
 
-    def end(self, reason: StopReason, error: str | None = None) -> None:
-        """Cancel what still runs, vote, and close the search on the engine."""
+    def stop(self, reason: StopReason, error: str | None = None) -> None:
+        """Cancel what still runs and leave the engine; `conclude` then takes the vote."""
+        self._error = error
         live = sorted(trace.id for state in LIVE for trace in self.record.tree.in_state(state))
         for trace_id, tokens in self._leave_engine(live, reason).items():
-            self._facts.leave(ev.Cancelled(self._num_steps, trace_id, tokens))
+            self._recorder.leave(ev.Cancelled(self._num_steps, trace_id, tokens))
         self._sample()
-        if (waited := self._facts.waits.event(self._num_steps)) is not None:
-            self._facts.emit(waited)
-        self._facts.emit(ev.Stopped(self._num_steps, reason))
-        vote = self.record.vote(self._hooks.equivalent)
+        if (waited := self._recorder.waits.event(self._num_steps)) is not None:
+            self._recorder.emit(waited)
+        self._recorder.emit(ev.Stopped(self._num_steps, reason))
+        self.is_stopped = True
+
+    def fail(self, error: BaseException) -> None:
+        """Something of this search alone went wrong: it ends with what it has."""
+        self.failure = self.failure or error
+        with suppress(Exception):  # a callback that always fails leaves a log without an end, and no trace running
+            self.stop(StopReason.FAILED, str(error) or type(error).__name__)
+        self.is_stopped = True
+
+    def conclude(self) -> SearchResult:
+        """Take the vote. Comparing answers takes time and needs no engine: any thread may do it.
+
+        `budget_seconds` covers it; answers not compared by then are equal only if they are spelled alike.
+        """
+        budget = self._settings.budget_seconds
+        deadline = math.inf if budget is None else self._began + budget
+        vote = self.record.vote(self._callbacks.equivalent_until(deadline))
         votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
-        self._facts.emit(ev.Voted(vote.answer, vote.margin, votes))
-        self.result = dataclasses.replace(self.record.result(vote), error=error)
+        self._recorder.emit(ev.Voted(vote.answer, vote.margin, votes))
+        self.result = dataclasses.replace(self.record.result(vote), error=self._error)
+        return self.result
 
     def _leave_engine(self, live: Sequence[int], reason: StopReason) -> dict[int, tuple[int, ...]]:
-        """Last tokens of the live traces; an engine that failed may not be able to tell them any more."""
-        try:
-            tokens = self._stop_on_engine(live)
+        """Last tokens of the live traces.
+
+        After a failure the engine may not be able to tell them any more, or have ended traces that live in the tree.
+        """
+        tokens: dict[int, tuple[int, ...]] = dict.fromkeys(live, ())
+        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
+            there = self._engine.progress(self.number)
+            tokens |= self._stop_on_engine([trace for trace in live if trace in there])
+        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
             self._engine.close_search(self.number)
-        except Exception:
-            if reason is not StopReason.FAILED:
-                raise
-            return dict.fromkeys(live, ())
         return tokens
 
-    def _end_if_due(self) -> None:
+    def _stop_if_due(self) -> None:
         reason = self._due_reason()
-        if reason is not None and not self.is_done:
-            self.end(reason)
+        if reason is not None and not self.is_stopped:
+            self.stop(reason)
 
     def _due_reason(self) -> StopReason | None:
         settings, tree = self._settings, self.record.tree
@@ -172,12 +204,16 @@ class Search:
         # The cap is never passed: a step that might generate more than what is left is not taken.
         if settings.budget_tokens is not None and self.num_generated + tree.num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS
-        if settings.budget_seconds is not None and time.monotonic() - self._began >= settings.budget_seconds:
+        seconds = math.inf if settings.budget_seconds is None else _until_vote(settings.budget_seconds)
+        if time.monotonic() - self._began >= seconds:
             return StopReason.BUDGET_SECONDS
         return None
 
     def _reached_target(self) -> bool:
-        return self.record.tree.count(TraceState.FINISHED) >= self._settings.num_traces
+        tree = self.record.tree
+        if tree.count(TraceState.FINISHED) < self._settings.num_traces:
+            return False
+        return self._islands.are_complete(trace.island for trace in tree.in_state(TraceState.FINISHED))
 
     # -- decide, execute, apply --------------------------------------------------------------------------------
 
@@ -196,7 +232,7 @@ class Search:
             if not is_over or isinstance(decision, Discard):
                 self._execute(decision)
         self._send()
-        if not self.is_done:
+        if not self.is_stopped:
             self._sample()
 
     def _view(self) -> PoolView:
@@ -206,8 +242,7 @@ class Search:
             self._num_steps,
             traces,
             len(tree.traces),
-            tree.count(TraceState.FINISHED),
-            tuple(self._facts.finished),
+            tuple(self._recorder.finished),
             self._thoughts(traces),
         )
 
@@ -226,9 +261,9 @@ class Search:
             self._branch(decision)
         elif isinstance(decision, Stop):
             self._send()
-            self.end(StopReason.POLICY)
+            self.stop(StopReason.POLICY)
         elif isinstance(decision, Discard):
-            self._facts.emit(ev.Discarded(self._num_steps, decision.trace, decision.reason))
+            self._recorder.emit(ev.Discarded(self._num_steps, decision.trace, decision.reason))
         elif isinstance(decision, Prune | Evict):
             kind = ev.Pruned if isinstance(decision, Prune) else ev.Evicted
             trace = self.record.tree.traces[decision.trace]
@@ -236,23 +271,22 @@ class Search:
             if any(trace.id in (spec.key.trace, spec.parent and spec.parent.trace) for spec in self._unsent):
                 self._send()
             own = self._stop_on_engine([trace.id] if trace.is_live else []).get(trace.id, ())
-            self._facts.leave(kind(self._num_steps, trace.id, decision.reason, score, own))
+            self._recorder.leave(kind(self._num_steps, trace.id, decision.reason, score, own))
 
     def _stop_on_engine(self, trace_ids: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """Own tokens of traces that were still going."""
         tokens = self._engine.stop([TraceKey(self.number, trace_id) for trace_id in trace_ids])
-        return {key.trace: self._facts.own(key.trace, all_tokens) for key, all_tokens in tokens.items()}
+        return {key.trace: self._recorder.own(key.trace, all_tokens) for key, all_tokens in tokens.items()}
 
     def _start(self, decision: Start) -> None:
-        first = len(self.record.tree.traces)
-        specs = [self._spec_of(first + i, decision.on_pressure, decision.stop_rule) for i in range(decision.count)]
-        self._unsent += specs
-        for spec in specs:
-            self._facts.join(ev.Created(self._num_steps, spec.key.trace))
+        for _ in range(decision.count):
+            spec = self._spec_of(decision.island, decision.on_pressure, decision.stop_rule)
+            self._unsent.append(spec)
+            self._recorder.join(ev.Created(self._num_steps, spec.key.trace, decision.island))
 
     def _branch(self, decision: Branch) -> None:
         parent = self.record.tree.traces[decision.parent]
-        child = self._spec_of(len(self.record.tree.traces), decision.on_pressure)
+        child = self._spec_of(parent.island, decision.on_pressure)
         temperature = child.sampling.temperature * self._settings.child_temperature
         is_ghost = parent.state is TraceState.GHOST
         child = dataclasses.replace(
@@ -260,12 +294,12 @@ class Search:
             sampling=dataclasses.replace(child.sampling, temperature=temperature),
             inherited=decision.inherited,
             parent=None if is_ghost else TraceKey(self.number, parent.id),
-            prefix=self._facts.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
+            prefix=self._recorder.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
             score=parent.score,
             history_of=TraceKey(self.number, parent.id) if is_ghost else None,
         )
         self._unsent.append(child)
-        self._facts.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
+        self._recorder.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
 
     def _send(self) -> None:
         """A round's new traces together: an engine may begin them in one step."""
@@ -273,13 +307,24 @@ class Search:
         if specs:
             self._engine.submit(specs)
 
-    def _spec_of(self, trace_id: int, on_pressure: OnPressure, stop_rule: StopRule | None = None) -> TraceSpec:
-        key, settings = TraceKey(self.number, trace_id), self._settings
-        return TraceSpec(key, settings.sampling, settings.max_new_tokens, on_pressure, stop_rule=stop_rule)
+    def _spec_of(self, island: int, on_pressure: OnPressure, stop_rule: StopRule | None = None) -> TraceSpec:
+        """The next trace's; its random numbers are those of its place on its island."""
+        key, settings = TraceKey(self.number, len(self.record.tree.traces)), self._settings
+        noise_id = self._islands.noise_id(island, self._num_on_island[island])
+        self._num_on_island[island] += 1
+        return TraceSpec(
+            key,
+            settings.sampling,
+            settings.max_new_tokens,
+            on_pressure,
+            stop_rule=stop_rule,
+            island=island,
+            noise_id=noise_id,
+        )
 
     def _sample(self) -> None:
         tree, spent = self.record.tree, self._spent
-        self._facts.emit(
+        self._recorder.emit(
             ev.Sample(
                 step=self._num_steps,
                 running=tree.count(TraceState.RUNNING),
@@ -296,56 +341,3 @@ class Search:
                 seconds_search=spent.search,
             )
         )
-
-
-def run_searches(
-    engine: Engine,
-    searches: Iterable[Search],
-    *,
-    concurrency: int = 1,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Search]:
-    """Drive searches, up to `concurrency` in one batch, and give each back as it ends.
-
-    Whatever ends the iteration early, every begun search gets its vote and the end of its log.
-    """
-    coming = iter(searches)
-    running: dict[int, Search] = {}
-    reason, failure = StopReason.INTERRUPTED, None
-    try:
-        while True:
-            yield from _begin_more(coming, running, concurrency)
-            if not running:
-                return
-            if should_stop():
-                break
-            batch = engine.step()
-            for search in list(running.values()):
-                search.absorb(batch.searches.get(search.number, SearchStep()), batch)
-            yield from _take_done(running)
-        for search in running.values():
-            search.end(StopReason.INTERRUPTED)
-        yield from _take_done(running)
-    except Exception as error:
-        reason, failure = StopReason.FAILED, str(error)
-        raise
-    finally:
-        for search in running.values():
-            search.end(reason, failure)
-
-
-def _begin_more(coming: Iterator[Search], running: dict[int, Search], concurrency: int) -> Iterator[Search]:
-    """Fill up; a search that ends while it begins (an exhausted budget) makes room for the next at once."""
-    while len(running) < concurrency:
-        search = next(coming, None)
-        if search is None:
-            return
-        search.begin()
-        running[search.number] = search
-        yield from _take_done(running)
-
-
-def _take_done(running: dict[int, Search]) -> Iterator[Search]:
-    for search in [search for search in running.values() if search.is_done]:
-        del running[search.number]
-        yield search

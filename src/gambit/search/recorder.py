@@ -1,4 +1,4 @@
-"""What engine steps did, turned into the events of one search; it decides nothing and asks the engine nothing."""
+"""Turns what engine steps did into the events of one search, and applies them to its record."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gambit.core import events as ev
-from gambit.core.types import EndReason, Evicted, Finished, PressureAction, SearchStep
+from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, TraceEnd
 from gambit.results.record import Equivalent, SearchRecord
 from gambit.search.policies.base import FinishedView
 from gambit.search.thoughts import Decode, Embed
@@ -15,34 +15,34 @@ from gambit.search.waits import WaitLedger
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class Callbacks:
     """What a search calls outside the loop."""
 
     answer_of: Callable[[Sequence[int]], str | None]  # all tokens of a finished trace -> its answer
-    equivalent: Equivalent
+    equivalent_until: Callable[[float], Equivalent]  # are answers equal, as far as a deadline (monotonic) lets one tell
     on_event: Callable[[ev.Event], None]
     decode: Decode | None = None  # for policies that read thoughts
     embed: Embed | None = None  # and compare them as text
 
 
-class Facts:
-    """Applies events to a search's record, the only way it changes."""
+class Recorder:
+    """Writes the events of one search; its record changes by them alone."""
 
-    def __init__(self, record: SearchRecord, hooks: Hooks, *, keeps_ghosts: bool, reads_pruned: bool) -> None:
+    def __init__(self, record: SearchRecord, callbacks: Callbacks, *, keeps_ghosts: bool, reads_pruned: bool) -> None:
         self.record = record
         self.waits = WaitLedger()
         self.finished: list[FinishedView] = []  # in the order of their ends
         self.ghost_tokens: dict[int, tuple[int, ...]] = {}  # kept only where ghosts may be parents
-        self._hooks = hooks
+        self._callbacks = callbacks
         self._keeps_ghosts = keeps_ghosts
         self._reads_pruned = reads_pruned
 
     def emit(self, event: ev.Event) -> None:
         self.record.apply(event)
-        self._hooks.on_event(event)
+        self._callbacks.on_event(event)
 
     def join(self, event: ev.Created | ev.Branched) -> None:
-        """A trace begins to wait for room."""
+        """A trace begins to wait for KV blocks."""
         self.waits.begin(event.trace, event.step)
         self.emit(event)
 
@@ -52,7 +52,7 @@ class Facts:
         self.emit(event)
 
     def apply(self, step: SearchStep, at: int) -> None:
-        """In the order of an engine step: room is lost, room is found, thoughts end, traces end."""
+        """In the order of an engine step: blocks are lost, blocks are found, thoughts end, traces end."""
         for lost in step.evicted:
             self._lose(lost, at)
         for won in step.admitted:
@@ -64,7 +64,7 @@ class Facts:
         for done in step.finished:
             self._finish(done, at)
 
-    def _lose(self, lost: Evicted, at: int) -> None:
+    def _lose(self, lost: Eviction, at: int) -> None:
         if lost.action is PressureAction.QUEUE:
             self.waits.begin(lost.trace, at)
             self.emit(ev.Queued(at, lost.trace, lost.num_tokens))
@@ -73,16 +73,16 @@ class Facts:
         if lost.action is PressureAction.GHOST:
             self.emit(ev.Evicted(at, lost.trace, "pressure", lost.score, own))
             return
-        answer = self._hooks.answer_of(lost.tokens) if self._reads_pruned else None
+        answer = self._callbacks.answer_of(lost.tokens) if self._reads_pruned else None
         self.emit(ev.Pruned(at, lost.trace, "pressure", lost.score, own, answer))
 
-    def _finish(self, done: Finished, at: int) -> None:
+    def _finish(self, done: TraceEnd, at: int) -> None:
         tree, own = self.record.tree, self.own(done.trace, done.tokens)
         if done.reason is EndReason.CONFIDENCE:  # cut off in the middle: it has no answer to give
             score = tree.score_of(tree.traces[done.trace])
             self.emit(ev.Pruned(at, done.trace, "confidence", score, own))
             return
-        answer = self._hooks.answer_of(done.tokens)
+        answer = self._callbacks.answer_of(done.tokens)
         self.emit(ev.Finished(at, done.trace, done.reason, answer, own, done.confidence))
         self.finished.append(finished_view(tree, tree.traces[done.trace]))
 

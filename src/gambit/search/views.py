@@ -1,4 +1,4 @@
-"""What a policy gets to see of a search: tree and engine facts as frozen views; never shows the engine itself."""
+"""What a policy sees of a search: traces of the tree, with how far the engine has got, as frozen views."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> Trac
         num_tokens=num_tokens,
         boundary_tokens=trace.boundary_tokens,
         is_thinking=progress.is_thinking if progress else True,
+        island=trace.island,
     )
 
 
 def finished_view(tree: TraceTree, trace: Trace) -> FinishedView:
-    return FinishedView(trace.id, trace.answer, tree.score_of(trace), trace.num_tokens, trace.confidence)
+    return FinishedView(trace.id, trace.answer, tree.score_of(trace), trace.num_tokens, trace.confidence, trace.island)

@@ -1,4 +1,4 @@
-"""How long each trace waited for KV room, in steps and in seconds; only counts."""
+"""How long each trace waited for KV blocks, in steps and in seconds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class WaitLedger:
         self._add(trace, waited_steps, began)
 
     def give_up(self, trace: int, step: int) -> None:
-        """A trace that ended before it found room; nothing for one that was not waiting."""
+        """A trace that ended before it got its blocks; nothing for one that was not waiting."""
         if trace in self.since:
             since, began = self.since.pop(trace)
             self._add(trace, step - since, began)
 
     def _add(self, trace: int, steps: int, began: float) -> None:
-        if steps <= 0:  # found room in the next step, as every trace at the start
+        if steps <= 0:  # got its blocks in the next step, as every trace at the start
             return
         steps_before, seconds_before = self.total.get(trace, (0, 0.0))
         self.total[trace] = (steps_before + steps, seconds_before + time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""Judges scorers on a collection: ranking against the share of steps seen, calibration, baselines; fits nothing."""
+"""Judges scorers on a collection: ranking by share of steps seen, calibration, baselines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class ScorerRanking:
     """One scorer or baseline. AUC is averaged over problems, pairwise accuracy is pooled over all pairs."""
 
     name: str
@@ -71,7 +71,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ScorerComparison:
     """The difference of two mean AUCs, problem by problem."""
 
     scorer: str
@@ -86,20 +86,20 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScorerReport:
     model: str
     source: str
     num_problems: int
     num_mixed: int  # the ones that count: with right and wrong traces
     num_traces: int
     share_right: float
-    rankings: tuple[Ranking, ...]
-    comparisons: tuple[Comparison, ...]
+    rankings: tuple[ScorerRanking, ...]
+    comparisons: tuple[ScorerComparison, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    ranking: Ranking
+    ranking: ScorerRanking
     per_problem: Floats  # mean AUC of each problem
 
 
@@ -110,7 +110,7 @@ def evaluate(
     *,
     num_rollouts: int = 0,
     num_workers: int = 1,
-) -> Report:
+) -> ScorerReport:
     """Scorers by name, each with the collection at its own state position; `num_rollouts` adds pawn's perfect judge."""
     data = next(iter(scorers.values()))[1]
     if not len(traces):
@@ -119,7 +119,7 @@ def evaluate(
     baselines = _baselines(data, traces)
     ceiling = [_judge_ranking(data, traces, num_rollouts, num_workers)] if num_rollouts else []
     everything = [*measured.values(), *baselines, *ceiling]
-    return Report(
+    return ScorerReport(
         model=data.header.model,
         source=data.header.source,
         num_problems=len(set(data.traces.problem_of[traces].tolist())),
@@ -145,7 +145,7 @@ def _scorer_ranking(name: str, scorer: Scorer, data: Dataset, traces: Ints, devi
         return found
     calibration = tuple(_calibration(share, by_share[share], known.is_correct[traces]) for share in (0.5, 1.0))
     ranking = found.ranking
-    with_calibration = Ranking(
+    with_calibration = ScorerRanking(
         name, False, ranking.auc, ranking.pairwise, ranking.mean_auc, calibration=calibration
     )  # fmt: skip
     return _Measured(with_calibration, found.per_problem)
@@ -161,7 +161,7 @@ def _ranked(
     }
     found = {share: _of_judged(data, traces, each) for share, each in found.items()}
     per_problem = mean_auc([found[share] for share in QUARTERS])
-    ranking = Ranking(
+    ranking = ScorerRanking(
         name=name,
         is_baseline=is_baseline,
         auc={share: mean_estimate(each.auc) for share, each in found.items()},
@@ -248,17 +248,17 @@ def _bin_means(scores: Floats, is_correct: npt.NDArray[np.bool_]) -> tuple[int, 
     return len(scores), float(scores.mean()), float(is_correct.mean())
 
 
-def _comparisons(scorers: Sequence[_Measured], baselines: Sequence[_Measured]) -> list[Comparison]:
+def _comparisons(scorers: Sequence[_Measured], baselines: Sequence[_Measured]) -> list[ScorerComparison]:
     """Every scorer with every baseline, and the scorers with each other."""
     against = [(scorer, other) for scorer in scorers for other in baselines]
     against += [(first, second) for i, first in enumerate(scorers) for second in scorers[i + 1 :]]
     return [
-        Comparison(one.ranking.name, two.ranking.name, mean_estimate(one.per_problem - two.per_problem))
+        ScorerComparison(one.ranking.name, two.ranking.name, mean_estimate(one.per_problem - two.per_problem))
         for one, two in against
     ]
 
 
-def conclusions(report: Report) -> list[str]:
+def conclusions(report: ScorerReport) -> list[str]:
     """In plain words: does each scorer beat what needs no training?"""
     if report.num_mixed == 0:
         return ["no problem has right and wrong traces: nothing can be said about ranking"]

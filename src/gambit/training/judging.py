@@ -1,4 +1,4 @@
-"""Judges checkpoints by a collection's held-out problems, and makes the report plain values; prints nothing."""
+"""Loads checkpoints, judges them on the held-out problems of a collection, and gives the report as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import Report, conclusions, evaluate
+from gambit.training.evaluate import ScorerReport, conclusions, evaluate
 from gambit.training.ranking import Estimate, Ints
 from gambit.training.storage import read_header
 
@@ -34,7 +34,7 @@ def judge_scorers(
     num_workers: int = 1,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> ScorerReport:
     """Checkpoints or registered scorers, judged on the same problems of one collection."""
     scorers = {_label(name): _load(name) for name in names}
     skipped: list[str] = []
@@ -104,7 +104,7 @@ def _chosen(data: Dataset, part: str, divisions: Sequence[Division | None]) -> I
     return data.of_part(division, Part.TEST if part == AUTO else Part(part))
 
 
-def report_json(report: Report) -> dict[str, Json]:
+def report_json(report: ScorerReport) -> dict[str, Json]:
     """The whole report as plain values, with its conclusions in words."""
     rankings: list[Json] = [
         {

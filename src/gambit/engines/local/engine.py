@@ -42,6 +42,7 @@ class LocalEngine:
         self._tokenizer = tokenizer
         self._scorer = scorer.to(model.device)
         self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
+        self._kv_asked_tokens = kv_budget_tokens
         room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
         self._clock = Stopwatch()
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
@@ -63,6 +64,7 @@ class LocalEngine:
             kv_capacity_tokens=self._pool.blocks.capacity_tokens,
             block_tokens=self._pool.blocks.block_tokens,
             versions={"torch": torch.__version__},
+            kv_asked_tokens=self._kv_asked_tokens,
         )
 
     @property

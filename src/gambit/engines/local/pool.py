@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from gambit.core.errors import EngineError
-from gambit.core.types import Admitted, Aggregation, EndReason, Evicted, Finished, PressureAction, TraceKey, TraceSpec
+from gambit.core.types import Admission, Aggregation, EndReason, Eviction, PressureAction, TraceEnd, TraceKey, TraceSpec
 from gambit.engines.base import SearchSpec
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.blocks import KvBlocks
@@ -18,7 +18,7 @@ from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
 from gambit.engines.local.stopwatch import Stopwatch
 from gambit.engines.shared.confidence import ConfidenceTracks
-from gambit.engines.shared.eviction import eviction_key, most_over_quota
+from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.scorers.memory import Histories
@@ -74,7 +74,7 @@ class Pool:
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
         tokens, confidence = self.rows.tokens_of(trace), self.tracks.end(trace.key)
         self.drop(trace)
-        self.drafts[trace.key.search].finished.append(Finished(trace.key.trace, reason, tokens, confidence))
+        self.drafts[trace.key.search].finished.append(TraceEnd(trace.key.trace, reason, tokens, confidence))
 
     def track_confidence(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
         """Fold in the confidence of each row's new token; gives the traces that their stop rules end."""
@@ -140,18 +140,22 @@ class Pool:
             running[trace.key.search].append(trace)
         used = {search: self.blocks.used_by[search] * self.blocks.block_tokens for search in running}
         search = most_over_quota(used, {search: self._quota(search) for search in running})
-        return max(running[search], key=self._eviction_key)
+        return eviction_order(running[search], self._standing, self._num_live(search))[0]
+
+    def _num_live(self, search: int) -> Counter[int]:
+        """Live traces by island."""
+        return Counter(trace.spec.island for trace in self.searches[search].traces.values())
 
     def _quota(self, search: int) -> float:
         quota = self.searches[search].spec.kv_quota_tokens
         return self.blocks.capacity_tokens / len(self.searches) if quota is None else quota
 
-    def _eviction_key(self, trace: LiveTrace) -> tuple[float, ...]:
-        score = trace.score.value(self._aggregation)
-        return eviction_key(trace.spec.on_pressure, score, trace.key.trace, trace.admission)
+    def _standing(self, trace: LiveTrace) -> Standing:
+        spec, score = trace.spec, trace.score.value(self._aggregation)
+        return standing(spec.on_pressure, spec.island, score, trace.key.trace, trace.admission)
 
     def _evict(self, trace: LiveTrace) -> None:
-        action = trace.spec.on_pressure.action
+        action = action_on(trace.spec.on_pressure, self._num_live(trace.key.search)[trace.spec.island])
         if action is PressureAction.QUEUE and len(self.rows) == 1:
             # Alone it still does not fit: queueing it would go round forever.
             self.finish(trace, EndReason.MEMORY)
@@ -165,7 +169,7 @@ class Pool:
         else:
             self._forget(trace)
         kept = () if action is PressureAction.QUEUE else tokens
-        self.drafts[trace.key.search].evicted.append(Evicted(trace.key.trace, action, score, len(tokens), kept))
+        self.drafts[trace.key.search].evicted.append(Eviction(trace.key.trace, action, score, len(tokens), kept))
 
     def _admit(self) -> None:
         """Waiting traces in order, while their blocks evict no running trace."""
@@ -226,7 +230,7 @@ class Pool:
         reused = inherited if parent is not None else 0
         recomputed = length - reused
         waited = self._step - trace.waiting_since - 1
-        self.drafts[trace.key.search].admitted.append(Admitted(trace.key.trace, reused, recomputed, max(waited, 0)))
+        self.drafts[trace.key.search].admitted.append(Admission(trace.key.trace, reused, recomputed, max(waited, 0)))
 
     def _share_row(self, parent: LiveTrace, row: int, length: int) -> None:
         if parent.row is not None:
@@ -278,7 +282,7 @@ class Pool:
         sampling = spec.sampling
         record["num_tokens"], record["max_new_tokens"] = spec.inherited, spec.max_new_tokens
         record["prompt_length"], record["slot"] = len(search.segment), search.slot
-        (record["noise_key"],) = noise_keys([sampling.seed], [spec.key.trace])
+        (record["noise_key"],) = noise_keys([sampling.seed], [spec.noise])
         record["temperature"], record["top_p"] = sampling.temperature, sampling.top_p
         record["top_k"], record["min_p"] = sampling.top_k, sampling.min_p
         record["flags"] = THINKING

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gambit.core.types import Admitted, Evicted, Finished, SearchStep, ThoughtScore
+from gambit.core.types import Admission, Eviction, SearchStep, ThoughtScore, TraceEnd
 
 
 @dataclass(slots=True)
 class StepDraft:
     """A `SearchStep` in the making."""
 
-    evicted: list[Evicted] = field(default_factory=list)
-    admitted: list[Admitted] = field(default_factory=list)
+    evicted: list[Eviction] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
     num_generated: int = 0
     scored: list[ThoughtScore] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
+    finished: list[TraceEnd] = field(default_factory=list)
 
     def freeze(self) -> SearchStep:
         return SearchStep(

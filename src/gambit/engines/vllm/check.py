@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gambit.core.errors import EngineError
-from gambit.core.types import Evicted, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
+from gambit.core.types import Eviction, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
 from gambit.engines.base import SearchSpec
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import StepReport
@@ -24,7 +24,7 @@ _NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 @dataclass(slots=True)
 class _Seen:
     reports: list[StepReport] = field(default_factory=list)
-    evicted: list[Evicted] = field(default_factory=list)
+    evicted: list[Eviction] = field(default_factory=list)
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of those that finished
     inherited: dict[int, int] = field(default_factory=dict)  # by branch
 
@@ -99,7 +99,7 @@ def _wrong_states(reports: list[StepReport]) -> list[str]:
     return []
 
 
-def _wrong_eviction(evicted: list[Evicted]) -> list[str]:
+def _wrong_eviction(evicted: list[Eviction]) -> list[str]:
     if [(lost.trace, lost.action) for lost in evicted] == [(VICTIM, PressureAction.GHOST)]:
         return []
     victims = ", ".join(f"{lost.trace} ({lost.score})" for lost in evicted) or "nobody"

@@ -10,10 +10,9 @@ from typing import NoReturn, Protocol, TypeVar
 
 from gambit.core.errors import EngineError
 from gambit.core.types import (
-    Admitted,
+    Admission,
     EndReason,
-    Evicted,
-    Finished,
+    Eviction,
     PressureAction,
     Progress,
     SearchStep,
@@ -21,6 +20,7 @@ from gambit.core.types import (
     StepSeconds,
     ThoughtScore,
     TraceConfidence,
+    TraceEnd,
     TraceKey,
     TraceSpec,
 )
@@ -138,7 +138,7 @@ class VllmEngine:
     def _submit_all(
         self, specs: Sequence[TraceSpec], histories: Sequence[str | None], *, is_check: bool = False
     ) -> None:
-        keys = noise_keys((spec.sampling.seed for spec in specs), (spec.key.trace for spec in specs)).tolist()
+        keys = noise_keys((spec.sampling.seed for spec in specs), (spec.noise for spec in specs)).tolist()
         followers = reversed(range(len(specs)))
         for spec, history_of, noise_key, to_come in zip(specs, histories, keys, followers, strict=True):
             self._submit(spec, history_of, noise_key, to_come, is_check=is_check)
@@ -174,6 +174,8 @@ class VllmEngine:
             inherited=spec.inherited,
             action=spec.on_pressure.action.value,
             unscored_first=spec.on_pressure.unscored_first,
+            spares_islands=spec.on_pressure.spares_islands,
+            island=spec.island,
             score=(spec.score.count, spec.score.total, spec.score.position_total, spec.score.last),
             flags=flags,
             is_pending=is_pending,
@@ -342,7 +344,7 @@ class VllmEngine:
             action = PressureAction(name)
             is_queued = action is PressureAction.QUEUE
             tokens = () if is_queued else tuple(trace.tokens)
-            lost = Evicted(trace.spec.key.trace, action, score, len(trace.tokens), tokens)
+            lost = Eviction(trace.spec.key.trace, action, score, len(trace.tokens), tokens)
             drafts[trace.spec.key.search].evicted.append(lost)
             if not is_queued:
                 self._drop(trace)
@@ -350,7 +352,7 @@ class VllmEngine:
     def _read_admissions(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
         for request, *counts in report.admitted:
             if (trace := self._live.get(request)) is not None:
-                drafts[trace.spec.key.search].admitted.append(Admitted(trace.spec.key.trace, *counts))
+                drafts[trace.spec.key.search].admitted.append(Admission(trace.spec.key.trace, *counts))
 
     def _read_ends(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
         ended = [(self._live[row[0]], *row[1:]) for row in report.finished if row[0] in self._live]
@@ -359,7 +361,7 @@ class VllmEngine:
             if reason not in END_REASONS:
                 self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
             measured = None if confidence is None else TraceConfidence(int(confidence[0]), *confidence[1:])
-            done = Finished(key.trace, EndReason(reason), tuple(trace.tokens), measured)
+            done = TraceEnd(key.trace, EndReason(reason), tuple(trace.tokens), measured)
             drafts[key.search].finished.append(done)
             self._drop(trace)
 

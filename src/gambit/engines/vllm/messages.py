@@ -87,6 +87,8 @@ class TraceTask:
     inherited: int
     action: str
     unscored_first: bool
+    spares_islands: bool
+    island: int
     score: tuple[int, float, float, float]
     flags: int  # the thought detector's, after the inherited tokens
     is_pending: bool  # the last inherited token is a boundary whose thought has not been scored
@@ -110,7 +112,7 @@ class TraceTask:
 
     @property
     def on_pressure(self) -> OnPressure:
-        return OnPressure(PressureAction(self.action), self.unscored_first)
+        return OnPressure(PressureAction(self.action), self.unscored_first, self.spares_islands)
 
     @property
     def stop_rule(self) -> StopRule | None:

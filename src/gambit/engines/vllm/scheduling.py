@@ -52,6 +52,8 @@ class TraceScheduling:
     def free(self, request: str) -> None:
         """vLLM has freed a request. It stays in the table for now: its last token is read later."""
         self._freed.append(request)
+        if request in self._table.traces:
+            self._table.traces[request].has_ended = True
 
     def release(self, requests: Iterable[str]) -> None:
         """The front needs no history of these any more."""
@@ -93,7 +95,7 @@ class TraceScheduling:
         `is_last`: nothing else runs. A trace that does not fit alone would be queued and evicted for ever.
         """
         trace = self._table.traces[request]
-        action = trace.task.on_pressure.action
+        action = self._table.action_on(trace)
         if action is PressureAction.QUEUE and is_last:
             self._report.finished.append((request, EndReason.MEMORY.value, None))
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import RunningScore, StatePosition, TraceKey
+from gambit.core.types import PressureAction, RunningScore, StatePosition, TraceKey
 from gambit.engines.shared.confidence import ConfidenceTracks
-from gambit.engines.shared.eviction import eviction_key, most_over_quota
+from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.vllm.block_usage import BlockUsage
 from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, TraceTask
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
@@ -45,8 +45,9 @@ class ScheduledTrace:
     score: RunningScore
     waiting_since: int
     is_running: bool = False
+    has_ended: bool = False  # its last token is still to be read
     admission: int = 0  # ordinal
-    eviction_key: tuple[float, ...] | None = None  # None: its score or its admission has changed
+    standing: Standing | None = None  # None: its score or its admission has changed
 
     @property
     def key(self) -> TraceKey:
@@ -116,7 +117,7 @@ class TraceTable:
 
     def admit(self, trace: ScheduledTrace) -> None:
         self._num_admissions += 1
-        trace.is_running, trace.admission, trace.eviction_key = True, self._num_admissions, None
+        trace.is_running, trace.admission, trace.standing = True, self._num_admissions, None
 
     def _open(self, announced: Announcement) -> None:
         for search in announced.closed:
@@ -221,7 +222,7 @@ class TraceTable:
             if self._scorer.info.ranks_within_run:
                 score = self.searches[key.search].quantiles.squash(score)
             trace, request = self._row_traces[at], report.rows[at]
-            trace.score, trace.eviction_key = trace.score.add(score), None
+            trace.score, trace.standing = trace.score.add(score), None
             embedding = _embedding(values, row_of[request], trace.task.embedding_size)
             report.scored.append((request, score, int(lengths[at]), embedding))
 
@@ -257,10 +258,10 @@ class TraceTable:
         by_search = defaultdict(list)
         for request in requests:
             by_search[self.traces[request].task.search].append(request)
-        for candidates in by_search.values():
-            candidates.sort(key=self._eviction_key)
+        for search, candidates in by_search.items():
+            by_search[search] = eviction_order(candidates, self._standing, self.num_live(search))
         if len(by_search) == 1:
-            return next(iter(by_search.values()))[::-1]
+            return next(iter(by_search.values()))
         self._usage.update({r: search for search, mine in by_search.items() for r in mine}, blocks_from)
         victims = self._across_searches(by_search, missing_blocks)
         return [*victims, *(request for safe in by_search.values() for request in safe)]
@@ -272,7 +273,7 @@ class TraceTable:
         victims: list[str] = []
         while by_search and missing_blocks > 0:
             search = most_over_quota({s: simulation.used[s] * self._block_tokens for s in by_search}, quota)
-            victims.append(by_search[search].pop())
+            victims.append(by_search[search].pop(0))
             missing_blocks -= simulation.evict(victims[-1])
             if not by_search[search]:
                 del by_search[search]
@@ -289,12 +290,21 @@ class TraceTable:
     def score_of(self, trace: ScheduledTrace) -> float | None:
         return trace.score.value(self._scorer.info.aggregation)
 
-    def _eviction_key(self, request: str) -> tuple[float, ...]:
+    def num_live(self, search: int) -> Counter[int]:
+        """Live traces of a search by island."""
+        traces = (trace for trace in self.traces.values() if not trace.has_ended)
+        return Counter(trace.task.island for trace in traces if trace.task.search == search)
+
+    def action_on(self, trace: ScheduledTrace) -> PressureAction:
+        """What becomes of a trace that is evicted now."""
+        return action_on(trace.task.on_pressure, self.num_live(trace.task.search)[trace.task.island])
+
+    def _standing(self, request: str) -> Standing:
         trace = self.traces[request]
-        if trace.eviction_key is None:
-            task = trace.task
-            trace.eviction_key = eviction_key(task.on_pressure, self.score_of(trace), task.trace, trace.admission)
-        return trace.eviction_key
+        if trace.standing is None:
+            task, score = trace.task, self.score_of(trace)
+            trace.standing = standing(task.on_pressure, task.island, score, task.trace, trace.admission)
+        return trace.standing
 
 
 def _embedding(values: RowValues, row: int, size: int) -> list[float] | None:

@@ -1,10 +1,11 @@
-"""The policy protocol: what a search method sees and what it may decide; a policy touches nothing."""
+"""The policy protocol: what a search method sees and what it may decide."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,6 +27,7 @@ class TraceView:
     num_tokens: int  # inherited part included
     boundary_tokens: int  # length at its last scored boundary, inherited part included
     is_thinking: bool
+    island: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,17 @@ class FinishedView:
     answer: str | None
     score: float | None
     num_tokens: int
-    confidence: TraceConfidence | None  # where the policy needs it
+    confidence: TraceConfidence | None  # where the policy requires it
+    island: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtView:
-    """A thought that ended since the policy was last asked, embedded; only where the policy needs thoughts."""
+    """A thought that ended since the policy was last asked, embedded; only where the policy requires thoughts."""
 
     trace: int
     num_tokens: int  # length of the trace at its end
-    vector: tuple[float, ...]  # of length 1
+    vector: tuple[float, ...]  # unit norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +58,22 @@ class PoolView:
     step: int  # decode steps of this pool so far
     traces: tuple[TraceView, ...]  # the tree view, by id
     num_created: int
-    num_completed: int
     finished: tuple[FinishedView, ...] = ()  # all of them, in the order of their ends
     thoughts: tuple[ThoughtView, ...] = ()
+
+    @property
+    def num_completed(self) -> int:
+        return len(self.finished)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin `count` roots."""
+    """Begin `count` roots on one island."""
 
     count: int
     on_pressure: OnPressure
     stop_rule: StopRule | None = None
+    island: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Take a finished trace's vote."""
+    """Exclude a finished trace from the vote."""
 
     trace: int
     reason: str
@@ -120,7 +127,7 @@ class Wake:
     on_boundary: bool = False
 
 
-class Split(StrEnum):
+class ThoughtSplit(StrEnum):
     """Where a thought ends."""
 
     MARKERS = "markers"  # before a discourse marker
@@ -131,13 +138,13 @@ class Split(StrEnum):
 class ThoughtNeed:
     """How a policy wants the thoughts that it compares."""
 
-    split: Split
+    split: ThoughtSplit
     min_tokens: int
     embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Requirements:
     """What a policy wants of a search besides scores; everything is off unless asked for, and then costs nothing."""
 
     has_fixed_size: bool = False  # it never creates more than num_traces traces: what is to come can be counted
@@ -158,28 +165,34 @@ class Policy(Protocol[State]):
     """A search method: `(state, view) -> (state', decisions)`, a pure function, asked when `wake` says so.
 
     Decisions are carried out in their order. What must happen inside an engine step is declared with each trace.
-    A policy may also have `Options` (a pydantic model, all fields with defaults; NoOptions without one), `needs`
-    (a `Needs`) and `fixed_traces` (how many traces there are, whatever the settings say).
+    A policy may also have `Options` (a pydantic model, all fields with defaults; NoOptions without one), `requirements`
+    (a `Requirements`) and `fixed_traces` (how many traces there are, whatever the settings say).
     """
 
     name: ClassVar[str]
     default_vote: ClassVar[VoteKind]
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> Policy[State]: ...
+    def from_settings(cls, settings: SearchSettings) -> Policy[State]:
+        """The policy for one search; `settings.options_of(Options)` gives its own options."""
 
     @property
-    def wake(self) -> Wake: ...
+    def wake(self) -> Wake:
+        """When it wants to be asked."""
 
-    def initial_state(self) -> State: ...
+    def initial_state(self) -> State:
+        """What `decide` gets the first time, before any trace has been started."""
 
-    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]: ...
+    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]:
+        """The next state and what is to be done, from this state and the pool as it is."""
 
 
-def needs_of(policy: Policy[State]) -> Needs:
+def requirements_of(policy: Policy[State]) -> Requirements:
     """What a policy asks for; nothing where it does not say."""
-    needs: Needs = getattr(policy, "needs", Needs())
-    return needs
+    if hasattr(policy, "needs"):
+        warnings.warn(f"policy {policy.name!r}: `needs` is called `requirements` now", DeprecationWarning, stacklevel=2)
+        return cast("Requirements", policy.needs)
+    return cast("Requirements", getattr(policy, "requirements", Requirements()))
 
 
 def top_up(

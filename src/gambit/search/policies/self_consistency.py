@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, Needs, NoOptions, PoolView, Wake, top_up
+from gambit.search.policies.base import Decision, NoOptions, PoolView, Requirements, Wake, top_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class SelfConsistency:
         return Wake(on_completion=True)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(has_fixed_size=True)
+    def requirements(self) -> Requirements:
+        return Requirements(has_fixed_size=True)
 
     def initial_state(self) -> None:
         return None

@@ -8,7 +8,7 @@ from typing import ClassVar
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, Needs, NoOptions, PoolView, Start, Wake
+from gambit.search.policies.base import Decision, NoOptions, PoolView, Requirements, Start, Wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Single:
         return Wake()
 
     @property
-    def needs(self) -> Needs:
-        return Needs(has_fixed_size=True)
+    def requirements(self) -> Requirements:
+        return Requirements(has_fixed_size=True)
 
     def initial_state(self) -> None:
         return None

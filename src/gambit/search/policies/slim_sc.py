@@ -17,7 +17,17 @@ from gambit.core.tree import LIVE
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
 from gambit.search.embedding import check_embedder
-from gambit.search.policies.base import Decision, Needs, PoolView, Prune, Split, ThoughtNeed, ThoughtView, Wake, top_up
+from gambit.search.policies.base import (
+    Decision,
+    PoolView,
+    Prune,
+    Requirements,
+    ThoughtNeed,
+    ThoughtSplit,
+    ThoughtView,
+    Wake,
+    top_up,
+)
 
 STATES = "states"
 SENTENCE_THRESHOLD = 0.95  # the paper's, for all-mpnet-base-v2
@@ -43,7 +53,7 @@ class SlimScOptions(BaseModel):
 
     variant: Variant = Field(Variant.DIVERSITY, description="which of a pair goes: diversity or random")
     embedder: str = Field(STATES, description="states (the engine's own), or a sentence-transformers model by name")
-    split: Split | None = Field(
+    split: ThoughtSplit | None = Field(
         None, description="markers or blank_lines; default: markers for a sentence model, blank_lines for states"
     )
     min_thought_tokens: int | None = Field(
@@ -71,8 +81,8 @@ class SlimScOptions(BaseModel):
 
     @property
     def need(self) -> ThoughtNeed:
-        split = self.split or (Split.BLANK_LINES if self.uses_states else Split.MARKERS)
-        shortest = MARKER_TOKENS if split is Split.MARKERS else 1
+        split = self.split or (ThoughtSplit.BLANK_LINES if self.uses_states else ThoughtSplit.MARKERS)
+        shortest = MARKER_TOKENS if split is ThoughtSplit.MARKERS else 1
         return ThoughtNeed(split, self.min_thought_tokens or shortest, None if self.uses_states else self.embedder)
 
 
@@ -123,14 +133,14 @@ class SlimSc:
 
     @property
     def wake(self) -> Wake:
-        if self.options.need.split is Split.MARKERS:
+        if self.options.need.split is ThoughtSplit.MARKERS:
             return Wake(every_steps=POLL_STEPS, on_completion=True)
         return Wake(on_boundary=True, on_completion=True)
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         size = self.options.embedding_size if self.options.uses_states else 0
-        return Needs(has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
+        return Requirements(has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
 
     def initial_state(self) -> SlimScState:
         fixed = None if self.options.uses_states else SENTENCE_THRESHOLD

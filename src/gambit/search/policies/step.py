@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, Needs, PoolView, Wake, top_up
+from gambit.search.policies.base import Decision, PoolView, Requirements, Wake, top_up
 
 
 class StepOptions(BaseModel):
@@ -24,7 +24,7 @@ class StepOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPruning:
     """STEP: memory-triggered pruning by hidden-state scores.
 
     A trace without a finished thought counts as 0 and goes first, then the lowest mean, the latest on a tie. What is
@@ -43,7 +43,7 @@ class Step:
     pruned_vote: bool = False
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> Step:
+    def from_settings(cls, settings: SearchSettings) -> StepPruning:
         return cls(settings.num_traces, settings.capacity, settings.options_of(StepOptions).pruned_vote)
 
     @property
@@ -51,8 +51,8 @@ class Step:
         return Wake(on_completion=True)
 
     @property
-    def needs(self) -> Needs:
-        return Needs(has_fixed_size=True, pruned_answers=self.pruned_vote)
+    def requirements(self) -> Requirements:
+        return Requirements(has_fixed_size=True, pruned_answers=self.pruned_vote)
 
     def initial_state(self) -> None:
         return None

@@ -1,15 +1,17 @@
-"""Gambit's own policy: thought-level beam search by tournaments (Algorithm 1); it ranks and touches nothing."""
+"""Gambit's own policy: thought-level beam search by tournaments (Algorithm 1 of the paper), on one or more islands."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
-from gambit.core.tree import TraceState
+from gambit.core.tree import LIVE, TraceState
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
+from gambit.search.islands import Islands
 from gambit.search.policies.base import Branch, Decision, Evict, NoOptions, PoolView, Prune, Start, TraceView, Wake
 
 FLOOR_STEPS = 8  # scored thoughts before the hard floor may act: a mean of fewer says little
@@ -27,6 +29,10 @@ class Tournament:
     """Gambit: thought-level beam search. Every `check_interval` decode steps, under capacity the best traces fill it up
     by branching (Case 1), at capacity the worst `swap_size` make room for branches of the best (Case 2).
 
+    With several `islands` each root and its descendants compete with those of their own island alone, so that a
+    scorer's mistake cannot take over the whole pool; all islands vote together. One island is the paper's method.
+    An island is over when its share of `num_traces` is complete.
+
     Ghosts count and may be pruned. Its settings are those of every search; docs/how-it-works.md has the points that
     the paper leaves open.
     """
@@ -34,7 +40,7 @@ class Tournament:
     name: ClassVar[str] = "gambit"
     default_vote: ClassVar[VoteKind] = VoteKind.SCORE
     Options: ClassVar[type[NoOptions]] = NoOptions  # capacity, swap_size, … belong to every search
-    capacity: int
+    islands: Islands
     swap_size: int
     check_interval: int
     warmup_tokens: int
@@ -42,12 +48,10 @@ class Tournament:
     ghost_parents: bool = False
     branch_point: BranchPoint = BranchPoint.LAST_TOKEN
 
-    on_pressure: ClassVar[OnPressure] = OnPressure(PressureAction.GHOST)
-
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> Tournament:
         return cls(
-            settings.capacity,
+            Islands(settings.islands, settings.capacity, settings.num_traces),
             settings.swap_size,
             settings.check_interval,
             settings.warmup_tokens,
@@ -57,38 +61,83 @@ class Tournament:
         )
 
     @property
+    def has_one_island(self) -> bool:
+        return self.islands.count == 1
+
+    @property
+    def on_pressure(self) -> OnPressure:
+        return OnPressure(PressureAction.GHOST, spares_islands=not self.has_one_island)
+
+    @property
     def wake(self) -> Wake:
-        return Wake(every_steps=self.check_interval)
+        # A completion may end an island; the only one ends with the search.
+        return Wake(every_steps=self.check_interval, on_completion=not self.has_one_island)
+
+    @property
+    def swaps_per_island(self) -> int:
+        """K is the pool's; every island swaps at least one."""
+        return max(1, round(self.swap_size / self.islands.count))
 
     def initial_state(self) -> None:
         return None
 
     def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
-        if view.num_created == 0:
-            return None, [Start(self.capacity, self.on_pressure)]
-        ranking = self.rank(view)
-        parents = [entry for entry in ranking if self.can_parent(entry.trace)]
-        vacant = self.capacity - len(view.traces)
-        round_ = self.fill(parents, vacant) if vacant > 0 else self.swap(ranking, parents)
-        return None, round_ + self.below_floor(ranking, round_)
+        members: dict[int, list[TraceView]] = {island: [] for island in self.islands}
+        for trace in view.traces:
+            members[trace.island].append(trace)
+        completed = Counter(trace.island for trace in view.finished)
+        is_round = view.step % self.check_interval == 0
+        return None, [
+            decision
+            for island in self.islands
+            for decision in self.decide_island(island, members[island], completed[island], is_round=is_round)
+        ]
 
-    def rank(self, view: PoolView) -> list[Ranked]:
+    def decide_island(
+        self, island: int, traces: list[TraceView], num_completed: int, *, is_round: bool
+    ) -> list[Decision]:
+        """`traces`: the island's active ones, by id."""
+        live = [trace for trace in traces if trace.state in LIVE]
+        missing = self.islands.share(island) - num_completed
+        if missing <= 0:
+            return [Prune(trace.id, "island complete") for trace in live]
+        vacancies = self.vacancies(island, traces, missing - len(live))
+        is_new = not traces and not num_completed
+        if is_new or (not live and not self.has_one_island):  # the paper's pool is over when nothing runs
+            return [Start(vacancies, self.on_pressure, island=island)] if vacancies > 0 else []
+        return self.tournament(traces, vacancies) if is_round else []
+
+    def vacancies(self, island: int, traces: list[TraceView], unassigned: int) -> int:
+        """Places to fill; `unassigned`: traces yet to be completed for which nothing runs.
+
+        The paper's pool is kept full to its end. An island runs no more traces than it has to complete.
+        """
+        free = self.islands.places(island) - len(traces)
+        return free if self.has_one_island else min(free, unassigned)
+
+    def tournament(self, traces: list[TraceView], vacancies: int) -> list[Decision]:
+        ranking = self.rank(traces)
+        parents = [entry for entry in ranking if self.can_parent(entry.trace)]
+        round_ = self.fill(parents, vacancies) if vacancies > 0 else self.swap(ranking, parents)
+        return round_ + self.below_floor(ranking, round_)
+
+    def rank(self, traces: list[TraceView]) -> list[Ranked]:
         """Best first, ties by id. A trace without a thought is not ranked, until its warm-up is over: then it is 0."""
-        scored = [Ranked(t, t.score) for t in view.traces if t.score is not None]
-        silent = [Ranked(t, 0.0) for t in view.traces if t.score is None and t.num_generated >= self.warmup_tokens]
+        scored = [Ranked(t, t.score) for t in traces if t.score is not None]
+        silent = [Ranked(t, 0.0) for t in traces if t.score is None and t.num_generated >= self.warmup_tokens]
         return sorted(scored + silent, key=lambda entry: (-entry.score, entry.trace.id))
 
     def can_parent(self, trace: TraceView) -> bool:
-        has_room = trace.state is TraceState.RUNNING or (self.ghost_parents and trace.state is TraceState.GHOST)
-        return has_room and trace.is_thinking and trace.num_generated >= self.warmup_tokens
+        is_there = trace.state is TraceState.RUNNING or (self.ghost_parents and trace.state is TraceState.GHOST)
+        return is_there and trace.is_thinking and trace.num_generated >= self.warmup_tokens
 
-    def fill(self, parents: list[Ranked], vacant: int) -> list[Decision]:
+    def fill(self, parents: list[Ranked], vacancies: int) -> list[Decision]:
         """Case 1, under capacity: one child for each of the best, as many as there are places."""
-        return [self.branch(parent.trace) for parent in parents[:vacant]]
+        return [self.branch(parent.trace) for parent in parents[:vacancies]]
 
     def swap(self, ranking: list[Ranked], parents: list[Ranked]) -> list[Decision]:
         """Case 2, at capacity: best parent against worst victim; a pair that would not gain is dropped."""
-        chosen = parents[: self.swap_size]
+        chosen = parents[: self.swaps_per_island]
         chosen_ids = {parent.trace.id for parent in chosen}
         victims = [entry for entry in reversed(ranking) if entry.trace.id not in chosen_ids]
         pairs = [(p.trace, v.trace) for p, v in zip(chosen, victims, strict=False) if p.score > v.score]
@@ -101,7 +150,7 @@ class Tournament:
         return Branch(parent.id, parent.boundary_tokens if at_boundary else parent.num_tokens, self.on_pressure)
 
     def below_floor(self, ranking: list[Ranked], round_: list[Decision]) -> list[Decision]:
-        """Hard floor δ: hopeless traces give up their memory; the best running one stays, an empty pool being mute."""
+        """Hard floor δ: hopeless traces give up their memory; the best running one stays, so that one always runs."""
         if self.hard_floor is None:
             return []
         pruned = {decision.trace for decision in round_ if isinstance(decision, Prune)}

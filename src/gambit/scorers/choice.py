@@ -1,0 +1,47 @@
+"""Finds the scorer that a user names, or the one that belongs to a model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from gambit.config import registry
+from gambit.core.errors import GambitWarning
+from gambit.models import files as models
+from gambit.scorers.base import Scorer, ScorerInfo
+from gambit.scorers.checkpoint import load_checkpoint
+
+NO_SCORER = (
+    "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
+    "Train one (`gambit scorer --help`) and pass it with --scorer FILE."
+)
+
+
+def load_scorer(name: str, source: str, model: str) -> Scorer:
+    """A checkpoint file, another scorer of the model's own, a registered one; `auto`: the model's, or confidence."""
+    if name == "auto":
+        path = models.side_file(source, models.SCORER_FILE)
+        if path is not None:
+            return load_checkpoint(path)
+        warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
+        name = "confidence"
+    if Path(name).suffix == ".safetensors" or Path(name).is_file():
+        return load_checkpoint(Path(name))
+    if name not in registry.names("gambit.scorers") and (path := models.own_scorer(source, name)) is not None:
+        return load_checkpoint(path)
+    factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
+    return factory()
+
+
+def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
+    """A scorer reads states, so it belongs to the weights it was trained on."""
+    if info.base_model_hash is None or (found := models.weight_hash(source)) in (None, info.base_model_hash):
+        return
+    warnings.warn(
+        f"the scorer was trained on {info.base_model} with weights {info.base_model_hash[:20]}…, {model} has "
+        f"{found[:20]}…: that may do for a quantised variant, not for another model; --any-weights says that you know",
+        GambitWarning,
+        stacklevel=3,
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""A thread that owns an engine and runs everybody's searches on it in one batch."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gambit.core.errors import UserError
+from gambit.core.types import StopReason
+from gambit.engines.base import Engine
+from gambit.results.record import SearchResult
+from gambit.search.batch import SearchBatch
+from gambit.search.loop import Search
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class SearchTicket:
+    """A search that was handed in: its result to come, and the way to call it off.
+
+    The result raises what the engine raised, or what ended this search alone (`failed_alone`).
+    """
+
+    make: Callable[[], Search]  # called on the engine's thread
+    should_stop: Callable[[], bool]
+    result: Future[SearchResult] = field(default_factory=Future)
+    search: Search | None = None
+    failed_alone: bool = False
+    _is_cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """End it within two engine steps, with the best vote so far."""
+        self._is_cancelled.set()
+
+    @property
+    def is_unwanted(self) -> bool:
+        return self._is_cancelled.is_set() or self.should_stop()
+
+
+@dataclass(slots=True)
+class _Call(Generic[T]):
+    """Something else to do on the engine's thread."""
+
+    function: Callable[[], T]
+    result: Future[T] = field(default_factory=Future)
+
+
+class SearchHost:
+    """Starts an engine on a thread of its own and runs searches on it as they come.
+
+    One thread, because an engine's calls come from one, and thread pools and inference modes belong to a thread.
+    Votes are taken on a second one: comparing answers must not hold up the engine.
+    """
+
+    def __init__(self, start: Callable[[], Engine]) -> None:
+        self._inbox: queue.SimpleQueue[SearchTicket | _Call[object] | None] = queue.SimpleQueue()
+        self._tickets: dict[Search, SearchTicket] = {}
+        self._voting = ThreadPoolExecutor(1, thread_name_prefix="gambit-votes")
+        self._is_closed = False
+        self._closing = threading.Lock()
+        started: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._run, args=(start, started), name="gambit-engine", daemon=True)
+        self._thread.start()
+        self.engine = started.result()
+        atexit.register(self.close)  # a daemon inside native code must not outlive the interpreter
+
+    def submit(self, make: Callable[[], Search], should_stop: Callable[[], bool] = lambda: False) -> SearchTicket:
+        """Hand in a search; it joins those that run. `make` and all callbacks are called on the engine's thread."""
+        ticket = SearchTicket(make, should_stop)
+        self._put(ticket)
+        return ticket
+
+    def call(self, function: Callable[[], T]) -> T:
+        """The function's result, called on the engine's thread between two steps."""
+        if threading.current_thread() is self._thread:
+            return function()
+        wanted = _Call(function)
+        self._put(wanted)  # type: ignore[arg-type] # what it gives is nobody's business there
+        return wanted.result.result()
+
+    def close(self) -> None:
+        """Cancel what runs, close the engine and end the thread; once."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._inbox.put(None)
+        atexit.unregister(self.close)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            self._voting.shutdown()
+
+    def _put(self, item: SearchTicket | _Call[object]) -> None:
+        with self._closing:
+            if self._is_closed:
+                raise UserError("this solver is closed: make a new one")
+            self._inbox.put(item)
+
+    # -- on the engine's thread --------------------------------------------------------------------------------
+
+    def _run(self, start: Callable[[], Engine], started: Future[Engine]) -> None:
+        try:
+            engine = start()
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        batch = SearchBatch(engine)
+        started.set_result(engine)
+        while self._take_in(batch):
+            self._step(batch)
+        self._finish(batch.stop_all(StopReason.INTERRUPTED))
+        engine.close()
+
+    def _take_in(self, batch: SearchBatch) -> bool:
+        """Everything that waits to be done, for as long as there is nothing to step; False at the end."""
+        for item in self._items(batch):
+            if item is None:
+                return False
+            if isinstance(item, _Call):
+                _fulfil(item.result, item.function)
+            else:
+                self._begin(batch, item)
+        return True
+
+    def _items(self, batch: SearchBatch) -> Iterator[SearchTicket | _Call[object] | None]:
+        while True:
+            try:
+                yield self._inbox.get(block=not batch.running)
+            except queue.Empty:
+                return
+
+    def _begin(self, batch: SearchBatch, ticket: SearchTicket) -> None:
+        try:
+            search = ticket.search = ticket.make()
+        except BaseException as error:
+            ticket.failed_alone = True
+            ticket.result.set_exception(error)
+            return
+        self._tickets[search] = ticket
+        self._finish(batch.add(search))
+
+    def _step(self, batch: SearchBatch) -> None:
+        self._finish(batch.stop(filter(self._is_unwanted, batch.running.values())))
+        if not batch.running:
+            return
+        try:
+            self._finish(batch.step())
+        except BaseException as error:
+            self._finish(batch.stop_all(StopReason.FAILED, str(error)), error)
+
+    def _is_unwanted(self, search: Search) -> bool:
+        try:
+            return self._tickets[search].is_unwanted
+        except Exception as error:  # the caller's own function
+            search.failure = error
+            return True
+
+    def _finish(self, stopped: list[Search], error: BaseException | None = None) -> None:
+        for search in stopped:
+            self._voting.submit(_conclude, self._tickets.pop(search), search, error)
+
+
+def _conclude(ticket: SearchTicket, search: Search, error: BaseException | None) -> None:
+    """Take the vote, and say what happened. Every log gets its end, whatever went wrong before."""
+    try:
+        result = search.conclude()
+    except BaseException as failure:
+        search.failure = search.failure or failure
+    error, ticket.failed_alone = error or search.failure, error is None and search.failure is not None
+    if error is not None:
+        ticket.result.set_exception(error)
+    else:
+        ticket.result.set_result(result)
+
+
+def _fulfil(promise: Future[T], function: Callable[[], T]) -> None:
+    try:
+        promise.set_result(function())
+    except BaseException as error:
+        promise.set_exception(error)

@@ -1,0 +1,33 @@
+"""How long a solver's traces and thoughts have been so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import deque
+
+from gambit.config.presets import ModelDefaults
+from gambit.core.tree import TraceState
+from gambit.results.record import SearchRecord
+
+
+class LengthHistory:
+    """Lengths of completed traces and of thoughts in this solver's runs so far, for `preset="auto"`."""
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=4096)
+        self._thoughts: deque[float] = deque(maxlen=4096)
+
+    def remember(self, record: SearchRecord) -> None:
+        for trace in record.tree.in_state(TraceState.FINISHED):
+            self._lengths.append(trace.num_tokens)
+            if trace.score.count:
+                self._thoughts.append(trace.boundary_tokens / trace.score.count)
+
+    def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
+        if not self._lengths:
+            return defaults
+        thought = statistics.fmean(self._thoughts) if self._thoughts else None
+        return dataclasses.replace(
+            defaults, median_length=statistics.median(self._lengths), mean_thought_length=thought
+        )
