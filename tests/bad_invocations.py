@@ -308,7 +308,7 @@ COMMANDS = [
     (("merge",), "FOLDER"),
     (("replay", "nowhere"), "no events.jsonl in nowhere"),
     (("replay", "logs"), "line 1"),
-    (("replay",), "FOLDER"),
+    (("replay",), "RUN"),
     (("view", "nowhere"), "nowhere"),
     (("view",), "RUN"),
     (("demo", "--seed", "-1"), "--seed"),

@@ -20,7 +20,8 @@ from gambit.cli.app import app
 from gambit.cli.display import Display, report
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core import events as ev
-from gambit.results.record import SearchResult, fold, replay
+from gambit.results.record import SearchResult, fold
+from gambit.results.replay import replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver
@@ -75,7 +76,8 @@ def test_json_is_one_object_with_the_documented_keys(solve, tmp_path: Path) -> N
     result = json.loads(outcome.out)
     assert outcome.code == 0 and outcome.out.count("\n") == 1
     assert set(result) >= REQUIRED
-    assert all(set(vote) == {"answer", "weight", "traces", "roots"} for vote in result["votes"]) and result["votes"]
+    keys = {"answer", "weight", "traces", "roots", "forms"}
+    assert result["votes"] and all(set(vote) == keys for vote in result["votes"])
     assert set(result["counts"]) >= {"roots", "branched", "pruned", "evicted", "completed"}
     assert set(result["tokens"]) == {"generated", "reused", "recomputed"}
     assert set(result["seconds"]) == {"total", "engine", "search"}
@@ -264,7 +266,7 @@ def test_replay_of_something_else(tmp_path: Path) -> None:
     assert "no events.jsonl" in Outcome("replay", str(tmp_path)).err
     (tmp_path / "events.jsonl").write_text('{"event": "Nonsense"}\n')
     outcome = Outcome("replay", str(tmp_path))
-    assert outcome.code == 2 and "line 1: not an event" in outcome.err
+    assert outcome.code == 2 and "events.jsonl, line 1: " in outcome.err
 
 
 # -- warnings: one line each on stderr ----------------------------------------------------------------------------

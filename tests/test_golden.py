@@ -34,7 +34,10 @@ def gambit(*words: str) -> tuple[int, str, str]:
 
 
 def without_clock(result: dict) -> dict:
-    return {key: value for key, value in result.items() if key not in ("seconds", "out_dir", "warnings")}
+    """What a result of 0.1.0 says, but for times and places; its votes did not tell the forms of their answers yet."""
+    votes = [{key: value for key, value in vote.items() if key != "forms"} for vote in result["votes"]]
+    kept = {key: value for key, value in result.items() if key not in ("seconds", "out_dir", "warnings")}
+    return {**kept, "votes": votes}
 
 
 # -- runs ------------------------------------------------------------------------------------------------------

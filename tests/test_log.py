@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.results.record import fold
+from gambit.results.replay import replay_log
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 
@@ -94,3 +95,40 @@ def test_impossible_events_of_an_unchained_log_are_named_and_never_crash(lines, 
         read(tmp_path_factory.mktemp("forged"), map(json.dumps, records))
     except UserError as error:
         assert "line " in str(error)
+
+
+# -- the vote in the log ---------------------------------------------------------------------------------------------
+
+
+def replayed(tmp_path, lines):
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+    def ask(first, second):
+        raise AssertionError(f"the log says which answers are equal: {first} and {second} need no grader")
+
+    return replay_log(path, ask)
+
+
+def test_a_replay_needs_no_grader_and_says_that_the_vote_is_that_of_the_traces(lines, tmp_path):
+    found = replayed(tmp_path, lines)
+    assert found.finding is None and found.verdict.startswith(f"verified: {len(lines)} lines")
+    assert found.result.answer == read(tmp_path, lines).voted.answer
+
+
+def test_a_log_without_an_end_is_not_verified(lines, tmp_path):
+    assert "ends before the vote" in replay_log_of(tmp_path, lines[:-1]).verdict
+
+
+def test_a_forged_vote_of_an_unchained_log_is_found(lines, tmp_path):
+    records = list(forged(lines))
+    assert replay_log_of(tmp_path, map(json.dumps, records)).verdict.startswith("unverifiable")
+    for change in ({"answer": "4711"}, {"margin": 0.99}, {"votes": []}):
+        wrong = [*records[:-1], {**records[-1], **change}]
+        assert "is not the vote of its traces" in replay_log_of(tmp_path, map(json.dumps, wrong)).verdict
+
+
+def replay_log_of(tmp_path, lines):
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return replay_log(path, lambda first, second: first == second)

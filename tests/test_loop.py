@@ -19,7 +19,8 @@ from gambit.core.types import (
     ThoughtScore,
     TraceEnd,
 )
-from gambit.results.record import fold, replay
+from gambit.results.record import fold
+from gambit.results.replay import replay
 from gambit.results.vote import Consensus
 from gambit.search import loop
 from gambit.search.batch import run_searches

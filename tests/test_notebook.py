@@ -13,7 +13,8 @@ from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
 from gambit.results.html import result_html, tree_svg
 from gambit.results.outline import TraceOutline
-from gambit.results.record import SearchResult, replay
+from gambit.results.record import SearchResult
+from gambit.results.replay import replay
 from gambit.solver import Solver
 from gambit.view.notebook import NotebookProgress
 

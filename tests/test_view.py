@@ -22,10 +22,11 @@ from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
 from gambit.models.files import locate
+from gambit.storage.run_folder import find_log
 from gambit.text.tokenizers import load_tokenizer
 from gambit.view import write_page
 from gambit.view.data import PageData, build
-from gambit.view.history import find_log, follow, pool_sizes
+from gambit.view.history import follow, pool_sizes
 from gambit.view.text import model_name, read_tokens
 from scripted import ScriptedEngine
 from searching import run_one

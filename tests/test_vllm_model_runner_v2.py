@@ -29,9 +29,10 @@ def test_the_contract_holds_on_the_second_model_runner():
     chosen = [f"{TESTS / 'test_engine_contract.py'}::{name}" for name in CONTRACT]
     chosen.append(f"{TESTS / 'test_vllm_engine.py'}::test_the_self_check_passes")
     chosen.append(f"{TESTS / 'v2_only.py'}")
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "v2_on_cpu", "-p", "no:cacheprovider", *chosen],
-        env={**os.environ, "PYTHONPATH": str(TESTS)}, capture_output=True, text=True, timeout=900,
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert "passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-300:]

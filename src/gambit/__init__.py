@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from gambit.config.options import SearchConfig
     from gambit.core.errors import GambitError, UserError
     from gambit.core.problem import Problem
-    from gambit.results.record import SearchResult, replay
+    from gambit.results.record import SearchResult
+    from gambit.results.replay import replay
     from gambit.solver import Solver
 
     __version__: str
@@ -35,7 +36,7 @@ _HOME = {
     "SearchResult": "gambit.results.record",
     "Solver": "gambit.solver",
     "UserError": "gambit.core.errors",
-    "replay": "gambit.results.record",
+    "replay": "gambit.results.replay",
 }
 
 _old_paths.install()

@@ -68,6 +68,9 @@ MODULES: Mapping[str, str] = {
 
 # Names that did not go where their module went, or have another name: old module -> name -> "new.module:Name".
 NAMES: Mapping[str, Mapping[str, str]] = {
+    "answers": {
+        name: f"text.answers.extraction:{name}" for name in ("extract_choice", "extract_number", "extract_text")
+    },
     "bench.folder": {"Plan": "bench.folder:BenchPlan"},
     "bench.recipe": {"Recipe": "bench.recipe:BenchRecipe", "Variant": "bench.recipe:BenchVariant"},
     "bench.report": {"Report": "bench.report:BenchReport"},
@@ -102,6 +105,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "single_token": "text.tokenizers:single_token",
         "unpack": "text.boundary:unpack",
     },
+    "record": {"replay": "results.replay:replay"},
     "search.facts": {"Facts": "search.recorder:Recorder", "Hooks": "search.recorder:Callbacks"},
     "search.loop": {"run_searches": "search.batch:run_searches"},
     "search.policy": {

@@ -82,7 +82,8 @@ from gambit.core.types import (
 from gambit.engines.base import Engine, EngineInfo, SearchSpec, check_prompt
 from gambit.engines.choice import StartEngine
 from gambit.results.outline import TraceOutline
-from gambit.results.record import Counts, SearchResult, Seconds, Tokens, Waiting, replay
+from gambit.results.record import Counts, SearchResult, Seconds, Tokens, Waiting
+from gambit.results.replay import replay
 from gambit.results.vote import Consensus, VoteEntry, VoteKind
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint

@@ -28,9 +28,8 @@ def view(
     """Write one HTML page that shows what a search did: its tree, its texts, its vote."""
 
     def body() -> int:
-        from gambit.storage.run_folder import check_writable
+        from gambit.storage.run_folder import check_writable, find_log
         from gambit.view import write_page
-        from gambit.view.history import find_log
 
         log = find_log(run)
         page = out or log.parent / "tree.html"

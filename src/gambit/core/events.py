@@ -287,6 +287,8 @@ def read_log(path: Path) -> Iterator[Event]:
 def _read_line(line: str, chain: Chain | None) -> tuple[Event, Chain | None]:
     """The event of a line, and the chain for the next one: None where the header says that there is none."""
     record = json.loads(line)
+    if record.get("event") not in _KINDS:
+        raise ValueError(f"unknown event {record.get('event')!r}")
     if record.get("event") == RunStarted.__name__:
         if record.get("format") == PLAIN_FORMAT:
             return _event_of(record), None

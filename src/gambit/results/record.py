@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gambit.core import events as ev
 from gambit.core.errors import UserError
@@ -238,9 +237,3 @@ def _extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
     assert record.stopped is None or isinstance(event, ev.Voted), "the search had stopped"
     record.apply(event)
     return record
-
-
-def replay(path: Path, equivalent: Equivalent) -> SearchResult:
-    """The result, rebuilt from a log file alone."""
-    record = fold(ev.read_log(path))
-    return dataclasses.replace(record.result(record.vote(equivalent)), out_dir=str(path.parent))

@@ -109,3 +109,22 @@ def _open_log(out_dir: Path) -> ev.LogWriter:
         return ev.LogWriter(out_dir / LOG_FILE)
     except OSError as error:
         raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
+
+
+def find_logs(run: Path) -> list[Path]:
+    """The event logs that `run` names: the file itself, plain or .gz, or all in a folder, by name."""
+    if run.is_file():
+        return [run]
+    found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern))
+    if not found:
+        raise UserError(f"no {LOG_FILE} in {run}: give the folder of a run, or its log")
+    return found
+
+
+def find_log(run: Path) -> Path:
+    """The only event log that `run` names."""
+    found = find_logs(run)
+    if len(found) > 1:
+        some = ", ".join(str(path.parent) for path in found[:3])
+        raise UserError(f"{run} holds {len(found)} runs: name one of them ({some}{', …' if len(found) > 3 else ''})")
+    return found[0]

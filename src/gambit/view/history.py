@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from gambit.core import events as ev
-from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
 from gambit.results.record import SearchRecord, fold
-from gambit.storage.run_folder import LOG_FILE
 
 
 @dataclass(slots=True)
@@ -65,19 +62,6 @@ class PoolSize:
     waiting: int
     ghosts: int
     completed: int
-
-
-def find_log(run: Path) -> Path:
-    """The event log that `run` names: the file itself, or the only one in a folder."""
-    if run.is_file():
-        return run
-    found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern))
-    if not found:
-        raise UserError(f"no {LOG_FILE} in {run}: give the folder of a run, or its log")
-    if len(found) > 1:
-        some = ", ".join(str(path.parent) for path in found[:3])
-        raise UserError(f"{run} holds {len(found)} runs: name one of them ({some}{', …' if len(found) > 3 else ''})")
-    return found[0]
 
 
 def follow(events: Iterable[ev.Event]) -> History:
