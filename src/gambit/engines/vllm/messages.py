@@ -153,7 +153,7 @@ class RowValues:
 
 
 EvictedRow = tuple[str, str, float | None]  # request, action, score
-AdmittedRow = tuple[str, int, int, int]  # request, and what `core.types.Admitted` takes after the trace
+AdmittedRow = tuple[str, int, int, int]  # request, and what `core.types.Admission` takes after the trace
 ScoredRow = tuple[str, float, int, Sequence[float] | None]  # request, and what `ThoughtScore` takes
 FinishedRow = tuple[str, str, Sequence[float] | None]  # request, reason, and what `TraceConfidence` takes
 

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from gambit.engines.vllm.messages import GambitConfig
 from gambit.engines.vllm.versions import note_on
 from gambit.engines.vllm.weights import weights_folder
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
+from gambit.storage.versions import package_version
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         if own["exact_noise"] is None and device != "cpu" and setup.has_seeded_noise:
             setup.use_vllm_noise()
         core = _start(setup, own_process)
-    info = setup.info(model, {"torch": _version("torch")})
+    info = setup.info(model, {"torch": package_version("torch") or "unknown"})
     engine = VllmEngine(core, info, tokenizer, remembers=isinstance(scorer, HistoryScorer))
     if own["self_check"]:
         _check(engine, setup.vocab_size)
@@ -220,10 +220,3 @@ def _reason(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

