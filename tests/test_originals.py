@@ -23,8 +23,8 @@ from gambit.search.policies.base import (
     FinishedView,
     PoolView,
     Prune,
-    Split,
     ThoughtNeed,
+    ThoughtSplit,
     ThoughtView,
     TraceView,
 )
@@ -130,7 +130,9 @@ class Embedded:
 def slim_reader(tokens):
     """Their thoughts of at least 6 tokens."""
     embed = Embedded()
-    return ThoughtReader(ThoughtNeed(Split.MARKERS, 6, "any"), lambda _, start: tokens[start:], "".join, embed), embed
+    return ThoughtReader(
+        ThoughtNeed(ThoughtSplit.MARKERS, 6, "any"), lambda _, start: tokens[start:], "".join, embed
+    ), embed
 
 
 @cases(SLIM_SC, "thoughts")
