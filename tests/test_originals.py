@@ -12,7 +12,7 @@ from gambit.core import events as ev
 from gambit.core.tree import TraceState, TraceTree
 from gambit.core.types import Aggregation, EndReason, OnPressure, PressureAction, StopRule
 from gambit.engines.shared.confidence import ConfidenceTracks, summarise
-from gambit.engines.shared.eviction import Standing, eviction_order
+from gambit.engines.shared.eviction import eviction_order, standing
 from gambit.engines.shared.sampling import token_confidence
 from gambit.results.ballots import ballots_of, count_votes
 from gambit.results.vote import VoteKind
@@ -30,7 +30,7 @@ from gambit.search.policies.base import (
 )
 from gambit.search.policies.deepconf import DeepConf, DeepConfOptions, DeepConfState
 from gambit.search.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, redundancy
-from gambit.search.policies.step import Step
+from gambit.search.policies.step import StepPruning
 from gambit.search.thoughts import ThoughtReader
 from gambit.text.boundary import boundary_rule
 from gambit.training.objectives import Batch, bce, recipe_for
@@ -223,9 +223,9 @@ def test_step_scores_and_loss(case):
 
 @cases(STEP, "victims")
 def test_step_gives_up_traces_in_the_same_order(case):
-    [start] = Step(9, 9).decide(None, PoolView(0, (), 0))[1]
+    [start] = StepPruning(9, 9).decide(None, PoolView(0, (), 0))[1]
     assert start.on_pressure == OnPressure(PressureAction.PRUNE, unscored_first=True)
-    standings = [Standing(start.on_pressure, 0, score, i, i) for i, score in enumerate(case["scores"])]
+    standings = [standing(start.on_pressure, 0, score, i, i) for i, score in enumerate(case["scores"])]
     assert eviction_order(range(len(standings)), standings.__getitem__, {0: len(standings)}) == case["order"]
 
 
