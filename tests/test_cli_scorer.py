@@ -98,7 +98,7 @@ def test_a_report_is_a_table_json_and_a_picture(folder, tmp_path):
     judged = Outcome("eval", scorer, "confidence", "--data", folder, "--part", "all", "--device", "cpu",
                      "--out", report, "--plot", plot)  # fmt: skip
     assert judged.code == 0, judged.err
-    assert "a beats every baseline" in judged.out and "confidence does not beat token confidence" in judged.out
+    assert "a beats every baseline" in judged.out and "confidence is not shown to beat token confidence" in judged.out
     assert "40 with both right and wrong traces" in judged.out and plot.stat().st_size > 10_000
     assert {"num_problems", "rankings", "comparisons", "conclusions"} <= set(json.loads(report.read_text()))
 
