@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_a_report_is_a_table_json_and_a_picture(folder, tmp_path):
     judged = Outcome("eval", scorer, "confidence", "--data", folder, "--part", "all", "--device", "cpu",
                      "--out", report, "--plot", plot)  # fmt: skip
     assert judged.code == 0, judged.err
-    assert "a beats every baseline" in judged.out and "confidence does not beat token confidence" in judged.out
+    assert "a beats every baseline" in judged.out and "confidence is not shown to beat token confidence" in judged.out
     assert "40 with both right and wrong traces" in judged.out and plot.stat().st_size > 10_000
     assert {"num_problems", "rankings", "comparisons", "conclusions"} <= set(json.loads(report.read_text()))
 
@@ -163,6 +164,28 @@ def test_both_published_layouts_are_imported(tmp_path, tiny_folder, layout):
     assert torch.allclose(scorer.score(ThoughtBatch(states, torch.zeros(3))), expected, atol=1e-6)
 
 
+def with_old_names(path):
+    """The same file as numpy 1 would have written it."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, part in parts.items():
+            archive.writestr(name, part.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_published_checkpoint_with_numpy_metrics_is_imported(tmp_path, tiny_folder, is_old):
+    metrics = {"auc": np.float64(0.8), "f1": np.float32(0.7), "count": np.int64(3), "is_best": np.bool_(True)}
+    torch.save({"metrics": metrics, "best_score": np.float64(0.75), "model_state_dict": published()}, tmp_path / "p.pt")
+    if is_old:
+        with_old_names(tmp_path / "p.pt")
+    out = tmp_path / "s.safetensors"
+    done = Outcome("import", tmp_path / "p.pt", "--out", out, "--base-model", tiny_folder,
+                   "--state-position", "boundary")  # fmt: skip
+    assert done.code == 0, done.err
+    assert torch.equal(load_checkpoint(out).weights[0], published()["net.0.weight"])
+
+
 class Payload:
     def __reduce__(self):
         return exec, ("open('executed', 'w').close()",)
@@ -177,6 +200,10 @@ class Payload:
         (published(hidden=48), "the weights take hidden size 48"),
         ([1, 2], "holds a list, not a state dict"),
         (Payload(), "nothing in it was executed"),
+        ({**published(), "metrics": np.ones(3)}, "nothing in it was executed"),
+        ({"metrics": {"auc": np.float64(0.8)}, "extra": Payload(), **published()}, "nothing in it was executed"),
+        ({**published(), "net.0.bias": np.float64(1)}, "shapes do not fit a two-layer scorer"),
+        ({**published(), "net.2.bias": torch.tensor([float("nan")])}, "p.pt: 1 of the 1 values of tensor net.2.bias"),
     ],
 )
 def test_anything_else_is_refused(tmp_path, tiny_folder, monkeypatch, content, message):

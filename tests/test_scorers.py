@@ -111,6 +111,20 @@ def test_a_checkpoint_that_is_not_one_is_refused(tmp_path, changes, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_tensor(tmp_path, value):
+    path, scorer = tmp_path / "s.safetensors", make_mlp()
+    scorer.weights[2][0, 1] = value
+    save_checkpoint(scorer, path)
+    size = scorer.weights[2].numel()
+    with pytest.raises(UserError, match=rf"s.safetensors: 1 of the {size} values of tensor net.2.weight are NaN"):
+        load_checkpoint(path)
+    blend = BlendScorer(dataclasses.replace(scorer.info, architecture="mlp+confidence"), make_mlp(), value)
+    save_checkpoint(blend, path)
+    with pytest.raises(UserError, match=r"1 of the 1 values of tensor confidence.weight are NaN or infinite"):
+        load_checkpoint(path)
+
+
 def test_what_is_no_safetensors_file_is_refused(tmp_path):
     path = tmp_path / "s.safetensors"
     for content in (b"", b"\x80\x04pickle", b"{}" * 50):

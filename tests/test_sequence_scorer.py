@@ -132,6 +132,16 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
         load_mlp(path)
 
 
+def test_weights_that_are_no_numbers_are_refused_by_tensor(tmp_path):
+    scorer, path = make_sequence(), tmp_path / "s.safetensors"
+    name, weights = next(iter(scorer.network.named_parameters()))
+    with torch.no_grad():
+        weights.view(-1)[0] = float("nan")
+    save_sequence(scorer, path)
+    with pytest.raises(UserError, match=rf"values of tensor {name} are NaN or infinite: use another checkpoint"):
+        load_sequence(path)
+
+
 def test_what_does_not_fit_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match="width=10"):
         SequenceShape(6, width=10, heads=4)

@@ -18,7 +18,7 @@ from gambit.search import embedding
 from gambit.search.choice import policy_options
 from gambit.search.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
 from gambit.search.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
-from gambit.search.thoughts import MARKERS, ThoughtReader, next_marker
+from gambit.search.thoughts import MARKERS, ThoughtReader, marker_lengths
 from gambit.solver import Solver
 
 
@@ -60,7 +60,7 @@ def test_redundancy_is_the_mean_pairwise_cosine_by_the_number_of_thoughts():
     [own] = bank(t0=[0, 60, 90]).values()
     cosines = [0.5, 0.0, np.cos(np.radians(30))]
     assert redundancy(own) == pytest.approx(np.mean(cosines) / 3, abs=1e-6)
-    assert redundancy(own[:1]) == 1.0
+    assert redundancy(own[:1]) == 0.0  # no pair: as theirs
 
 
 def test_of_a_like_pair_the_more_redundant_goes():
@@ -72,15 +72,42 @@ def test_of_a_like_pair_the_more_redundant_goes():
     assert pruned(policy, state, view((0, 11))) == [0]
 
 
-def test_on_a_tie_the_one_with_fewer_thoughts_goes_then_the_younger():
-    policy = make()
-    three, two = bank(t0=[0, 90, 180])[0], bank(t0=[0, 90])[0]
-    orthogonal = {0: three[:2], 1: two}
-    assert policy.victim(orthogonal, 0, 1) == 1
-    # (0 − 1 + 0) / 3 / 3 against 0 / 2: not a tie; make one by hand
-    square = np.eye(3)
+def test_on_a_tie_the_one_with_fewer_thoughts_goes_then_the_one_whose_thought_is_new():
+    policy, square = make(), np.eye(3)  # orthogonal thoughts: redundancy 0, however many
     assert policy.victim({0: square, 1: square[:2]}, 0, 1) == 1
     assert policy.victim({0: square[:2], 1: square}, 0, 1) == 0
+    assert policy.victim({0: square, 1: square}, 0, 1) == 0
+    assert policy.victim({0: square, 1: square}, 1, 0) == 1
+
+
+def test_a_cosine_must_exceed_the_threshold_by_however_little():
+    state = SlimScState({0: np.array([[1.0, 0.0]])}, threshold=0.5)
+    for cosine, goes in ((0.5, []), (0.5000001, [1]), (0.4999999, [])):
+        thought = ThoughtView(1, 600, (cosine, (1 - cosine**2) ** 0.5))
+        seen = PoolView(600, (running(0), running(1)), 2, (), (thought,))
+        assert pruned(make(), state, seen) == goes, cosine
+
+
+def test_a_thought_is_compared_with_those_that_come_in_the_same_round_after_it():
+    state = SlimScState(bank(t0=[90, 180], t1=[270, 250]), threshold=0.95)
+    # Trace 0 is judged first, and its like is trace 1's, which is already there: trace 1 is the more redundant.
+    assert pruned(make(), state, view((0, 0), (1, 1))) == [1]
+    # With equal redundancy the one that is judged first goes.
+    state = SlimScState(bank(t0=[90], t1=[90]), threshold=0.95)
+    assert pruned(make(), state, view((0, 0), (1, 0))) == [0]
+
+
+def test_redundancy_counts_all_thoughts_of_the_round():
+    # By its first new thought alone trace 0 would be the more redundant, by both it is the less.
+    state = SlimScState(bank(t0=[0], t1=[10, 60]), threshold=0.95)
+    assert pruned(make(), state, view((0, 10), traces=(0, 1))) == [0]
+    assert pruned(make(), state, view((0, 10), (0, 180), traces=(0, 1))) == [1]
+
+
+def test_a_pair_with_a_trace_that_is_to_go_prunes_nobody_else():
+    # 1 goes for being like 0. Trace 2 is like 1 alone, so that it stays until the next round.
+    state = SlimScState(bank(t0=[0, 90], t1=[2, 4], t2=[180]), threshold=0.99)
+    assert pruned(make(), state, view((0, 3), (2, 10))) == [1]
 
 
 def test_below_the_threshold_nothing_happens_and_the_thought_is_remembered():
@@ -101,16 +128,28 @@ def test_only_traces_that_still_reason_are_compared():
     assert pruned(make(), state, view((2, 0), traces=(1, 2))) == [2]
 
 
-def test_every_new_thought_of_a_round_is_tested_and_one_trace_is_always_left():
-    state = SlimScState(bank(t0=[0], t1=[40], t2=[80]), threshold=0.95)
-    everyone = view((0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2))
-    gone = pruned(make(), state, everyone)
-    assert len(gone) == 2 and len(set(gone)) == 2
+def test_every_new_thought_of_a_round_is_tested():
+    state = SlimScState(bank(t0=[0, 100], t1=[200], t2=[300]), threshold=0.95)
+    assert pruned(make(), state, view((1, 1), (1, 150), (2, 30))) == [0]
+    assert pruned(make(), state, view((2, 30), (1, 150), (1, 1))) == [0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 359)), max_size=30))
+def test_one_trace_is_always_left_and_none_goes_twice(thoughts):
+    policy, state = SlimSc(5, 5, 0, SlimScOptions(threshold=0.5)), SlimScState(threshold=0.5)
+    live = set(range(5))
+    for start in range(0, len(thoughts), 6):
+        seen = [each for each in thoughts[start : start + 6] if each[0] in live]
+        state, decisions = policy.decide(state, view(*seen, traces=sorted(live)))
+        gone = [d.trace for d in decisions if isinstance(d, Prune)]
+        assert len(gone) == len(set(gone)) and live - set(gone)
+        live -= set(gone)
+        assert set(state.thoughts) <= live
 
 
 def test_a_pruned_trace_says_nothing_more_in_its_round():
     state = SlimScState(bank(t0=[0, 90], t1=[10]), threshold=0.95)
-    new, decisions = make().decide(state, view((1, 0), (1, 50)))
+    new, decisions = make().decide(state, view((1, 0), (1, 1)))
     assert [d.trace for d in decisions] == [1] and set(new.thoughts) == {0}
 
 
@@ -128,13 +167,22 @@ def test_for_states_the_threshold_is_a_percentile_of_what_the_delay_showed():
     policy = SlimSc(40, 40, 0, SlimScOptions(threshold_percentile=50, delay_tokens=100))
     state = policy.initial_state()
     assert state.threshold is None
-    angles = [0, *range(10, 31)]  # each is 1° to 10° from the one before: largest cosines
+    angles = [0, *range(10, 31)]  # the first is 10° from its nearest, the others 1°
     early = view(*enumerate(angles), traces=range(40), num_tokens=50)
     state, decisions = policy.decide(state, early)
-    assert decisions == [] and state.threshold is None and len(state.cosines) == 21
+    assert decisions == [] and state.threshold is None and len(state.cosines) == 22
     state, decisions = policy.decide(state, view((30, 200), (31, 30.5), traces=range(40), num_tokens=100))
-    assert state.threshold == pytest.approx(np.median(state.cosines))
+    assert state.threshold == pytest.approx(np.median(state.cosines), abs=2e-6)
     assert [d.trace for d in decisions] == [31]  # half a degree from trace 21's; 200° is far from everything
+
+
+def test_a_thought_that_reaches_the_learnt_percentile_is_too_like():
+    policy = SlimSc(40, 40, 0, SlimScOptions(threshold_percentile=99, delay_tokens=100))
+    same = view(*((trace, 0) for trace in range(21)), traces=range(40), num_tokens=50)
+    state, _ = policy.decide(policy.initial_state(), same)
+    assert state.cosines == (1.0,) * 21
+    assert pruned(policy, state, view((30, 0), traces=range(40), num_tokens=100)) == [30]
+    assert pruned(policy, state, view((30, 1), traces=range(40), num_tokens=100)) == []
 
 
 def test_it_starts_like_self_consistency_and_wakes_where_thoughts_end():
@@ -148,9 +196,9 @@ def test_the_papers_threshold_belongs_to_a_sentence_model(monkeypatch):
     monkeypatch.setattr(embedding, "find_spec", lambda name: object())
     policy = SlimSc(3, 3, 0, SlimScOptions(embedder="all-mpnet-base-v2"))
     assert policy.initial_state().threshold == 0.95
-    assert policy.needs.thoughts == ThoughtNeed(ThoughtSplit.MARKERS, 25, "all-mpnet-base-v2")
-    assert policy.needs.embedding_size == 0
-    assert SlimSc(3, 3).needs.thoughts == ThoughtNeed(ThoughtSplit.BLANK_LINES, 1, None)
+    assert policy.requirements.thoughts == ThoughtNeed(ThoughtSplit.MARKERS, 25, "all-mpnet-base-v2")
+    assert policy.requirements.embedding_size == 0
+    assert SlimSc(3, 3).requirements.thoughts == ThoughtNeed(ThoughtSplit.BLANK_LINES, 1, None)
 
 
 def test_a_sentence_model_without_its_package_is_refused(monkeypatch):
@@ -176,29 +224,26 @@ def words(text):
 @pytest.mark.parametrize("marker", MARKERS)
 def test_a_thought_ends_before_a_marker(marker):
     text = words("so x is 3 . " + marker + " of that")
-    assert next_marker(text, decode, 2) == 5
+    assert marker_lengths(text, decode) == [5]
 
 
 def test_a_marker_inside_a_word_is_none():
-    assert next_marker(words("one two threeWait four 7Wait"), decode, 1) is None
-    assert next_marker(["one", " two", ".", "Wait", " four"], decode, 1) == 3
-    assert next_marker(words("one two wait another time"), decode, 1) is None  # these begin with a capital
+    assert marker_lengths(words("one two threeWait four 7Wait éWait"), decode) == []
+    assert marker_lengths(["one", " two", ".", "Wait", " four"], decode) == [3]
+    assert marker_lengths(words("one two wait another time"), decode) == []  # these begin with a capital
+    assert marker_lengths([], decode) == []
 
 
-def test_a_thought_has_at_least_its_smallest_size():
-    text = words("one Wait two Wait three Wait four")
-    assert [next_marker(text, decode, n) for n in (1, 2, 3, 4, 5, 6)] == [1, 3, 3, 5, 5, None]
-    assert next_marker([], decode, 1) is None
+def test_the_marker_that_begins_a_thought_does_not_end_it():
+    assert marker_lengths([" Wait", " no", " But", " wait", " so"], decode) == [2]
 
 
-@given(
-    st.lists(st.sampled_from(["Wait", " Wait", "a", " b", "\n", "But", " wait", "7"]), max_size=40), st.integers(1, 6)
-)
-def test_markers_are_found_where_a_search_over_every_cut_finds_them(tokens, least):
+@given(st.lists(st.sampled_from(["Wait", " Wait", "a", " b", "\n", "But", " wait", "7", "_"]), max_size=40))
+def test_markers_are_found_where_a_search_over_every_cut_finds_them(tokens):
     starts = [m.start() for m in re.finditer(r"(?<=[^0-9A-Za-z])(?:Wait|But wait)", decode(tokens))]
     token_of = [i for i, token in enumerate(tokens) for _ in token]
-    expected = [token_of[c] for c in starts if c >= len(decode(tokens[:least])) and len(tokens) > least]
-    assert next_marker(tokens, decode, least) == (expected[0] if expected else None)
+    ends = sorted({token_of[start] for start in starts} - {0})
+    assert np.cumsum(marker_lengths(tokens, decode)).tolist() == ends
 
 
 def reader(split, texts, min_tokens=1, embed=None):
@@ -213,11 +258,17 @@ def test_blank_line_thoughts_come_with_their_states_once():
     assert found.collect([0, 1]) == ()
 
 
-def test_short_thoughts_are_joined_and_their_states_averaged():
+def test_pieces_under_the_smallest_size_are_dropped_with_their_states():
     found = reader(ThoughtSplit.BLANK_LINES, {}, min_tokens=5)
-    found.note([ThoughtScore(0, 0.5, 3, at(0)), ThoughtScore(0, 0.5, 6, at(60))])
+    found.note([ThoughtScore(0, 0.5, 3, at(0)), ThoughtScore(0, 0.5, 9, at(60)), ThoughtScore(0, 0.5, 13, at(70))])
     [thought] = found.collect([0])
-    assert thought.num_tokens == 6 and thought.vector == pytest.approx(at(30))
+    assert thought.num_tokens == 9 and thought.vector == pytest.approx(at(60))
+
+    texts = {0: words("a b Wait c d e But wait f Wait")}
+    calls = []
+    found = reader(ThoughtSplit.MARKERS, texts, 3, lambda given: calls.append(list(given)) or [at(0) for _ in given])
+    assert [thought.num_tokens for thought in found.collect([0])] == [6, 9]
+    assert calls == [["Wait c d e", "But wait f"]]
 
 
 def test_marker_thoughts_with_states_are_the_mean_of_the_boundaries_in_them():
@@ -242,7 +293,7 @@ def test_text_thoughts_are_embedded_in_one_call_and_go_on_where_they_ended():
     texts[0] += [" d", " But", " wait", " e"]
     texts[1] += [" Another", " u"]
     assert [(t.trace, t.num_tokens) for t in found.collect([0, 1])] == [(0, 5), (1, 3)]
-    assert calls == [["a b"], [" Wait c d", "x y z"]]
+    assert calls == [["a b"], ["Wait c d", "x y z"]]
 
 
 class FakeSentenceTransformer:

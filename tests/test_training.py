@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,19 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collected import HIDDEN, make_collection
+from gambit.cli.scorer_display import show_report
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
 from gambit.training.dataset import Division, Part, load_dataset
-from gambit.training.evaluate import conclusions, evaluate
+from gambit.training.evaluate import ScorerComparison, conclusions, evaluate
 from gambit.training.fit import Fitted, fit, parts_of, spread_of
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network, straight_network
 from gambit.training.objectives import Batch, Unit, bce, last_step_bce, pairwise, prefix, recipe_for, terms_of
 from gambit.training.plot import draw
-from gambit.training.ranking import QUARTERS, last_steps, mean_auc, mean_estimate, pairs, ratio_estimate, trace_scores
+from gambit.training.ranking import (
+    QUARTERS,
+    Estimate,
+    last_steps,
+    mean_auc,
+    mean_estimate,
+    pairs,
+    ratio_estimate,
+    trace_scores,
+)
 from gambit.training.ridge import STRENGTHS, Moments, _folds, calibrated
 from gambit.training.scoring import Steps, step_scores
 from gambit.training.train import TrainPlan, best_of, datasets_of, info_for, recipes_for, train
@@ -154,7 +165,8 @@ def test_the_published_recipe_is_as_published():
     published = (recipe.unit, recipe.batch_size, recipe.rate, recipe.weight_decay, recipe.max_epochs, recipe.patience)
     assert published == (Unit.STEP, 128, 1e-4, 1e-5, 20, 5)
     assert recipe.is_balanced and not recipe.normalises and not recipe.is_decaying and recipe.input_dropout == 0
-    assert recipe_for("last-step-bce", "sequence").unit is Unit.TRACE
+    paper = recipe_for("last-step-bce", "sequence")
+    assert paper.unit is Unit.TRACE and not paper.is_balanced  # its equation weighs right and wrong traces alike
 
 
 # -- the data --------------------------------------------------------------------------------------------------
@@ -469,11 +481,45 @@ def test_a_report_says_that_a_scorer_beats_the_baselines(checkpoints, folder, tm
     assert plain["rankings"][0]["auc"]["0.5"]["value"] == by_name["mlp"].auc[0.5].value
 
 
+def of_problems(data, *problems):
+    return np.flatnonzero(np.isin(data.traces.problem_of, problems))
+
+
+def test_one_problem_has_no_interval_and_shows_nothing(checkpoints, data, capsys):
+    scorer = load_checkpoint(checkpoints["mlp"])
+    report = evaluate({"mlp": (scorer, data)}, of_problems(data, 0), CPU)
+    assert report.num_mixed == 1
+    value = report.rankings[0].mean_auc.value
+    assert str(report.rankings[0].mean_auc) == f"{value:.3f}" and report_json(report)["rankings"][0]["mean_auc"] == {
+        "value": value, "low": None, "high": None,
+    }  # fmt: skip
+    first, *others = conclusions(report)
+    assert first == "only 1 problem has right and wrong traces: no difference is claimed from fewer than 20"
+    assert others and all(re.fullmatch(r"mlp is not shown to beat .*: mean AUC [+-]\d\.\d{3}", line) for line in others)
+    show_report(report)
+    assert not re.search(r"(\d\.\d{3}) \(\1.\1\)", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("num_problems", "is_claimed"), [(19, False), (20, True)])
+def test_nothing_is_claimed_from_fewer_than_twenty_problems(checkpoints, data, num_problems, is_claimed):
+    scorer = load_checkpoint(checkpoints["mlp"])
+    report = evaluate({"mlp": (scorer, data)}, of_problems(data, *range(num_problems)), CPU)
+    assert report.num_mixed == num_problems and report.comparisons[-1].gain.low > 0
+    assert ("mlp beats every baseline" in conclusions(report)) == is_claimed
+    assert any("beats" in line for line in conclusions(report)) == is_claimed
+
+
+def test_an_interval_without_a_width_shows_nothing():
+    assert ScorerComparison("a", "b", Estimate(0.5, 0.5, 0.5), 50).verdict == "is not shown to beat"
+    assert ScorerComparison("a", "b", Estimate(0.5, 0.4, 0.6), 50).verdict == "beats"
+    assert ScorerComparison("a", "b", Estimate(-0.5, -0.6, -0.4), 50).verdict == "is worse than"
+
+
 def test_a_report_says_that_a_scorer_does_not(data):
     report = evaluate({"constant": (ConstantScorer(), data)}, data.all_traces(), CPU)
     words = conclusions(report)
     assert any(line.startswith("constant is worse than fewer steps: mean AUC -0.") for line in words), words
-    assert any(line.startswith("constant does not beat token confidence") for line in words), words
+    assert any(line.startswith("constant is not shown to beat token confidence") for line in words), words
     assert report.rankings[0].mean_auc.value == 0.5
 
 

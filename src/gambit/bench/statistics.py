@@ -26,10 +26,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
 
 def resamples(num_problems: int, seed: int = 0) -> Indices:
     """Which problems each resample draws; shared by all variants, so that differences are paired."""

@@ -16,6 +16,7 @@ from gambit.bench.paired import Measure, ProblemTable, mean_of
 from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Interval
+from gambit.results.claims import supports_claim
 
 Turns = Sequence[st.Indices]
 
@@ -78,7 +79,8 @@ class MethodComparison:
     @property
     def is_shown(self) -> bool:
         """Whether both the interval and the corrected test support the difference."""
-        return self.gain.excludes_zero and self.p_corrected < st.SIGNIFICANT
+        is_supported = supports_claim(self.gain.low, self.gain.high, self.num_problems)
+        return is_supported and self.p_corrected < st.SIGNIFICANT
 
 
 @dataclass(frozen=True, slots=True)

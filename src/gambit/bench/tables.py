@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from gambit.bench.statistics import Interval
 from gambit.bench.summary import FEWEST_TURNS, PARTS, BenchSummary, Cell, MethodComparison
+from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 
-FEW_PROBLEMS = 20
-FEWEST_PROBLEMS = 6  # with fewer no paired test can reach 0.05, so nothing is claimed about costs either
 MINUS = "−"
 
 
@@ -88,7 +87,7 @@ def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Bench
     if ratio is None:
         return ""
     where = _where(cell.benchmark, summary)
-    if ratio.low <= 1 <= ratio.high or cell.num_problems < FEWEST_PROBLEMS:
+    if not supports_claim(ratio.low, ratio.high, cell.num_problems, no_difference=1.0):
         return (
             f"No difference in {what} is shown between {cell.variant} and {summary.baseline}{where} ({_change(ratio)})."
         )
@@ -105,9 +104,10 @@ def cautions(summary: BenchSummary) -> list[str]:
         found.append(f"{count} problems of {name} are left out: not every method has searched them with every seed.")
     if summary.num_failed:
         found.append(f"{summary.num_failed} searches failed; they count as wrong, and their cost is left out.")
-    few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEW_PROBLEMS})
+    few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEWEST_PROBLEMS})
     if few:
-        found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow.")
+        found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow; no "
+                     f"difference is claimed from fewer than {FEWEST_PROBLEMS}.")  # fmt: skip
     if any(c.num_turns < FEWEST_TURNS for c in summary.cells) and len(summary.variants) > 1:
         found.append(f"Each method had the machine for fewer than {FEWEST_TURNS} turns: its seconds hold whatever else "
                      "the machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
@@ -254,7 +254,7 @@ def _comparisons(summary: BenchSummary) -> Table:
     note = (
         "Accuracy of the first minus that of the second, paired by problem. p: exact two-sided sign-flip test (with "
         f"one seed, McNemar's), corrected for {len(rows)} comparisons by Holm's method. A difference is shown where "
-        "the interval excludes 0 and the corrected p is below 0.05."
+        f"the interval excludes 0, the corrected p is below 0.05, and there are at least {FEWEST_PROBLEMS} problems."
     )
     return Table("Paired comparisons", note, columns, tuple(rows))
 

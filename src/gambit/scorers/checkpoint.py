@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
-from gambit.scorers.mlp import BLEND, METADATA_KEY, TENSORS, BlendScorer, MlpScorer, load_blend, load_mlp, save_mlp
+from gambit.scorers.mlp import (
+    BLEND,
+    METADATA_KEY,
+    TENSORS,
+    BlendScorer,
+    MlpScorer,
+    check_finite,
+    load_blend,
+    load_mlp,
+    save_mlp,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -62,17 +72,34 @@ def add_metrics(path: Path, metrics: Mapping[str, Json]) -> None:
     save_file(load_file(path), path, metadata={METADATA_KEY: json.dumps(metadata)})
 
 
+class _Unread:
+    """Stands for a number that a file holds and nobody needs; takes what belongs to it, and forgets it."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+# How pickles name what makes a numpy scalar, before numpy 2 and since.
+NUMPY_SCALARS = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+
+
 def read_published(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The weights in a published STEP checkpoint: a state dict, or a dict that holds one as `model_state_dict`.
 
-    Read weights-only: a pickle that wants to do more than make tensors is refused before it does anything.
+    Read weights-only: a pickle that wants to do more than make tensors is refused before it does anything. The metrics
+    beside the weights may be numpy scalars (scikit-learn returns them); nobody needs them, so they are not made.
     """
     import pickle
 
     import torch
 
+    unread: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [(_Unread, name) for name in NUMPY_SCALARS]
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(unread):
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
@@ -96,6 +123,7 @@ def _checked(path: Path, state: Mapping[str, object]) -> tuple[torch.Tensor, tor
     if w1.dim() != 2 or w1.shape[0] != width or w2.shape != (1, width) or b2.shape != (1,):
         shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in zip(TENSORS, (w1, b1, w2, b2), strict=True))
         raise UserError(f"{path}: shapes do not fit a two-layer scorer: {shapes}")
+    check_finite(path, dict(zip(TENSORS, (w1, b1, w2, b2), strict=True)))
     return w1, b1, w2, b2
 
 

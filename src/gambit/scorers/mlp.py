@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -102,6 +102,7 @@ def _read(path: Path, architecture: str, names: Sequence[str]) -> tuple[ScorerIn
             tensors = [file.get_tensor(name).float() for name in names]
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a safetensors scorer ({error})") from error
+    check_finite(path, dict(zip(names, tensors, strict=True)))
     takes = tensors[0].shape[1]
     if takes != (info.hidden_size or 0) * len(info.layers):
         layers = f" times {len(info.layers)} layers" if len(info.layers) > 1 else ""
@@ -120,6 +121,14 @@ def save_mlp(scorer: MlpScorer | BlendScorer, path: Path, extra: dict[str, objec
     if isinstance(scorer, BlendScorer):
         tensors[SLOPE] = torch.tensor(scorer.slope)
     save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
+
+
+def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights that are not numbers: every score would be NaN, or the same."""
+    for name, tensor in tensors.items():
+        if wrong := int((~tensor.isfinite()).sum()):
+            raise UserError(f"{path}: {wrong:,} of the {tensor.numel():,} values of tensor {name} are NaN or infinite: "
+                            "use another checkpoint, or train the scorer again")  # fmt: skip
 
 
 def read_info(path: Path, header: dict[str, str], architecture: str) -> ScorerInfo:

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.scorers.base import PastThoughts, ScorerInfo, ThoughtBatch
-from gambit.scorers.mlp import FORMAT, METADATA_KEY, read_info
+from gambit.scorers.mlp import FORMAT, METADATA_KEY, check_finite, read_info
 
 ARCHITECTURE = "sequence"
 _SHAPE = "shape"  # its place in the metadata
@@ -225,6 +225,7 @@ def load_sequence(path: Path) -> SequenceScorer:
             tensors = {name: file.get_tensor(name).float() for name in names}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a safetensors scorer ({error})") from error
+    check_finite(path, tensors)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

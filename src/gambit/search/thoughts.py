@@ -1,10 +1,11 @@
-"""Cuts live traces into thoughts and embeds them, for policies that compare thoughts; never compares any itself."""
+"""Cuts live traces into thoughts and embeds them, for policies that compare thoughts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,19 +16,23 @@ Vector = tuple[float, ...]
 Decode = Callable[[Sequence[int]], str]
 Embed = Callable[[Sequence[str]], Sequence[Vector]]
 
-# Slim-SC's discourse markers, each after a character that is neither letter nor digit.
+# Slim-SC's discourse markers, each after a character that is neither letter nor digit (of any script, as theirs).
 MARKERS = ("Wait", "Oh wait", "But wait", "Another", "But another", "perhaps another", "alternative", "Alternative")
-_MARKER = re.compile(rf"(?<=[^0-9A-Za-z])(?:{'|'.join(MARKERS)})")
+_MARKER = re.compile(rf"(?<=[\W_])(?:{'|'.join(MARKERS)})")
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A thought that is to be embedded."""
+    """A piece of a trace between two ends of thoughts."""
 
     trace: int
     start: int
     end: int
     states: tuple[Vector, ...]  # of the boundaries in it
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
 
 
 @dataclass(slots=True)
@@ -37,11 +42,13 @@ class _Open:
     start: int = 0
     boundaries: list[tuple[int, Vector | None]] = field(default_factory=list)  # position, state
 
-    def take(self, end: int) -> tuple[Vector, ...]:
-        """The states up to a position, which are then forgotten."""
-        taken = tuple(state for at, state in self.boundaries if at <= end and state is not None)
+    def close(self, trace: int, end: int) -> _Cut:
+        """The thought up to a position; the next one begins there."""
+        states = tuple(state for at, state in self.boundaries if at <= end and state is not None)
+        cut = _Cut(trace, self.start, end, states)
         self.boundaries = [boundary for boundary in self.boundaries if boundary[0] > end]
-        return taken
+        self.start = end
+        return cut
 
 
 class ThoughtReader:
@@ -67,24 +74,22 @@ class ThoughtReader:
             self._open.setdefault(thought.trace, _Open()).boundaries.append((thought.num_tokens, thought.embedding))
 
     def collect(self, live: Sequence[int]) -> tuple[ThoughtView, ...]:
-        """Thoughts of these traces that ended since the last call, by trace; the others are forgotten."""
+        """Thoughts of these traces that ended since the last call, by trace; the others are forgotten.
+
+        A piece under the smallest size is dropped, as in Slim-SC; it does not become part of the next thought.
+        """
         self._open = {trace: self._open.get(trace, _Open()) for trace in live}
         cut = self._at_boundaries if self._need.split is ThoughtSplit.BLANK_LINES else self._at_markers
         cuts = [found for trace in live for found in cut(trace, self._open[trace])]
-        return self._embedded(cuts)
+        return self._embedded([found for found in cuts if found.num_tokens >= self._need.min_tokens])
 
     def _at_boundaries(self, trace: int, open_: _Open) -> Iterable[_Cut]:
         for end, _ in list(open_.boundaries):
-            if end - open_.start >= self._need.min_tokens:
-                yield _Cut(trace, open_.start, end, open_.take(end))
-                open_.start = end
+            yield open_.close(trace, end)
 
     def _at_markers(self, trace: int, open_: _Open) -> Iterable[_Cut]:
-        tokens = self._tokens_of(trace, open_.start)
-        while (length := next_marker(tokens, self._text, self._need.min_tokens)) is not None:
-            end = open_.start + length
-            yield _Cut(trace, open_.start, end, open_.take(end))
-            open_.start, tokens = end, tokens[length:]
+        for length in marker_lengths(self._tokens_of(trace, open_.start), self._text):
+            yield open_.close(trace, open_.start + length)
 
     def _text(self, tokens: Sequence[int]) -> str:
         assert self._decode is not None, "thoughts are read as text, and nothing here can decode"
@@ -92,24 +97,31 @@ class ThoughtReader:
 
     def _embedded(self, cuts: list[_Cut]) -> tuple[ThoughtView, ...]:
         if self._embed is not None:
-            texts = [self._text(self._tokens_of(cut.trace, cut.start)[: cut.end - cut.start]) for cut in cuts]
+            texts = [self._text(self._tokens_of(cut.trace, cut.start)[: cut.num_tokens]).strip() for cut in cuts]
             vectors = self._embed(texts) if texts else []
             return tuple(ThoughtView(cut.trace, cut.end, v) for cut, v in zip(cuts, vectors, strict=True))
         # A thought without a boundary in it has no state to stand for it.
         return tuple(ThoughtView(cut.trace, cut.end, _mean(cut.states)) for cut in cuts if cut.states)
 
 
-def next_marker(tokens: Sequence[int], decode: Decode, min_tokens: int) -> int | None:
-    """How many tokens the thought has that `tokens` begin with: up to the next marker, but at least `min_tokens`."""
-    if len(tokens) <= min_tokens:
-        return None
-    found = _MARKER.search(decode(tokens), len(decode(tokens[:min_tokens])))
-    if found is None:
-        return None
-    low, high = min_tokens, len(tokens) - 1  # the marker begins in the first token whose text ends behind its start
+def marker_lengths(tokens: Sequence[int], decode: Decode) -> list[int]:
+    """How many tokens each thought has that ends in `tokens`: one ends before the token in which a marker begins.
+
+    A marker in the first token is the one that these tokens begin with.
+    """
+    places = [found.start() for found in _MARKER.finditer(decode(tokens))]
+    if not places:
+        return []
+    ends = sorted({0, *(_token_at(place, tokens, decode) for place in places)})
+    return [end - start for start, end in pairwise(ends)]
+
+
+def _token_at(place: int, tokens: Sequence[int], decode: Decode) -> int:
+    """The token that a character of the text belongs to: the first one whose text ends behind it."""
+    low, high = 0, len(tokens) - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if len(decode(tokens[: middle + 1])) > found.start() else (middle + 1, high)
+        low, high = (low, middle) if len(decode(tokens[: middle + 1])) > place else (middle + 1, high)
     return low
 
 

@@ -11,6 +11,7 @@ import torch
 
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
+from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
 from gambit.training.perfect_judge import PerfectJudge
@@ -74,12 +75,13 @@ class ScorerComparison:
     scorer: str
     other: str
     gain: Estimate
+    num_problems: int  # with right and wrong traces
 
     @property
     def verdict(self) -> str:
-        if self.gain.low > 0:
-            return "beats"
-        return "is worse than" if self.gain.high < 0 else "does not beat"
+        if not supports_claim(self.gain.low, self.gain.high, self.num_problems):
+            return "is not shown to beat"
+        return "beats" if self.gain.value > 0 else "is worse than"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +227,8 @@ def _comparisons(scorers: Sequence[_Measured], baselines: Sequence[_Measured]) -
     """Every scorer with every baseline, and the scorers with each other."""
     against = [(scorer, other) for scorer in scorers for other in baselines]
     against += [(first, second) for i, first in enumerate(scorers) for second in scorers[i + 1 :]]
-    return [
-        ScorerComparison(one.ranking.name, two.ranking.name, mean_estimate(one.per_problem - two.per_problem))
-        for one, two in against
-    ]
+    gains = [(one.ranking.name, two.ranking.name, one.per_problem - two.per_problem) for one, two in against]
+    return [ScorerComparison(one, two, mean_estimate(gain), int(np.isfinite(gain).sum())) for one, two, gain in gains]
 
 
 def conclusions(report: ScorerReport) -> list[str]:
@@ -236,7 +236,7 @@ def conclusions(report: ScorerReport) -> list[str]:
     if report.num_mixed == 0:
         return ["no problem has right and wrong traces: nothing can be said about ranking"]
     weak = {ranking.name for ranking in report.rankings if ranking.is_baseline}
-    lines = []
+    lines = [*_too_few(report.num_mixed)]
     for name in dict.fromkeys(each.scorer for each in report.comparisons if each.other in weak):
         mine = [each for each in report.comparisons if each.scorer == name and each.other in weak]
         failed = [each for each in mine if each.verdict != "beats"]
@@ -251,5 +251,13 @@ def conclusions(report: ScorerReport) -> list[str]:
     return lines
 
 
+def _too_few(num_mixed: int) -> list[str]:
+    if num_mixed >= FEWEST_PROBLEMS:
+        return []
+    counted = "1 problem has" if num_mixed == 1 else f"{num_mixed} problems have"
+    return [f"only {counted} right and wrong traces: no difference is claimed from fewer than {FEWEST_PROBLEMS}"]
+
+
 def _signed(gain: Estimate) -> str:
-    return f"mean AUC {gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
+    interval = f" ({gain.low:+.3f} to {gain.high:+.3f})" if gain.has_interval else ""
+    return f"mean AUC {gain.value:+.3f}{interval}"

@@ -49,7 +49,7 @@ def bce(batch: Batch) -> Tensor:
 
 
 def last_step_bce(batch: Batch) -> Tensor:
-    """The paper's for its sequence scorer: only the last step gives a gradient."""
+    """The paper's (its equation for the sequence scorer): only the last step gives a gradient."""
     last = torch.arange(batch.logits.shape[1], device=batch.logits.device) == (batch.num_steps - 1)[:, None]
     return batch.bce(last.float())
 
@@ -147,7 +147,7 @@ _PUBLISHED = FitRecipe(
 )  # fmt: skip
 PUBLISHED: Mapping[str, FitRecipe] = {
     "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.STEP),
-    "last-step-bce": dataclasses.replace(_PUBLISHED, objective="last-step-bce", unit=Unit.TRACE),
+    "last-step-bce": dataclasses.replace(_PUBLISHED, objective="last-step-bce", unit=Unit.TRACE, is_balanced=False),
 }
 CANDIDATES: Mapping[str, tuple[str, ...]] = {  # the first one finds out which states tell most
     "mlp": (RIDGE, "pairwise", "bce", "bce+pairwise", "prefix+pairwise"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,14 +75,19 @@ def pairs(scores: Floats, is_correct: Bools, problem_of: Ints, num_problems: int
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over problems and its 95 % interval."""
+    """A mean over problems and its 95 % interval; one problem has none, and its bounds are no numbers."""
 
     value: float
     low: float
     high: float
 
+    @property
+    def has_interval(self) -> bool:
+        return self.low < self.high
+
     def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f}–{self.high:.3f})"
+        interval = f" ({self.low:.3f}–{self.high:.3f})" if self.has_interval else ""
+        return f"{self.value:.3f}{interval}"
 
 
 def mean_estimate(values: Floats, seed: int = 0) -> Estimate:
@@ -92,12 +98,15 @@ def mean_estimate(values: Floats, seed: int = 0) -> Estimate:
 def ratio_estimate(parts: Floats, wholes: Floats, seed: int = 0) -> Estimate:
     """Σ parts / Σ wholes, resampled over problems."""
     if wholes.sum() == 0:
-        return Estimate(float("nan"), float("nan"), float("nan"))
+        return Estimate(math.nan, math.nan, math.nan)
+    value = float(parts.sum() / wholes.sum())
+    if np.count_nonzero(wholes) == 1:
+        return Estimate(value, math.nan, math.nan)
     counts = _resampled(len(parts), seed)
     with np.errstate(invalid="ignore"):
         found = (counts @ parts) / (counts @ wholes)
     low, high = np.nanquantile(found, [0.025, 0.975])
-    return Estimate(float(parts.sum() / wholes.sum()), float(low), float(high))
+    return Estimate(value, float(low), float(high))
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
@@ -34,7 +34,7 @@ SENTENCE_THRESHOLD = 0.95  # the paper's, for all-mpnet-base-v2
 MARKER_TOKENS = 25  # the paper's shortest thought
 POLL_STEPS = 25  # markers are looked for in text, not at every token
 FEWEST_COSINES = 20  # before a percentile of them means anything
-DIGITS = 6  # of a cosine: thoughts that are the same must tie, whatever the rounding
+DIGITS = 6  # in which redundancies and nearest cosines tie, so that no machine's rounding decides
 
 Vectors = npt.NDArray[np.float64]
 
@@ -106,16 +106,16 @@ class Nearest(NamedTuple):
 class SlimSc:
     """Slim-SC: thought pruning for efficient self-consistency (Hong et al. 2025).
 
-    Each new thought is compared by cosine with those of the other traces that still reason. At or above the threshold
-    one of the two traces is pruned: in the diversity variant the one with the larger (mean pairwise cosine of its own
-    thoughts ÷ their number), the one with fewer thoughts on a tie; in the random variant a coin decides. A trace is
-    tested once it has said `delay_tokens`. The survivors' majority wins, the answer of the shortest trace on a tie.
+    Each new thought is compared by cosine with those of the other traces that still reason, the ones that came at the
+    same time included. Above the threshold one of the two traces is pruned: in the diversity variant the one with the
+    larger (mean pairwise cosine of its own thoughts ÷ their number), on a tie the one with fewer thoughts, then the one
+    whose new thought it is; in the random variant a coin decides. A trace is tested once it has said `delay_tokens`.
+    The survivors' majority wins, the answer of the shortest trace on a tie.
 
-    Ours: the delay counts tokens, not seconds, so that a run can be repeated; every new thought is tested, against
-    what the other trace has thought by then. A trace with a single thought counts as wholly redundant (1 ÷ 1). As a
-    prune needs two traces that reason, one is always left. Without a sentence model the engine's boundary states,
-    projected, stand for the thoughts; 0.95 means nothing there, so the threshold is a percentile of what the delay
-    showed. With states and markers a thought is the mean of the boundary states in it.
+    Ours: the delay counts tokens, not seconds, so that a run can be repeated; every new thought is tested. As a prune
+    needs two traces that reason, one is always left. Without a sentence model the engine's boundary states, projected,
+    stand for the thoughts; 0.95 means nothing there, so the threshold is a percentile of what the delay showed. With
+    states and markers a thought is the mean of the boundary states in it. docs/policies.md compares it with theirs.
     """
 
     name: ClassVar[str] = "slim-sc"
@@ -148,70 +148,79 @@ class SlimSc:
 
     def decide(self, state: SlimScState, view: PoolView) -> tuple[SlimScState, list[Decision]]:
         reasoning = {trace.id for trace in view.traces if trace.is_thinking and trace.state in LIVE}
-        thoughts = {trace: vectors for trace, vectors in state.thoughts.items() if trace in reasoning}
-        round_ = _Round(self, thoughts, list(state.cosines), state.threshold)
-        for thought in view.thoughts:
-            if thought.trace in reasoning and thought.trace not in round_.pruned:
-                round_.take(thought)
-        known = SlimScState(round_.thoughts, tuple(round_.cosines), round_.threshold)
+        new = [thought for thought in view.thoughts if thought.trace in reasoning]
+        known = {trace: vectors for trace, vectors in state.thoughts.items() if trace in reasoning}
+        round_ = _Round(self, _with(known, new), list(state.cosines), state.threshold)
+        for thought in new:
+            round_.judge(thought)
+        kept = {trace: vectors for trace, vectors in round_.thoughts.items() if trace not in round_.pruned}
         started = top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE))
-        return known, [*(Prune(trace, "similar") for trace in round_.pruned), *started]
+        prunes = [Prune(trace, "similar") for trace in round_.pruned]
+        return SlimScState(kept, tuple(round_.cosines), round_.threshold), [*prunes, *started]
 
     def victim(self, thoughts: Mapping[int, Vectors], new: int, other: int) -> int:
-        """Which of two traces goes."""
+        """Which of two traces goes; `new` is the one whose thought was found too like the other's."""
         if self.options.variant is Variant.RANDOM:
             coin = random.Random(f"{self.seed}/{new}/{other}/{len(thoughts[new])}")
             return coin.choice((new, other))
-        return max(new, other, key=lambda trace: (redundancy(thoughts[trace]), -len(thoughts[trace]), trace))
+        return max(new, other, key=lambda trace: (redundancy(thoughts[trace]), -len(thoughts[trace]), trace == new))
 
 
 @dataclass(slots=True)
 class _Round:
-    """One call of `decide`: thoughts are taken one by one, each against all that came before."""
+    """One call of `decide`: all its thoughts are there when the first is judged, and leave with their trace at the end.
+
+    So a trace that is to go still covers what is like it: a pair with one in it prunes nobody else.
+    """
 
     policy: SlimSc
-    thoughts: dict[int, Vectors]
+    thoughts: Mapping[int, Vectors]
     cosines: list[float]
     threshold: float | None
     pruned: list[int] = field(default_factory=list)
 
-    def take(self, thought: ThoughtView) -> None:
-        vector = np.array(thought.vector)
-        found = nearest(self.thoughts, thought.trace, vector)
-        before = self.thoughts.get(thought.trace, np.zeros((0, len(vector))))
-        self.thoughts[thought.trace] = np.vstack((before, vector))
-        if found is not None and self._exceeds(found.cosine, thought.num_tokens):
-            victim = self.policy.victim(self.thoughts, thought.trace, found.trace)
-            self.pruned.append(victim)
-            del self.thoughts[victim]
+    def judge(self, thought: ThoughtView) -> None:
+        found = nearest(self.thoughts, thought.trace, np.array(thought.vector))
+        if found is None or not self._exceeds(found.cosine, thought.num_tokens):
+            return
+        if thought.trace not in self.pruned and found.trace not in self.pruned:
+            self.pruned.append(self.policy.victim(self.thoughts, thought.trace, found.trace))
 
     def _exceeds(self, cosine: float, num_tokens: int) -> bool:
         """Whether a thought is tested and found too like another; until then its cosine only teaches the threshold."""
         options = self.policy.options
         is_early = num_tokens < options.delay_tokens
         if self.threshold is None and (is_early or len(self.cosines) < FEWEST_COSINES):
-            self.cosines.append(cosine)
+            self.cosines.append(round(cosine, DIGITS))
             return False
         if self.threshold is None:
-            self.threshold = float(np.percentile(self.cosines, options.threshold_percentile))
-        return not is_early and cosine >= self.threshold
+            # A thought that reaches the percentile is too like: where the traces are much alike, that is a cosine of 1.
+            self.threshold = float(np.percentile(self.cosines, options.threshold_percentile)) - 10**-DIGITS
+        return not is_early and cosine > self.threshold
+
+
+def _with(known: Mapping[int, Vectors], new: Sequence[ThoughtView]) -> dict[int, Vectors]:
+    """The thoughts of each trace, the new ones last."""
+    found = dict(known)
+    for thought in new:
+        vector = np.array([thought.vector])
+        found[thought.trace] = np.vstack((found[thought.trace], vector)) if thought.trace in found else vector
+    return found
 
 
 def nearest(thoughts: Mapping[int, Vectors], trace: int, vector: npt.NDArray[np.float64]) -> Nearest | None:
     """Among the thoughts of other traces; the lowest id on a tie."""
-    largest = {
-        other: round(float((known @ vector).max()), DIGITS) for other, known in thoughts.items() if other != trace
-    }
+    largest = {other: float((known @ vector).max()) for other, known in thoughts.items() if other != trace}
     if not largest:
         return None
-    other = min(largest, key=lambda other: (-largest[other], other))
-    return Nearest(other, largest[other])
+    other = min(largest, key=lambda other: (-round(largest[other], DIGITS), other))
+    return Nearest(other, min(largest[other], 1.0))
 
 
 def redundancy(own: Vectors) -> float:
-    """Mean pairwise cosine of a trace's thoughts, divided by their number."""
+    """Mean pairwise cosine of a trace's thoughts, divided by their number; 0 where there is no pair."""
     count = len(own)
     if count == 1:
-        return 1.0
+        return 0.0
     pairwise = (own @ own.T)[np.triu_indices(count, k=1)]
     return round(float(pairwise.mean()) / count, DIGITS)
