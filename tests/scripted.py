@@ -173,15 +173,15 @@ class ScriptedEngine:
         """Written anew, not taken from the engines: the largest island's lowest, or the youngest where all have one."""
         rule = next(iter(self.running.values())).spec.on_pressure
         if not rule.spares_islands:
-            return max(self.running, key=self._expendability), rule.action
+            return max(self.running, key=self._eviction_key), rule.action
         sizes = Counter(t.spec.island for t in (*self.running.values(), *self.waiting.values()))
         largest = max(sizes[trace.spec.island] for trace in self.running.values())
         if largest == 1:
             return max(self.running, key=lambda key: self.running[key].admitted), PressureAction.QUEUE
         crowd = [key for key, trace in self.running.items() if sizes[trace.spec.island] == largest]
-        return max(crowd, key=self._expendability), rule.action
+        return max(crowd, key=self._eviction_key), rule.action
 
-    def _expendability(self, key: TraceKey) -> tuple[float, ...]:
+    def _eviction_key(self, key: TraceKey) -> tuple[float, ...]:
         trace = self.running[key]
         score = trace.score.value(Aggregation.MEAN)
         if trace.spec.on_pressure.action is PressureAction.QUEUE:

@@ -61,7 +61,9 @@ class GradingProcess:
                 raise
             raise EngineError(f"the grading process did not start within {startup_seconds} s ({error!r})") from error
         if "failed" in reply:
-            raise EngineError(f"the grading process cannot work ({reply['failed']}): pip install math-verify==0.9.0")
+            raise EngineError(
+                f"the grading process cannot work ({reply['failed']}): pip install 'math-verify>=0.9,<0.10'"
+            )
         self._is_ready = True
 
     def compare(self, first: str, second: str, seconds: float) -> Outcome:
