@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ def examine() -> list[Finding]:
         Finding("python", Condition.OK, f"{platform.python_version()} ({sys.executable})"),
         *map(_package, NEEDED),
         *_devices(torch),
-        _compiler(),
+        _compiled_step(torch),
         *_engines(torch),
         _bundled_model(),
         Finding("policies", Condition.OK, ", ".join(registry.names("gambit.policies"))),
@@ -107,10 +106,21 @@ def _package(name: str) -> Finding:
         return Finding(label, Condition.MISSING, f"not installed: pip install {name}")
 
 
-def _compiler() -> Finding:
-    if (path := shutil.which("gcc")) is not None:
-        return Finding("gcc", Condition.OK, f"{path} (the local engine compiles its decode step on a CPU)")
-    return Finding("gcc", Condition.OPTIONAL, "not installed: the local engine decodes at half its speed on a CPU")
+def _compiled_step(torch: ModuleType | None) -> Finding:
+    """Built and run for real: a model that is loaded compares the step's results with its own."""
+    name, slow = "compiled decode step", "the local engine decodes at half its speed on a CPU"
+    if torch is None:
+        return Finding(name, Condition.OPTIONAL, f"needs torch: {slow}")
+    from gambit.engines.local.decode.native import native_build
+    from gambit.engines.local.model import load_model
+
+    build = native_build()
+    if build.decode is None:
+        return Finding(name, Condition.OPTIONAL, f"none ({build.reason}): {slow}")
+    model, _ = load_model(models.locate(models.BUNDLED), "cpu")
+    if not model.is_compiled:
+        return Finding(name, Condition.OPTIONAL, f"its results differ from the model's own, so torch decodes: {slow}")
+    return Finding(name, Condition.OK, "built with gcc, gives what the model gives")
 
 
 def _devices(torch: ModuleType | None) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import torch
 
 from gambit.core.errors import UserError
 from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, pool_attention
+from gambit.engines.local.decode.native_args import CompiledStack
 from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
 from gambit.engines.local.llama import LlamaModel, read_llama
 from gambit.models.files import weight_files
@@ -51,6 +52,11 @@ class PoolModel:
     def is_fused(self) -> bool:
         """Whether decode steps run in our own operations instead of transformers' modules."""
         return self._fused is not None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether decode steps run in the compiled step, which has then made the same first step as the model."""
+        return self._fused is not None and isinstance(self._fused.stack, CompiledStack)
 
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self._head_input[:] = [args[0]]
