@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +37,8 @@ HATCHES = ("", "//", "..", "\\\\", "xx")
 FIGURE_WIDTH = 4.6  # inches: at 400 pixels a font of 9 points is still 11 pixels high
 FONT_SIZE = 9.0
 
+Values = Sequence[float] | npt.NDArray[np.floating[Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class SeriesStyle:
@@ -43,7 +49,7 @@ class SeriesStyle:
     dashes: tuple[float, ...]
     width: float
 
-    def line(self, axes: Axes, x: Sequence[float], y: Sequence[float], label: str, num_markers: int = 6) -> None:
+    def line(self, axes: Axes, x: Values, y: Values, label: str, num_markers: int = 6) -> None:
         """A curve with a few markers on it."""
         every = max(1, len(x) // num_markers)
         [line] = axes.plot(x, y, color=self.colour, label=label, linewidth=self.width, marker=self.marker,
@@ -65,7 +71,5 @@ class SeriesStyle:
 
 def styles_for(names: Sequence[str]) -> dict[str, SeriesStyle]:
     """A style for each, by its place; after ten they begin again."""
-    return {
-        name: SeriesStyle(*(options[i % len(options)] for options in (COLOURS, MARKERS, DASHES, WIDTHS)))
-        for i, name in enumerate(names)
-    }
+    styles = itertools.cycle(zip(COLOURS, MARKERS, DASHES, WIDTHS, strict=True))
+    return {name: SeriesStyle(*style) for name, style in zip(names, styles, strict=False)}
