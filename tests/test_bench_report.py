@@ -2,11 +2,12 @@
 
 import dataclasses
 import re
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 from rich.console import Console
 
 from gambit.bench import figures
@@ -23,6 +24,7 @@ from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.tree import TraceTree
 from gambit.core.types import Aggregation, EndReason
+from gambit.view.series import styles_for
 
 
 def row(variant: str, problem: int, correct: bool, *, seed: int = 0, benchmark: str = "b", **more: object) -> Row:
@@ -346,3 +348,37 @@ def test_nothing_is_drawn_where_nobody_looks() -> None:
         progress.begin(2, ["sc"], [])
         progress.on_row(row("sc", 0, True))
     assert out.getvalue() == ""
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
+
+MANY = ("sc", "step", "gambit", "deepconf", "slim-sc", "best-of-n", "single", "step, pruned vote")
+
+
+def pictures(*labels: str) -> dict[str, figures.Picture]:
+    """Every method with the very same rows, the worst case for telling them apart."""
+    rows = [row(label, i, i % 2 == 0) for label in labels for i in range(4)]
+    return {p.name.split("-")[0]: p for p in figures.draw_all(summary_of(rows, *labels), rows)}
+
+
+def test_every_text_of_a_figure_is_nine_pixels_high_at_a_width_of_400() -> None:
+    for name, picture in pictures(*MANY).items():
+        width = float(re.search(r'viewBox="0 0 ([\d.]+)', picture.svg).group(1))
+        sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", picture.svg)]
+        assert sizes and min(sizes) * 400 / width >= 9, name
+
+
+def test_methods_with_the_same_figures_do_not_hide_each_other() -> None:
+    drawn = pictures("sc", "step")
+    for name in ("tradeoff", "pool", "lengths"):
+        pixels = np.rint(255 * imread(BytesIO(drawn[name].png))[:, :, :3])
+        panels = pixels[: 4 * len(pixels) // 5]  # the legend is below them
+        for variant, style in styles_for(("sc", "step")).items():
+            colour = [int(style.colour[i : i + 2], 16) for i in (1, 3, 5)]
+            assert (np.abs(panels - colour).max(axis=-1) < 40).sum() > 100, (name, variant)
+
+
+def test_ten_methods_differ_in_colour_marker_and_dashes_each_by_itself() -> None:
+    styles = list(styles_for([str(i) for i in range(10)]).values())
+    for part in ("colour", "marker", "dashes", "width"):
+        assert len({getattr(style, part) for style in styles}) == 10, part

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
 from collected import HIDDEN, make_collection
 from gambit.cli.scorer_display import show_report
@@ -24,7 +25,7 @@ from gambit.training.fit import Fitted, fit, parts_of, spread_of
 from gambit.training.judging import judge_scorers, report_json
 from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network, straight_network
 from gambit.training.objectives import Batch, Unit, bce, last_step_bce, pairwise, prefix, recipe_for, terms_of
-from gambit.training.plot import draw
+from gambit.training.plot import draw, draw_figure
 from gambit.training.ranking import (
     QUARTERS,
     Estimate,
@@ -479,6 +480,18 @@ def test_a_report_says_that_a_scorer_beats_the_baselines(checkpoints, folder, tm
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     plain = json.loads(json.dumps(report_json(report)))
     assert plain["rankings"][0]["auc"]["0.5"]["value"] == by_name["mlp"].auc[0.5].value
+
+
+def test_the_plot_is_readable_at_400_pixels_and_without_colours(checkpoints, data):
+    report = evaluate(
+        {name: (load_checkpoint(checkpoints[name]), data) for name in ("mlp", "sequence")}, data.all_traces(), CPU
+    )
+    figure = draw_figure(report)
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    assert min(text.get_fontsize() for text in texts) / 72 * 400 / figure.get_figwidth() >= 9
+    lines = [line for line in figure.axes[0].get_lines() if not line.get_label().startswith("_")]
+    assert len(lines) == len(report.rankings) == len({line.get_marker() for line in lines})
+    assert [axes.get_legend() for axes in figure.axes] == [None] * 3 and len(figure.legends) == 1
 
 
 def of_problems(data, *problems):

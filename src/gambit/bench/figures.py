@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,15 +14,17 @@ from gambit.bench.datasets import slug
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Floats, Interval
 from gambit.bench.summary import PARTS, BenchSummary, Cell, SweepPoint
+from gambit.view.series import COLOURS, FIGURE_WIDTH, FONT_SIZE, HATCHES, SeriesStyle, styles_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, RULE = "#222222", "#d4d4d4"  # exchanged for the page's colours where a figure stands in the page
-COLOURS = ("#4477aa", "#e8604c", "#2a9d55", "#b8860b", "#9b5fc0", "#2aa7b8", "#d0578f", "#888888", "#7a6a4f", "#5b6ee1")
-PART_COLOURS = ("#4477aa", "#e8604c", "#2a9d55", "#b8860b", "#999999")
 NUM_MOMENTS = 200
+LEGEND_COLUMNS = 3
+
+Styles = Mapping[str, SeriesStyle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def is_available() -> bool:
 
 def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
     """Every figure that the rows allow, benchmark by benchmark."""
-    colours = {variant: COLOURS[i % len(COLOURS)] for i, variant in enumerate(summary.variants)}
+    styles = styles_for(summary.variants)
     for benchmark in summary.benchmarks:
         on = "" if len(summary.benchmarks) == 1 else f" ({benchmark})"
         cells = [cell for cell in summary.cells if cell.benchmark == benchmark]
@@ -51,19 +53,19 @@ def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
         points = [point for point in summary.sweep if point.benchmark == benchmark]
         drawn: list[tuple[str, str, Callable[[], Figure]]] = [
             ("tradeoff", f"Accuracy against tokens and seconds a problem, with 95 % intervals{on}.",
-             partial(_tradeoff, cells, colours)),
+             partial(_tradeoff, cells, styles)),
             ("pool", "Running traces and KV tokens in use over the time of a search (dashed: the KV cache): means "
-             f"over searches, one that has ended counting as 0{on}.", partial(_pool, mine, colours)),
+             f"over searches, one that has ended counting as 0{on}.", partial(_pool, mine, styles)),
             ("lengths", f"Tokens of completed traces: their own, and with the inherited part{on}.",
-             partial(_lengths, mine, colours)),
+             partial(_lengths, mine, styles)),
             ("throughput", f"Completed traces and tokens a second; the pale part is in no completed trace{on}.",
-             partial(_throughput, cells, colours)),
+             partial(_throughput, cells, styles)),
             ("seconds", f"Where the seconds of a search go{on}.", partial(_decomposition, cells)),
         ]  # fmt: skip
         if points:
             others = [cell for cell in cells if cell.variant not in summary.swept]
-            caption = f"Accuracy and tokens over the swept options; dotted: the other methods{on}."
-            drawn.append(("sweep", caption, partial(_sweep, points, others, colours)))
+            caption = f"Accuracy and tokens over the swept options; level lines: the other methods{on}."
+            drawn.append(("sweep", caption, partial(_sweep, points, others, styles)))
         for name, caption, draw in drawn:
             yield _picture(f"{name}-{slug(benchmark)}", caption, draw)
 
@@ -72,15 +74,17 @@ def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
     import matplotlib
 
     style = {
-        "svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "font.family": "sans-serif",
+        "svg.fonttype": "none", "svg.hashsalt": name, "font.size": FONT_SIZE, "font.family": "sans-serif",
         "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
         "axes.grid": True, "grid.color": RULE, "grid.linewidth": 0.6, "axes.axisbelow": True,
-        "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8,
+        "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": FONT_SIZE,
+        "axes.labelsize": FONT_SIZE, "xtick.labelsize": FONT_SIZE, "ytick.labelsize": FONT_SIZE, "hatch.linewidth": 0.8,
+        "legend.handlelength": 3.2,
     }  # fmt: skip
     with matplotlib.rc_context(style):  # type: ignore[arg-type] # its keys are a list of literals
         figure = draw()
         png, svg = io.BytesIO(), io.StringIO()
-        figure.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+        figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption))
 
@@ -94,52 +98,64 @@ def _for_page(svg: str, caption: str) -> str:
     return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(caption, quote=True)}"', 1)
 
 
-def _axes(columns: int, rows: int = 1, height: float = 2.9) -> tuple[Figure, list[Axes]]:
+def _axes(rows: int, columns: int = 1, height: float = 2.3) -> tuple[Figure, list[Axes]]:
+    """Panels under each other: side by side their text would be too small for a narrow page."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, height * rows), layout="constrained")
+    figure = Figure(figsize=(FIGURE_WIDTH, height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Below the panels, each name once."""
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    columns = LEGEND_COLUMNS if max(map(len, named), default=0) <= 10 else 2
+    figure.legend(named.values(), named, loc="outside lower center", ncols=columns)
+
+
+def _few_ticks(axes: Axes) -> None:
+    """Numbers along the bottom that do not run into each other."""
+    axes.locator_params(axis="x", nbins=5)
 
 
 # -- the figures -----------------------------------------------------------------------------------------------
 
 
-def _tradeoff(cells: Sequence[Cell], colours: dict[str, str]) -> Figure:
-    figure, (left, right) = _axes(2)
-    for axes, label in ((left, "tokens a problem"), (right, "seconds a problem")):
+def _tradeoff(cells: Sequence[Cell], styles: Styles) -> Figure:
+    figure, (above, below) = _axes(2)
+    for axes, label in ((above, "tokens a problem"), (below, "seconds a problem")):
         for cell in cells:
-            cost = cell.tokens if axes is left else cell.seconds
+            cost = cell.tokens if axes is above else cell.seconds
             if cost is not None:
-                _cross(axes, cost, cell.accuracy, colours[cell.variant], cell.variant)
+                _cross(axes, cost, cell.accuracy, styles[cell.variant], cell.variant)
         axes.set(xlabel=label, ylabel="accuracy %", xlim=(0, None))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        _few_ticks(axes)
+    _legend(figure, above)
     return figure
 
 
-def _cross(axes: Axes, x: Interval, y: Interval, colour: str, label: str) -> None:
-    axes.errorbar(
-        x.value, 100 * y.value, xerr=[[x.value - x.low], [x.high - x.value]],
-        yerr=[[100 * (y.value - y.low)], [100 * (y.high - y.value)]],
-        fmt="o", color=colour, label=label, capsize=2, elinewidth=1,
-    )  # fmt: skip
+def _cross(axes: Axes, x: Interval, y: Interval, style: SeriesStyle, label: str) -> None:
+    x_error = x.value - x.low, x.high - x.value
+    y_error = 100 * (y.value - y.low), 100 * (y.high - y.value)
+    style.point(axes, x.value, 100 * y.value, x_error, y_error, label)
 
 
-def _pool(rows: Sequence[Row], colours: dict[str, str]) -> Figure:
-    figure, (left, right) = _axes(2)
+def _pool(rows: Sequence[Row], styles: Styles) -> Figure:
+    figure, (above, below) = _axes(2)
     ends = [row.seconds.total for row in rows if row.series.seconds]
     grid = np.linspace(0, float(np.quantile(ends, 0.98)) if ends else 1.0, NUM_MOMENTS)
-    for variant, colour in colours.items():
+    for variant, style in styles.items():
         mine = [row for row in rows if row.variant == variant and row.series.seconds]
         if mine:
-            left.plot(grid, mean_curve(mine, grid, lambda row: row.series.running), color=colour, label=variant)
-            right.plot(grid, mean_curve(mine, grid, lambda row: row.series.kv_used), color=colour, label=variant)
-    left.set(xlabel="seconds", ylabel="running traces", ylim=(0, None), xlim=(0, grid[-1]))
-    right.set(xlabel="seconds", ylabel="KV tokens in use", ylim=(0, None), xlim=(0, grid[-1]))
+            style.line(above, grid, mean_curve(mine, grid, lambda row: row.series.running), variant)
+            style.line(below, grid, mean_curve(mine, grid, lambda row: row.series.kv_used), variant)
+    above.set(ylabel="running traces", ylim=(0, None), xlim=(0, grid[-1]))
+    below.set(xlabel="seconds", ylabel="KV tokens in use", ylim=(0, None), xlim=(0, grid[-1]))
     capacity = max((row.kv_capacity for row in rows), default=0)
-    if capacity < 2 * right.get_ylim()[1]:  # far above, it would flatten the curves
-        right.axhline(capacity, linestyle="--", color=INK, linewidth=1)
-        right.set_ylim(0, 1.05 * capacity)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    if capacity < 2 * below.get_ylim()[1]:  # far above, it would flatten the curves
+        below.axhline(capacity, linestyle="--", color=INK, linewidth=1)
+        below.set_ylim(0, 1.05 * capacity)
+    _legend(figure, above)
     return figure
 
 
@@ -150,83 +166,91 @@ def mean_curve(rows: Sequence[Row], grid: Floats, values: Callable[[Row], Sequen
     return mean
 
 
-def _lengths(rows: Sequence[Row], colours: dict[str, str]) -> Figure:
-    figure, (left, right) = _axes(2)
-    for variant, colour in colours.items():
+def _lengths(rows: Sequence[Row], styles: Styles) -> Figure:
+    figure, (above, below) = _axes(2)
+    for variant, style in styles.items():
         mine = [row for row in rows if row.variant == variant]
-        _distribution(left, [n for row in mine for n in row.unique_lengths], colour, variant)
-        _distribution(right, [n for row in mine for n in row.total_lengths], colour, variant)
-    left.set(xlabel="tokens of its own (unique)", ylabel="share of completed traces, %", xlim=(0, None), ylim=(0, 101))
-    right.set(xlabel="tokens in all (with the inherited part)", xlim=(0, None), ylim=(0, 101))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        _distribution(above, [n for row in mine for n in row.unique_lengths], style, variant)
+        _distribution(below, [n for row in mine for n in row.total_lengths], style, variant)
+    above.set(xlabel="tokens of its own (unique)")
+    below.set(xlabel="tokens in all (with the inherited part)")
+    for axes in (above, below):
+        axes.set(ylabel="% of completed traces", xlim=(0, None), ylim=(0, 101))
+        _few_ticks(axes)
+    _legend(figure, above)
     return figure
 
 
-def _distribution(axes: Axes, lengths: Sequence[int], colour: str, label: str) -> None:
-    """The cumulative share, and a dot at the median."""
+def _distribution(axes: Axes, lengths: Sequence[int], style: SeriesStyle, label: str) -> None:
+    """The cumulative share."""
     if not lengths:
         return
     shares = np.linspace(0, 1, 201)
-    axes.plot(np.quantile(lengths, shares), 100 * shares, color=colour, label=label)
-    axes.plot([float(np.median(lengths))], [50], "o", color=colour, markersize=4)
+    style.line(axes, np.quantile(lengths, shares), 100 * shares, label)
 
 
-def _throughput(cells: Sequence[Cell], colours: dict[str, str]) -> Figure:
-    figure, (left, right) = _axes(2, height=1.4 + 0.28 * len(cells))
+def _throughput(cells: Sequence[Cell], styles: Styles) -> Figure:
+    figure, (above, below) = _axes(2, height=0.9 + 0.26 * len(cells))
     places = np.arange(len(cells))[::-1]
-    shades = [colours[cell.variant] for cell in cells]
-    left.barh(places, [cell.completed_per_second or 0 for cell in cells], color=shades, height=0.65)
+    shades = [styles[cell.variant].colour for cell in cells]
+    above.barh(places, [cell.completed_per_second or 0 for cell in cells], color=shades, height=0.65)
     speeds = np.array([cell.tokens_per_second or 0 for cell in cells])
     shares = np.array([cell.productive_share or 0 for cell in cells])
-    right.barh(places, speeds, color=shades, height=0.65, alpha=0.35)
-    right.barh(places, speeds * shares, color=shades, height=0.65)
-    for axes, label in ((left, "completed traces a second"), (right, "tokens a second (full: productive)")):
+    below.barh(places, speeds, color=shades, height=0.65, alpha=0.35)
+    below.barh(places, speeds * shares, color=shades, height=0.65)
+    for axes, label in ((above, "completed traces a second"), (below, "tokens a second (full: productive)")):
         axes.set(xlabel=label)
-        axes.set_yticks(places, [cell.variant for cell in cells] if axes is left else [""] * len(cells))
+        axes.set_yticks(places, [cell.variant for cell in cells])
         axes.grid(visible=False, axis="y")
+        _few_ticks(axes)
     return figure
 
 
 def _decomposition(cells: Sequence[Cell]) -> Figure:
     figure, (axes,) = _axes(1, height=1.4 + 0.28 * len(cells))
     places, reached = np.arange(len(cells))[::-1], np.zeros(len(cells))
-    for part, colour in zip(PARTS, PART_COLOURS, strict=True):
+    for part, colour, hatch in zip(PARTS, COLOURS, HATCHES, strict=False):
         seconds = np.array([cell.parts[part] for cell in cells])
-        axes.barh(places, seconds, left=reached, color=colour, height=0.65, label=part)
+        axes.barh(places, seconds, left=reached, color=colour, hatch=hatch, edgecolor="white", height=0.65, label=part)
         reached += seconds
     axes.set(xlabel="mean seconds a search")
     axes.set_yticks(places, [cell.variant for cell in cells])
     axes.grid(visible=False, axis="y")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(PARTS))
+    _few_ticks(axes)
+    _legend(figure, axes)
     return figure
 
 
-def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], colours: dict[str, str]) -> Figure:
-    """One column per swept option: accuracy above, tokens below."""
+def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], styles: Styles) -> Figure:
+    """Two panels per swept option, under each other: accuracy and tokens."""
     places = list(dict.fromkeys((point.policy, point.option) for point in points))
-    figure, axes = _axes(len(places), 2, height=2.3)
-    for column, (policy, option) in enumerate(places):
+    figure, axes = _axes(2 * len(places), height=1.9)
+    for row, (policy, option) in enumerate(places):
         mine = [point for point in points if (point.policy, point.option) == (policy, option)]
-        top, bottom = axes[column], axes[column + len(places)]
+        top, bottom = axes[2 * row], axes[2 * row + 1]
         _values(top, mine, [100 * p.accuracy.value for p in mine],
                 [(100 * p.accuracy.low, 100 * p.accuracy.high) for p in mine])  # fmt: skip
         known = [p for p in mine if p.tokens is not None]
         costs = [p.tokens for p in mine if p.tokens is not None]
         _values(bottom, known, [c.value for c in costs], [(c.low, c.high) for c in costs])
         for cell in others:
-            top.axhline(100 * cell.accuracy.value, linestyle=":", color=colours[cell.variant], label=cell.variant)
+            _level(top, 100 * cell.accuracy.value, styles[cell.variant], cell.variant)
             if cell.tokens is not None:
-                bottom.axhline(cell.tokens.value, linestyle=":", color=colours[cell.variant])
-        top.set(ylabel="accuracy %" if column == 0 else "")
-        bottom.set(ylabel="tokens a problem" if column == 0 else "", xlabel=f"{policy} {option}", ylim=(0, None))
+                _level(bottom, cell.tokens.value, styles[cell.variant], cell.variant)
+        top.set(ylabel="accuracy %")
+        bottom.set(ylabel="tokens a problem", xlabel=f"{policy} {option}", ylim=(0, None))
     if others:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        _legend(figure, axes[0])
     return figure
+
+
+def _level(axes: Axes, y: float, style: SeriesStyle, label: str) -> None:
+    style.line(axes, axes.get_xlim(), (y, y), label)
 
 
 def _values(axes: Axes, points: Sequence[SweepPoint], y: Sequence[float], spans: Sequence[tuple[float, float]]) -> None:
     places = np.arange(len(points))
     errors = [[v - low for v, (low, _) in zip(y, spans, strict=True)],
               [high - v for v, (_, high) in zip(y, spans, strict=True)]]  # fmt: skip
-    axes.errorbar(places, y, yerr=errors, fmt="o-", color=COLOURS[1], capsize=2, elinewidth=1)
+    axes.errorbar(places, y, yerr=errors, fmt="o-", color=INK, capsize=2, elinewidth=1)
     axes.set_xticks(places, [str(point.value) for point in points])
