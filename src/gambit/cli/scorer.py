@@ -71,6 +71,10 @@ def collect(
     answer: Annotated[str, typer.Option(help="How an answer is read: boxed, choice, number or text.")] = "boxed",
     graders: Annotated[int, typer.Option(min=1, help="Processes that compare answers.")] = 2,
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a pass of the states' model.")] = None,
+    rollouts: Annotated[
+        int, typer.Option(min=0, help="Continuations of each prefix, for `train --labels values`; 0: none.")
+    ] = 0,
+    prefixes: Annotated[int, typer.Option(min=1, help="Prefixes a trace, each up to a random thought.")] = 1,
 ) -> None:
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
 
@@ -100,6 +104,8 @@ def collect(
             with_confidence=confidence,
             batch_tokens=batch_tokens,
             num_graders=graders,
+            num_rollouts=rollouts,
+            prefixes_per_trace=prefixes,
         )
         return _collect(tasks, plan)
 
@@ -115,8 +121,10 @@ def merge(
 
     def body() -> int:
         from gambit.training.storage import merge as run
+        from gambit.training.values import merge_values
 
         put(f"{out}: {run(parts, out)} problems")
+        merge_values(parts, out)
         return OK
 
     exit_with(body)
@@ -181,6 +189,9 @@ def train(
     layers: Annotated[
         str, typer.Option(help="Layers to read, concatenated; auto: each alone and all together, the best is kept.")
     ] = AUTO,
+    labels: Annotated[
+        str, typer.Option(help="outcomes, or values: of the prefixes that `collect --rollouts` continued.")
+    ] = "outcomes",
     validation: Annotated[float, typer.Option(help="Share of problems to choose by.")] = 0.15,
     test: Annotated[float, typer.Option(help="Share of problems kept for `eval`.")] = 0.15,
     seed: Annotated[int, typer.Option(help="Of weights and batches; the split has its own.")] = 0,
@@ -213,7 +224,7 @@ def train(
         given = {name: value for name, value in changes.items() if value is not None}
         division = Division(validation, test, split_seed)
         plan = TrainPlan(data, architecture, objective, state_position, None if layers == AUTO else _layers(layers),
-                         division, given, device, skip_corrupted)  # fmt: skip
+                         division, given, device, skip_corrupted, labels)  # fmt: skip
         recipes_for(architecture, objective, given)  # a mistake is told before gigabytes are read
         skipped: list[str] = []
         datasets = datasets_of(plan, skipped)
