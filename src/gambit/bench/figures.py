@@ -65,10 +65,11 @@ def draw_all(summary: Summary, rows: Sequence[Row]) -> Iterator[Picture]:
             caption = f"Accuracy and tokens over the swept options; dotted: the other methods{on}."
             drawn.append(("sweep", caption, partial(_sweep, points, others, colours)))
         for name, caption, draw in drawn:
-            yield _picture(f"{name}-{slug(benchmark)}", caption, draw)
+            yield picture(f"{name}-{slug(benchmark)}", caption, draw)
 
 
-def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
+def picture(name: str, caption: str, draw: Callable[[], Figure], max_width: str = "980px") -> Picture:
+    """`max_width` is that of the figure on the page, as CSS."""
     import matplotlib
 
     style = {
@@ -82,16 +83,17 @@ def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption))
+    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption, max_width))
 
 
-def _for_page(svg: str, caption: str) -> str:
+def _for_page(svg: str, caption: str, max_width: str) -> str:
     """The element alone, in the colours of the page around it."""
     import html
 
     element = svg[svg.index("<svg") :]
     element = element.replace(INK, "currentColor").replace(RULE, "var(--rule)")
-    return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(caption, quote=True)}"', 1)
+    label = html.escape(caption, quote=True)
+    return element.replace("<svg", f'<svg role="img" style="max-width: {max_width}" aria-label="{label}"', 1)
 
 
 def _axes(columns: int, rows: int = 1, height: float = 2.9) -> tuple[Figure, list[Axes]]:

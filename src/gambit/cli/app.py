@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from gambit.cli import bench as cli_bench
+from gambit.cli import prefix_value as cli_prefix_value
 from gambit.cli import scorer as cli_scorer
 from gambit.cli.policies import policies
 from gambit.cli.session import loaded, only_our_warnings
@@ -134,7 +135,11 @@ def _solve_command() -> object:
     return typer.main.get_command(full)
 
 
-LAZY: Mapping[str, Callable[[], object]] = {"solve": _solve_command, "bench": cli_bench.bench_command}
+LAZY: Mapping[str, Callable[[], object]] = {
+    "solve": _solve_command,
+    "bench": cli_bench.bench_command,
+    "prefix-value": cli_prefix_value.prefix_value_command,
+}
 
 
 def _configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
@@ -346,3 +351,4 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
 
 cli_bench.register(app)
+cli_prefix_value.register(app)

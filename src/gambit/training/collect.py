@@ -16,6 +16,7 @@ import torch
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
+from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.solver import Solver
 from gambit.text.boundary import BoundaryRule
@@ -147,6 +148,10 @@ class Collector:
         with writing(out, self._header(source)), Grading(plan.search.answer, plan.num_graders) as grading:
             run = ValueRun(self._solver, out, order, grading, refused, on_progress, should_stop)
             return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        return self._solver.engine.info
 
     def close(self) -> None:
         self._solver.close()
