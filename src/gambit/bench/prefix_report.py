@@ -114,12 +114,12 @@ def findings(summary: PrefixSummary) -> list[str]:
 
 
 def _findings(summary: PrefixSummary, cut: CutSummary) -> Iterator[str]:
-    where, keep = f"At {cut.fraction:.0%}", summary.keep
+    where, keep = f"At {_share(cut.fraction)}", summary.keep
     if cut.decided is not None:
-        yield f"{where} the prefix decides {_percent(cut.decided)} % of the outcome's variance within a problem."
+        yield f"{where} the prefix decides {_share_of(cut.decided)} of the outcome's variance within a problem."
     for judge in cut.judges:
         name = _judge_name(judge, summary)
-        auc = "" if judge.auc is None else f" (AUC {_number(judge.auc)})"
+        auc = "" if judge.auc is None else f" (AUC {judge.auc.value:.3f}, {judge.auc.low:.3f} to {judge.auc.high:.3f})"
         chosen = f"the {keep} prefixes that {name}{auc} ranks highest"
         if judge.gain.excludes_zero:
             word = "raises" if judge.gain.value > 0 else "lowers"
@@ -143,7 +143,7 @@ def all_tables(summary: PrefixSummary) -> list[Table]:
 
 def _decided(summary: PrefixSummary) -> Table:
     rows = [
-        (f"{cut.fraction:.0%}", f"{cut.mean_share:.0%}", f"{cut.num_problems}", f"{cut.num_prefixes:,}",
+        (_share(cut.fraction), _share(cut.mean_share), f"{cut.num_problems}", f"{cut.num_prefixes:,}",
          _percent(cut.decided), _number(cut.judges[0].original_auc), _percent(cut.one_right))
         for cut in summary.cuts
     ]  # fmt: skip
@@ -160,7 +160,7 @@ def _decided(summary: PrefixSummary) -> Table:
 
 def _aucs(summary: PrefixSummary) -> Table:
     rows = [
-        (f"{cut.fraction:.0%}", _judge_name(judge, summary), _number(judge.auc), _number(judge.original_auc))
+        (_share(cut.fraction), _judge_name(judge, summary), _number(judge.auc), _number(judge.original_auc))
         for cut in summary.cuts
         for judge in cut.judges
     ]
@@ -178,7 +178,7 @@ def _aucs(summary: PrefixSummary) -> Table:
 def _votes(summary: PrefixSummary) -> Table:
     rows = []
     for cut in summary.cuts:
-        where = f"{cut.fraction:.0%}"
+        where = _share(cut.fraction)
         rows.append((where, "random", _percent(cut.one_right), _percent(cut.random_vote), ""))
         rows += [
             (where, _judge_name(judge, summary), _percent(judge.one_right), _percent(judge.vote), _points(judge.gain))
@@ -190,7 +190,7 @@ def _votes(summary: PrefixSummary) -> Table:
         f"The best {keep} prefixes of each problem, as the judge ranks them, are continued by {half} rollouts each; "
         "these vote, the most frequent answer wins, a tie counts by its share. Rollouts that judge do not vote. Gains "
         f"are over {keep} random prefixes with as many votes, paired by problem. The {summary.traces_per_problem} "
-        f"traces themselves vote {_percent(first.original_vote)} % right on the same problems."
+        f"traces themselves vote {_share_of(first.original_vote)} right on the same problems."
     )
     columns = ("cut at", "prefixes by", "one continuation right %", "vote right %", "gain of the vote")
     return Table(f"What the vote gains if the best {keep} prefixes are continued", note, columns, tuple(rows))
@@ -198,12 +198,12 @@ def _votes(summary: PrefixSummary) -> Table:
 
 def _curve(summary: PrefixSummary) -> Table:
     rows = [
-        (f"{cut.fraction:.0%}", f"{point.noise:g}", _number(point.auc), _percent(point.vote), _points(point.gain))
+        (_share(cut.fraction), f"{point.noise:g}", _number(point.auc), _percent(point.vote), _points(point.gain))
         for cut in summary.cuts
         for point in cut.curve
     ]
     slopes = [
-        f"{_points(cut.points_per_tenth)} at {cut.fraction:.0%}"
+        f"{_points(cut.points_per_tenth)} at {_share(cut.fraction)}"
         for cut in summary.cuts
         if cut.points_per_tenth is not None
     ]
@@ -222,6 +222,14 @@ def _number(x: Interval | None) -> str:
 
 def _percent(x: Interval | None) -> str:
     return "–" if x is None else f"{100 * x.value:.1f} ({100 * x.low:.1f} to {100 * x.high:.1f})"
+
+
+def _share(x: float) -> str:
+    return f"{100 * x:.0f} %"
+
+
+def _share_of(x: Interval) -> str:
+    return f"{100 * x.value:.1f} % ({100 * x.low:.1f} to {100 * x.high:.1f})"
 
 
 def _points(x: Interval) -> str:
@@ -302,7 +310,7 @@ def _draw_curves(summary: PrefixSummary) -> Figure:
         for place, judge in enumerate(cut.judges[1:], start=1):
             if judge.auc is not None:
                 _series(axes, [judge.auc.value], [judge.vote], _colour(place), _marker(place), judge.name, scale=100)
-        axes.set(title=f"cut at {cut.fraction:.0%}", ylabel="vote right, %")
+        axes.set(title=f"cut at {_share(cut.fraction)}", ylabel="vote right, %")
         axes.title.set_fontsize(9)
     panels[-1].set_xlabel("AUC within problems")
     _legend(figure, panels[0])
@@ -340,7 +348,7 @@ def _aside(place: int, count: int) -> float:
 
 def _cut_axis(axes: Axes, summary: PrefixSummary) -> None:
     fractions = [cut.fraction for cut in summary.cuts]
-    axes.set_xticks(fractions, [f"{fraction:.0%}" for fraction in fractions])
+    axes.set_xticks(fractions, [_share(fraction) for fraction in fractions])
     axes.set(xlabel="cut at this share of the trace", xlim=(min(fractions) - 0.1, max(fractions) + 0.1))
 
 

@@ -40,7 +40,8 @@ class CutProblem:
 
     @property
     def rollouts(self) -> Bools:
-        return self.classes == RIGHT
+        found: Bools = self.classes == RIGHT
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,7 @@ def pairs_won(scores: Floats, right: Floats, wrong: Floats) -> tuple[float, floa
     of one prefix are no pair.
     """
     ahead = np.sign(scores[:, :, None] - scores[:, None, :]) / 2 + 0.5
-    pairs = right[:, :, None] * wrong[:, None, :]
-    pairs[:, *np.diag_indices(scores.shape[1])] = 0.0
+    pairs = right[:, :, None] * wrong[:, None, :] * ~np.eye(scores.shape[1], dtype=bool)
     return float((ahead * pairs).sum()), float(pairs.sum())
 
 
@@ -152,7 +152,8 @@ def vote_right(counts: Floats) -> Floats:
 
 def class_counts(classes: Ints, num_classes: int) -> Floats:
     """[…, class] numbers of answers along the last axis; those without an answer do not vote."""
-    return (classes[..., None] == np.arange(num_classes)).sum(axis=-2).astype(np.float64)
+    counts: Floats = (classes[..., None] == np.arange(num_classes)).sum(axis=-2).astype(np.float64)
+    return counts
 
 
 def _original_vote(problem: CutProblem) -> float:
@@ -233,7 +234,8 @@ class _Table:
 
     @staticmethod
     def _chosen(values: Floats, order: Ints) -> Floats:
-        return values[np.arange(len(order))[:, None], order]
+        chosen: Floats = values[np.arange(len(order))[:, None], order]
+        return chosen
 
 
 def _halves(count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:

@@ -104,7 +104,8 @@ def _environment(folder: Path, plan: Plan) -> dict[str, str]:
 
 def made_with(folder: Path) -> dict[str, str]:
     """Engine, device, versions and times of a run's starts."""
-    starts, found = read_environments(folder), {}
+    starts = read_environments(folder)
+    found: dict[str, str] = {}
     if starts:
         last = starts[-1]
         engine, packages = last["engine"], last["packages"]

@@ -240,4 +240,7 @@ def _labels(problem: ProblemRecord, number: int, values: Mapping[int, float]) ->
     start = float(np.mean([each.is_correct for each in problem.traces]))
     points = {0: start, trace.num_steps: float(trace.is_correct), **values}
     places = sorted(points)
-    return np.interp(np.arange(1, trace.num_steps + 1), places, [points[place] for place in places])
+    found: npt.NDArray[np.float64] = np.interp(
+        np.arange(1, trace.num_steps + 1), places, [points[place] for place in places]
+    )
+    return found
