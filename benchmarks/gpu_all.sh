@@ -50,7 +50,7 @@ scorers() {
 }
 
 scorer_recipe() {
-  "$python" benchmarks/scorer_recipe.py llm --model "$MODEL" --train "$DATA/math_train.jsonl" \
+  "$python" benchmarks/scorer_recipe.py --model "$MODEL" --train "$DATA/math_train.jsonl" \
     --test "$DATA/math500_dev.jsonl" --max-new-tokens 1024 --temperature 0.8 --train-problems 2000 --layers 14,20,-1 \
     --seconds 200 --memory-ratio "$(share 0.4)" --traces-at-once $((1024 / shards)) --batch-tokens 32768 --graders 3 \
     --engine-options "{\"own_process\": true, \"max_model_len\": 2048, \"kv_cache_memory_bytes\": $((2 ** 35 / shards))}" \

@@ -260,7 +260,7 @@ class Bench:
         with profiled(self.stock.core_client):
             self.stock.generate(prompt_of(self.number), self.args.capacity, tokens)
         for ours in self.by_scoring.values():
-            with profiled(ours._core._core._client):
+            with profiled(ours._core._client):
                 self.run(Watched(ours), Pool("sc", self.args.capacity, tokens))
         found = {name: step_profile.summarise(self.folder / name) for name in ("stock", *self.args.scoring)}
         self.say(f"profile: {json.dumps(found)}")

@@ -1,4 +1,4 @@
-"""What a scheduler costs the host per step when all traces go in step: vLLM's own against the same with our short cuts.
+"""What a scheduler costs the host per step when all traces go in step: vLLM's own against the same with the fast path.
 
     python benchmarks/lockstep.py --out benchmarks/results/lockstep.json         # half a minute on one core
 
@@ -53,28 +53,28 @@ def order(turn: int) -> list[str]:
     return ["stock", "ours"][:: 1 if turn % 2 else -1]
 
 
-def run(model: str, args: argparse.Namespace, has_short_cuts: bool) -> list[float]:
+def run(model: str, args: argparse.Namespace, has_fast_path: bool) -> list[float]:
     """Seconds of planning and booking by step."""
-    from test_vllm_shortcuts import make_scheduler, with_short_cuts
+    from test_vllm_fast_decode import make_scheduler, with_fast_decode
 
     blocks = args.traces * (args.steps // BLOCK + 2) + len(PROMPT)
     scheduler = make_scheduler(model, True, blocks, args.traces)
     scheduler.use_v2_model_runner = True  # as on a GPU
-    short_cuts = with_short_cuts(scheduler) if has_short_cuts else None
-    begin_all(scheduler, short_cuts, args)
+    fast = with_fast_decode(scheduler) if has_fast_path else None
+    begin_all(scheduler, fast, args)
     in_flight: deque[Any] = deque()
     seconds = []
     for _ in range(args.steps):
         began = time.perf_counter()
-        with short_cuts.setting_aside() if short_cuts else nullcontext():
+        with fast.planning() if fast else nullcontext():
             in_flight.append(scheduler.schedule())
         spent = time.perf_counter() - began
         if len(in_flight) > 1:
             scheduled = in_flight.popleft()
             output = said(scheduled)
             began = time.perf_counter()
-            if short_cuts:
-                _, scheduled = short_cuts.take(scheduled, output)
+            if fast:
+                _, scheduled = fast.book(scheduled, output)
             scheduler.update_from_output(scheduled, output)
             spent += time.perf_counter() - began
         seconds.append(spent)
@@ -82,7 +82,7 @@ def run(model: str, args: argparse.Namespace, has_short_cuts: bool) -> list[floa
     return seconds
 
 
-def begin_all(scheduler: Any, short_cuts: Any, args: argparse.Namespace) -> None:
+def begin_all(scheduler: Any, fast: Any, args: argparse.Namespace) -> None:
     from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -97,8 +97,8 @@ def begin_all(scheduler: Any, short_cuts: Any, args: argparse.Namespace) -> None
             block_hasher=hasher, arrival_time=float(number),
         )  # fmt: skip
         scheduler.add_request(request)
-        if short_cuts:
-            short_cuts.begin(request)
+        if fast:
+            fast.begin(request)
 
 
 def said(scheduled: Any) -> Any:

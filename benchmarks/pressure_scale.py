@@ -1,4 +1,4 @@
-"""What it costs vLLM's scheduler to say who gives way, in a step whose room is full; no model, no vLLM.
+"""What it costs vLLM's scheduler to say who gives way, in a step in which the KV cache is full; no model, no vLLM.
 
     python benchmarks/pressure_scale.py --out benchmarks/results/pressure_scale.json        # one core: seconds
 
@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from gambit.core.types import PressureAction
-from gambit.engines.vllm.inside.trace_table import TraceBook
-from gambit.engines.vllm.messages import Announcement, Order
+from gambit.engines.vllm.messages import Announcement, TraceTask
+from gambit.engines.vllm.trace_table import TraceTable
 from gambit.scorers.simple import ConstantScorer
 from search_scale import exponent
 
@@ -33,13 +33,13 @@ THOUGHT_TOKENS = 50
 
 
 class FullEngine:
-    """The scheduler's book in an engine without room, and the blocks that vLLM would have given out."""
+    """The scheduler's table of traces in a full KV cache, and the blocks that vLLM would have given out."""
 
     def __init__(self, searches: int, blocks_per_trace: int, seed: int = 0) -> None:
         self._rng = random.Random(seed)
         self._num_blocks = 0
         self._blocks: dict[str, list[int]] = {}
-        self._book = TraceBook(ConstantScorer(), searches * POOL * blocks_per_trace, BLOCK_TOKENS)
+        self._table = TraceTable(ConstantScorer(), searches * POOL * blocks_per_trace, BLOCK_TOKENS)
         for search in range(searches):
             prompt = self._new(PROMPT_BLOCKS)
             for trace in range(POOL):
@@ -48,14 +48,14 @@ class FullEngine:
     def _add(self, search: int, trace: int, blocks: list[int]) -> None:
         opening = Announcement(search, [1], [], [], 10, None, None, [], keeps_histories=False)
         request, score = f"{search}-{trace}", self._rng.random()
-        order = Order(
+        task = TraceTask(
             search=search, trace=trace, prompt_tokens=96, inherited=0, action=PressureAction.GHOST,
             unscored_first=False, score=(1, score, score, score), flags=0, is_pending=False, parent=None, noise_key=0,
             temperature=1.0, top_p=1.0, top_k=0, min_p=0.0,
             announcement=dataclasses.asdict(opening) if trace == 0 else None,
         )  # fmt: skip
-        self._book.add(request, order, 0)
-        self._book.admit(self._book.entries[request])
+        self._table.add(request, task, 0)
+        self._table.admit(self._table.traces[request])
         self._blocks[request] = blocks
 
     def step(self) -> float:
@@ -64,10 +64,10 @@ class FullEngine:
         for request in self._rng.sample(names, len(names) // BLOCK_TOKENS):
             self._blocks[request] += self._new(1)
         for request in self._rng.sample(names, max(len(names) // THOUGHT_TOKENS, 1)):
-            entry = self._book.entries[request]
-            entry.score = entry.score.add(self._rng.random())
+            trace = self._table.traces[request]
+            trace.score, trace.standing = trace.score.add(self._rng.random()), None
         began = time.thread_time()
-        order = self._book.eviction_order(names, lambda request, start: self._blocks[request][start:], MISSING)
+        order = self._table.eviction_order(names, lambda request, start: self._blocks[request][start:], MISSING)
         seconds = time.thread_time() - began
         assert sorted(order) == sorted(names)
         return seconds
@@ -89,7 +89,7 @@ def measure(steps: int) -> dict[str, object]:
     by_searches = [microseconds(searches, COMMON_BLOCKS, steps) for searches in SEARCHES]
     by_blocks = [microseconds(COMMON_SEARCHES, blocks, steps) for blocks in BLOCKS]
     return {
-        "exponent_in_searches": exponent(SEARCHES[1:], by_searches[1:]),  # one search alone needs no census
+        "exponent_in_searches": exponent(SEARCHES[1:], by_searches[1:]),  # one search alone needs no count
         "exponent_in_blocks": exponent(BLOCKS, by_blocks),
         "us_by_searches": dict(zip(SEARCHES, by_searches, strict=True)),
         "us_by_blocks": dict(zip(BLOCKS, by_blocks, strict=True)),

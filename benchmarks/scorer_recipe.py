@@ -1,7 +1,6 @@
 """From a model to judged scorers, every objective of both architectures, in one go.
 
-    python benchmarks/scorer_recipe.py pawn --out OUT [--device cuda]
-    python benchmarks/scorer_recipe.py llm --model DIR --train math_train.jsonl --test math500_dev.jsonl --out OUT
+    python benchmarks/scorer_recipe.py --model DIR --train math_train.jsonl --test math500_dev.jsonl --out OUT
 
 Problems to judge by are collected first, then those to train on, until there are enough or the time is up
 (`--seconds`). Scorers, and the layers they read, are chosen on held-out problems of the training collection and judged
@@ -27,11 +26,11 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import add_metrics, save_checkpoint
 from gambit.storage.problems import read_problems, shard_of
-from gambit.training.collect import Collector, Plan
+from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Division
 from gambit.training.fit import Fitted
-from gambit.training.judging import judge_scorers, report_json
-from gambit.training.sampling import Task, pawn_tasks
+from gambit.training.judging import judge_scorers, metrics_of, report_json
+from gambit.training.sampling import Task
 from gambit.training.train import Trained, TrainPlan, best_of, datasets_of, train
 
 
@@ -52,8 +51,6 @@ class Clock:
 
 def tasks_of(options: argparse.Namespace) -> tuple[list[Task], list[Task]]:
     """To judge by, to train on."""
-    if options.kind == "pawn":
-        return pawn_tasks("test", options.test_problems, 1), pawn_tasks("scorer", options.train_problems, 0)
     return _read(options.test, options.test_problems), _read(options.train, options.train_problems)
 
 
@@ -62,10 +59,10 @@ def _read(path: Path, count: int) -> list[Task]:
     return [Task(problem, found.expected[problem.id]) for problem in found.problems[:count]]
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    sampling = {} if options.kind == "pawn" else {"temperature": options.temperature, "top_p": 1.0, "top_k": 0}
+def plan_of(options: argparse.Namespace) -> CollectPlan:
+    sampling = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0}
     engine_options = json.loads(options.engine_options)
-    return Plan(
+    return CollectPlan(
         out=options.out,
         source="",
         engine=EngineConfig(
@@ -87,7 +84,7 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
     """Its share of both, in a shard; `gambit scorer merge` puts `train-1`, `train-2`, … together."""
     first, every = shard_of(options.shard)
     to_judge, to_train = tasks_of(options)
-    sources = ("pawn:test", "pawn:scorer") if options.kind == "pawn" else (options.test.name, options.train.name)
+    sources = (options.test.name, options.train.name)
     with Collector(plan_of(options)) as collector:
         clock.done("start")
         for name, tasks, source in (("test", to_judge, sources[0]), ("train", to_train, sources[1])):
@@ -152,21 +149,16 @@ def best_of_objectives(trained: Trained) -> list[Fitted]:
 
 
 def _changes(options: argparse.Namespace) -> dict[str, int]:
-    width = options.width or (128 if options.kind == "pawn" else 256)  # pawn's has to stay small enough to ship
-    return {"seed": options.seed, "width": width} | ({"max_epochs": options.epochs} if options.epochs else {})
+    return {"seed": options.seed, "width": options.width} | ({"max_epochs": options.epochs} if options.epochs else {})
 
 
 def judge_all(options: argparse.Namespace, made: list[Path], best: dict[str, Path], clock: Clock) -> None:
     results = options.out / "results"
-    rollouts = options.rollouts if options.kind == "pawn" else 0
-    report = judge_scorers(
-        [str(path) for path in made], options.out / "data" / "test", "all", device=options.device,
-        num_rollouts=rollouts, num_workers=options.workers,
-    )  # fmt: skip
+    report = judge_scorers([str(path) for path in made], options.out / "data" / "test", "all", device=options.device)
     plain = report_json(report)
     clock.done("judge")
     for path in made:
-        _record(path, plain)
+        add_metrics(path, {"test": metrics_of(report, path.stem)})
     for name, path in best.items():
         shutil.copy(path, results / f"{name}.safetensors")
     settings = {key: str(value) for key, value in vars(options).items() if key not in ("out", "model", "train", "test")}
@@ -183,29 +175,12 @@ def judge_all(options: argparse.Namespace, made: list[Path], best: dict[str, Pat
     print("\n".join(plain["conclusions"]))
 
 
-def _record(path: Path, report: dict) -> None:
-    """What a scorer reached on the problems it was judged by, in its own checkpoint."""
-    mine = next(ranking for ranking in report["rankings"] if ranking["name"] == path.stem)
-    judge = next((ranking for ranking in report["rankings"] if ranking["name"] == "perfect judge"), None)
-    shares = ("0.25", "0.5", "0.75", "1")
-    figures = {
-        "source": report["source"],
-        "problems": report["num_mixed"],
-        "mean_auc": mine["mean_auc"],
-        "auc": {share: mine["auc"][share] for share in shares},
-        "calibration_error": mine["calibration"][-1]["error"],
-        "ceiling": judge and {"mean_auc": judge["mean_auc"], "auc": {share: judge["auc"][share] for share in shares}},
-    }
-    add_metrics(path, {"test": figures})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["pawn", "llm"])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", default="pawn")
-    parser.add_argument("--train", type=Path, help="problems with answers, .jsonl")
-    parser.add_argument("--test", type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--train", type=Path, required=True, help="problems with answers, .jsonl")
+    parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--train-problems", type=int, default=1500)
     parser.add_argument("--test-problems", type=int, default=200)
     parser.add_argument("--traces", type=int, default=16)
@@ -215,7 +190,7 @@ def main() -> None:
     )
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--engine", help="default: local for pawn, vllm for an LLM")
+    parser.add_argument("--engine", default="vllm")
     parser.add_argument("--engine-options", default="{}", help="JSON")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--memory-ratio", type=float, default=0.5)
@@ -227,16 +202,11 @@ def main() -> None:
     parser.add_argument("--architectures", default="mlp,mlp+confidence,sequence")
     parser.add_argument("--validation", type=float, default=0.15)
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--width", type=int, help="of the sequence scorer; default: 128 for pawn, 256 for an LLM")
-    parser.add_argument("--rollouts", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--width", type=int, default=256, help="of the sequence scorer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shard", default="1/1", help="i/n: collect beside others")
     parser.add_argument("--only", choices=["collect", "train"], help="stop after collecting; or train on what is there")
     options = parser.parse_args()
-    options.engine = options.engine or ("local" if options.kind == "pawn" else "vllm")
-    if options.kind == "llm" and not (options.train and options.test):
-        parser.error("llm needs --train and --test")
     warnings.simplefilter("ignore")
     clock = Clock()
     if options.only != "train":

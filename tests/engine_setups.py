@@ -111,7 +111,7 @@ def start_own_vllm(scorer=None, *, kv_budget_tokens=None, **options: object) -> 
 
 def worker_of(engine: Engine):
     """vLLM's worker in this process."""
-    return engine._core._core._client.engine_core.model_executor.driver_worker.worker
+    return engine._core._client.engine_core.model_executor.driver_worker.worker
 
 
 def random_mlp(hidden: int = 32, width: int = 16) -> MlpScorer:

@@ -76,13 +76,14 @@ def make_search(
     vote: str = "score",
     wrap: Callable[..., object] = lambda policy: policy,
     decode: Callable[..., str] = lambda tokens: "".join(" Wait" if token % 5 == 0 else " so" for token in tokens),
+    equivalent_until: Callable[[float], Callable[[str, str], bool]] = lambda deadline: str.__eq__,
 ) -> Watched:
     def on_event(event: ev.Event) -> None:
         watched.events.append(event)
         check(watched.search, event)
 
     policy = wrap(load_policy(settings.policy).from_settings(settings))
-    callbacks = Callbacks(answer_of, lambda a, b: a == b, on_event, decode)
+    callbacks = Callbacks(answer_of, equivalent_until, on_event, decode)
     requirements = requirements_of(policy)
     spec = SearchSpec(
         number,

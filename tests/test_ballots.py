@@ -5,7 +5,7 @@ import pytest
 from gambit.core import events as ev
 from gambit.core.tree import TraceTree
 from gambit.core.types import Aggregation, EndReason, TraceConfidence
-from gambit.results.ballots import ballots_of, count_votes
+from gambit.results.ballots import ballots_of, count_votes, recount_votes
 from gambit.results.record import fold
 from gambit.results.vote import VoteKind
 from searching import make_header, make_settings
@@ -82,6 +82,29 @@ def test_the_filtered_votes_ask_the_surest_tenth_of_those_with_an_answer():
     assert [(entry.weight, entry.traces) for entry in result.entries] == [(18 + 19, 2)] and result.num_abstained == 5
     few = tree_of(("1", (), 1, sure[3]), ("2", (), 1, sure[5]))
     assert winner(few, VoteKind.TOP_TAIL_CONFIDENCE) == "2"  # at least one
+
+
+def voters(*sure):
+    tree = tree_of(*((str(i), (), 1, confident(0, weight, 0, 0)) for i, weight in enumerate(sure)))
+    return [ballot.trace for ballot in ballots_of(tree, VoteKind.TOP_TAIL_CONFIDENCE)]
+
+
+def test_the_filtered_votes_keep_all_at_or_above_the_90th_percentile():
+    """numpy's linear interpolation, as in DeepConf's own code, so that exact ties are kept together."""
+    assert voters(*[1.0] * 20) == list(range(20))
+    assert voters(*[1.0] * 17, 5.0, 5.0, 5.0) == [17, 18, 19]
+    assert voters(5.0, *[1.0] * 8, 5.0, 5.0) == [0, 9, 10]
+    assert voters(*range(11)) == [9, 10]  # the percentile is the tenth value itself
+    assert voters(*range(10)) == [9]
+    assert voters(3.0) == [0]
+    assert voters() == []
+
+
+def test_a_recount_uses_the_pools_of_the_first_count():
+    tree = tree_of(("a", (0.4,), 1, None), ("b", (0.5,), 1, None), ("c", (0.3,), 1, None))
+    for kind, answer in ((VoteKind.SCORE, "a"), (VoteKind.BEST, "b")):
+        first = count_votes(ballots_of(tree, kind), kind, lambda a, b: {a, b} == {"a", "c"})
+        assert first.answer == answer and recount_votes(ballots_of(tree, kind), kind, first.pools) == first
 
 
 def test_a_discarded_trace_has_no_vote_also_in_a_replay():

@@ -34,7 +34,8 @@ def drive(steps, settings, **options):
     for _ in steps:
         batch = watched.search._engine.step()
         watched.search.absorb(batch.searches[1], batch)
-        if watched.search.is_done:
+        if watched.search.is_stopped:
+            watched.search.conclude()
             break
     return watched
 

@@ -9,7 +9,7 @@ import pytest
 
 from gambit.bench.datasets import benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
-from gambit.bench.recipe import Recipe, read_recipe, recipe_from
+from gambit.bench.recipe import BenchRecipe, read_recipe, recipe_from
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
@@ -163,7 +163,7 @@ def labels(**options: object) -> list[str]:
     return [variant.label for variant in recipe(**options).variants()]
 
 
-def recipe(**options: object) -> Recipe:
+def recipe(**options: object) -> BenchRecipe:
     return recipe_from({"benchmarks": ["pawn"], **options})
 
 

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from gambit.bench import figures
-from gambit.bench.folder import BenchmarkInfo, Plan, create
+from gambit.bench.folder import BenchmarkInfo, BenchPlan, create
 from gambit.bench.meter import NUM_MOMENTS, productive_tokens, series_of
 from gambit.bench.paired import ProblemTable
-from gambit.bench.recipe import Variant, recipe_from
+from gambit.bench.recipe import BenchVariant, recipe_from
 from gambit.bench.report import write_report
 from gambit.bench.rows import Row, RowWriter, Series, Spent
-from gambit.bench.summary import Summary, summarise
+from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import all_tables, cautions, findings
 from gambit.cli.bench_progress import BenchProgress
 from gambit.core import events as ev
@@ -37,8 +37,8 @@ def row(variant: str, problem: int, correct: bool, *, seed: int = 0, benchmark: 
     )
 
 
-def summary_of(rows: list[Row], *labels: str, seeds: int = 1, benchmarks: tuple[str, ...] = ("b",)) -> Summary:
-    methods = [Variant(label, label, {}) for label in labels or ("sc", "gambit")]
+def summary_of(rows: list[Row], *labels: str, seeds: int = 1, benchmarks: tuple[str, ...] = ("b",)) -> BenchSummary:
+    methods = [BenchVariant(label, label, {}) for label in labels or ("sc", "gambit")]
     return summarise(rows, methods, benchmarks, range(seeds), len(rows))
 
 
@@ -167,7 +167,7 @@ def test_single_traces_are_compared_by_problem_where_both_have_completed_any() -
 
 def test_only_problems_that_all_have_searched_are_compared() -> None:
     rows = two(6, (6, 0))[:-2]  # gambit lacks the last two
-    summary = summarise(rows, [Variant("sc", "sc", {}), Variant("gambit", "gambit", {})], ["b"], [0], 12)
+    summary = summarise(rows, [BenchVariant("sc", "sc", {}), BenchVariant("gambit", "gambit", {})], ["b"], [0], 12)
     assert summary.cell("sc", "b").num_problems == 4 and summary.left_out == {"b": 2}
     assert any("10 of 12 searches" in caution for caution in cautions(summary))
 
@@ -188,7 +188,7 @@ def test_benchmarks_count_alike_in_the_overall_mean() -> None:
 
 
 def test_a_sweep_averages_over_the_other_options() -> None:
-    methods = [Variant(f"g k={k} d={d}", "gambit", {"k": k, "d": d}, ("k", "d")) for k in (1, 2) for d in (5, 9)]
+    methods = [BenchVariant(f"g k={k} d={d}", "gambit", {"k": k, "d": d}, ("k", "d")) for k in (1, 2) for d in (5, 9)]
     right = {(1, 5): 4, (1, 9): 2, (2, 5): 0, (2, 9): 4}
     rows = [row(m.label, i, i < right[m.changes["k"], m.changes["d"]]) for m in methods for i in range(4)]
     points = {(p.option, p.value): p for p in summarise(rows, methods, ["b"], [0], 16).sweep}
@@ -234,7 +234,7 @@ def test_a_search_that_has_ended_counts_as_nothing_in_the_mean_curve() -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     recipe = recipe_from({"benchmarks": ["b"], "policies": ["sc", "gambit"]})
-    create(tmp_path, Plan(recipe, tuple(recipe.variants()), (BenchmarkInfo("b", 30, "hash"),), {"model": "<m>"}))
+    create(tmp_path, BenchPlan(recipe, tuple(recipe.variants()), (BenchmarkInfo("b", 30, "hash"),), {"model": "<m>"}))
     with RowWriter(tmp_path) as writer:
         for made in two(30, (10, 25)):
             writer.write(made)

@@ -9,7 +9,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from gambit.cli.app import app
 from gambit.core.errors import GambitError
 from gambit.solver import Solver
 
+pytestmark = pytest.mark.slow
 SMALL = {
     "scorer": "constant", "engine": "local", "capacity": "6", "check_interval": "4", "warmup_tokens": "4",
     "max_new_tokens": "40", "kv_budget_tokens": "160",
@@ -234,7 +238,7 @@ NURSERY = """
 import json, os, sys
 import torch, transformers
 import gambit.bench.runner, gambit.engines.local.start, gambit.solver
-from gambit.cli import app
+from gambit.cli.app import app
 
 for line in sys.stdin:
     pid = os.fork()
@@ -306,27 +310,31 @@ def tear(folder: Path, rng: random.Random) -> None:
 # -- failures --------------------------------------------------------------------------------------------------
 
 
-class Fragile:
-    """An engine that fails whenever a search whose prompt has a certain length is open."""
+@contextmanager
+def fragile(engine: object, lengths: set[int]) -> Iterator[None]:
+    """Meanwhile the engine fails whenever a search whose prompt has one of these lengths is open."""
+    opened: dict[int, int] = {}
+    sound = {name: getattr(engine, name) for name in ("open", "close_search", "step")}
 
-    def __init__(self, engine: object, lengths: set[int]) -> None:
-        self._engine, self._lengths, self._open = engine, lengths, {}
+    def note_open(spec) -> None:
+        opened[spec.search] = len(spec.prompt)
+        sound["open"](spec)
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._engine, name)
+    def note_closed(search: int) -> None:
+        opened.pop(search, None)
+        sound["close_search"](search)
 
-    def open(self, spec) -> None:
-        self._open[spec.search] = len(spec.prompt)
-        self._engine.open(spec)
-
-    def close_search(self, search: int) -> None:
-        self._open.pop(search, None)
-        self._engine.close_search(search)
-
-    def step(self):
-        if self._lengths & set(self._open.values()):
+    def step():
+        if lengths & set(opened.values()):
             raise RuntimeError("out of luck")
-        return self._engine.step()
+        return sound["step"]()
+
+    with (
+        mock.patch.object(engine, "open", note_open),
+        mock.patch.object(engine, "close_search", note_closed),
+        mock.patch.object(engine, "step", step),
+    ):
+        yield
 
 
 def run_fragile(
@@ -337,13 +345,8 @@ def run_fragile(
     options = {"model": str(tiny_folder), "benchmarks": [str(path)], "policies": ["sc"], **SMALL}
     plan, benchmarks = make_plan(recipe_from({**options, "concurrency": concurrency, "system_prompt": ""}), {})
     create(tmp_path / "run", plan)
-    engine = solver.engine
-    solver.engine = Fragile(engine, bad)
-    try:
-        with RowWriter(tmp_path / "run") as writer:
-            Runner(plan, benchmarks, solver, tmp_path / "run", writer, set()).run()
-    finally:
-        solver.engine = engine
+    with fragile(solver.engine, bad), RowWriter(tmp_path / "run") as writer:
+        Runner(plan, benchmarks, solver, tmp_path / "run", writer, set()).run()
     return list(read_rows(tmp_path / "run"))
 
 

@@ -22,12 +22,13 @@ from gambit.scorers.base import ScorerInfo
 from gambit.text.answers import extract_boxed
 from gambit.text.boundary import boundaries, boundary_rule
 from gambit.text.tokenizers import load_tokenizer
-from gambit.training.collect import Collector, Plan, collect
+from gambit.training.collect import Collector, CollectPlan, collect
 from gambit.training.dataset import load_dataset
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import read_header, read_index, state_name
 
+pytestmark = pytest.mark.slow
 SEARCH = SearchConfig(max_new_tokens=40, temperature=1.0, top_p=1.0, top_k=0, seed=3)
 TASKS = [Task(Problem(f"a={i}", id=f"p{i}"), "78"[i % 2]) for i in range(6)]
 
@@ -42,7 +43,7 @@ def _quietly():
 def plan_for(tiny_folder, out, **changes):
     engine = EngineConfig(model=str(tiny_folder), engine="local", device="cpu")
     values = {"traces_per_problem": 3, "traces_at_once": 6, "batch_tokens": 64, "layers": (-1, 1)}
-    return Plan(out, "made.jsonl", engine, SEARCH, **{**values, **changes})
+    return CollectPlan(out, "made.jsonl", engine, SEARCH, **{**values, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Every code block of the README and the docs runs; the few that cannot say why, and are counted."""
+"""The README and the docs: every code block runs or says why not, shown output is real, links lead somewhere."""
 
 import re
 import subprocess
@@ -6,40 +6,54 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import floors
+from scripts.shown_output import printed, shown
+
+from gambit.pawn.puzzles import parse_puzzle
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, *ROOT.glob("[A-Z]*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob(".github/*.md")]
 # A fence may carry "no-run: reason" after its language: installs, hub names, CUDA.
-FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
 MOST_NOT_RUN = 7
+MOST_README_LINES = 130
+INSTALL_BEFORE_LINE = 40
 
 
 def blocks(page, *languages):
     return [(lang, note.strip(), code) for lang, note, code in FENCE.findall(page.read_text()) if lang in languages]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def to_run(page, *languages):
+    """What runs in one go; blocks with shown output are run by themselves."""
+    apart = {block.code for block in shown(page.read_text())}
+    return [code for _, note, code in blocks(page, *languages) if not note and code not in apart]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     """The blocks of one page build on each other, as a reader takes them."""
     monkeypatch.chdir(tmp_path)
-    runnable = [code for _, note, code in blocks(page, "python") if not note]
-    if runnable:
-        script = tmp_path / "page.py"
-        script.write_text("\n".join(runnable))
-        subprocess.run([sys.executable, "-W", "ignore", str(script)], check=True, cwd=tmp_path, timeout=300)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(to_run(page, "python")))
+    only_current_names = ("-W", "ignore", "-W", "error::DeprecationWarning:__main__")
+    subprocess.run([sys.executable, *only_current_names, str(script)], check=True, cwd=tmp_path, timeout=300)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "bash", "sh")], ids=lambda page: page.name)
 def test_shell_blocks_run(page, tmp_path):
-    runnable = [code for _, note, code in blocks(page, "bash", "sh") if not note]
-    if runnable:
-        environment = {
-            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-            "HOME": str(tmp_path),
-            "HF_HUB_OFFLINE": "1",
-        }
-        script = "set -e\n" + "\n".join(runnable)
-        subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, timeout=600, env=environment)
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+    }
+    script = "set -e\n" + "\n".join(to_run(page, "bash", "sh"))
+    subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, timeout=600, env=environment)
 
 
 def test_blocks_that_do_not_run_say_why_and_are_few():
@@ -48,7 +62,78 @@ def test_blocks_that_do_not_run_say_why_and_are_few():
     assert len(notes) <= MOST_NOT_RUN
 
 
+def shape(output):
+    """Lines of an output without its figures, which depend on the machine; equal neighbours then count once."""
+    lines = [re.sub(r"\s+", " ", re.sub(r"runs/\S+|[\d.,]+", "#", line)) for line in output.splitlines()]
+    return [line for line, before in zip(lines, [None, *lines], strict=False) if line != before]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", list(shown(PAGES[0].read_text())), ids=lambda block: block.language)
+def test_the_readme_shows_what_its_blocks_print(block, tmp_path):
+    """If it does not: `python scripts/shown_output.py`."""
+    output = printed(block, tmp_path)
+    assert output.splitlines()[0] == block.output.splitlines()[0], "the answer"
+    assert shape(output) == shape(block.output)
+
+
+def test_the_answers_in_the_readme_are_right():
+    found = [(re.findall(r'"([a-z] = [^"]*\?)"', block.code), block.output) for block in shown(PAGES[0].read_text())]
+    for puzzles, output in found:
+        assert re.findall(r"\d+", output.splitlines()[0])[-1] == str(parse_puzzle(puzzles[0]).answer)
+    assert len(found) == 2
+
+
+def test_the_readme_is_short_and_begins_with_the_installation():
+    lines = PAGES[0].read_text().splitlines()
+    assert len(lines) <= MOST_README_LINES
+    assert any("pip install" in line for line in lines[:INSTALL_BEFORE_LINE])
+
+
+def without_code(text):
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+
+
+def anchors(page):
+    """Of a page's headings, as GitHub and MkDocs make them; a heading that comes again gets a number."""
+    found = []
+    for heading in HEADING.findall(FENCE.sub("", page.read_text())):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        found.append(re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", plain.strip().lower())))
+    return found
+
+
+def broken_links(page):
+    for path, anchor in LINK.findall(without_code(page.read_text())):
+        target = page.parent / path if path else page
+        if not target.exists():
+            yield f"{page.name} links to {path}, which is not there"
+        elif anchor and anchor not in anchors(target):
+            yield f"{page.name} links to {target.name}#{anchor}, which has only {anchors(target)}"
+
+
 def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    assert [sentence for page in LINKED for sentence in broken_links(page)] == []
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One thing\n[a](gone.md) [b](#one-thing) [c](page.md#another) `[d](code.md)` [e](https://e.org)\n"
+    )
+    assert [sentence.split(", ")[0] for sentence in broken_links(page)] == [
+        "page.md links to gone.md",
+        "page.md links to page.md#another",
+    ]
+
+
+def test_extending_needs_the_public_names_alone():
+    code = "\n".join(code for _, _, code in blocks(ROOT / "docs" / "extending.md", "python"))
+    assert set(re.findall(r"from (gambit[\w.]*) import", code)) == {"gambit.api"}
+    assert "import gambit" not in code.replace("from gambit.api import", "")
+
+
+def test_the_map_of_packages_is_the_one_that_is_checked():
+    """If it is not: `python scripts/floors.py`."""
+    text = floors.PAGE.read_text()
+    assert floors.renewed(text) == text

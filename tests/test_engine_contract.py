@@ -1,5 +1,6 @@
 """The engine contract (engines/base.py), run on every engine."""
 
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from engine_setups import (
 )
 from gambit.core import events as ev
 from gambit.core.errors import UserError
+from gambit.core.tree import TraceState
 from gambit.core.types import (
     EndReason,
     OnPressure,
@@ -30,6 +32,7 @@ from gambit.core.types import (
     RunningScore,
     SearchStep,
     StatePosition,
+    StopReason,
     StopRule,
     TraceKey,
 )
@@ -467,6 +470,36 @@ def test_a_search_in_a_third_of_the_room_keeps_every_invariant(start):
     for trace in tree.traces:
         if trace.parent is not None and trace.num_tokens:
             assert tree.tokens_of(trace.id)[: trace.inherited] == tree.tokens_of(trace.parent)[: trace.inherited]
+
+
+def test_islands_survive_a_third_of_the_kv_cache(start):
+    """The last live trace of an island waits and is recomputed; ghosts come from islands that have more."""
+    engine = start(kv_budget_tokens=240, block_tokens=8)
+    settings = make_settings(capacity=12, swap_size=4, check_interval=5, warmup_tokens=8, max_new_tokens=60, islands=4)
+    watched = run_one(
+        engine,
+        settings,
+        prompt=PROMPT,
+        rule=RULE,
+        stop_ids=frozenset({0}),
+        check=lambda search, event: search.record.tree.check(),
+    )
+    tree, result = watched.search.record.tree, watched.search.result
+    tree.check_ended()
+    assert result.stop_reason is StopReason.COMPLETED and result.counts.evicted >= 1
+    completed = Counter(trace.island for trace in tree.in_state(TraceState.FINISHED))
+    assert all(completed[island] >= 3 for island in range(4))
+    if start.lag:  # a decision of the search reaches such an engine a step late
+        return
+    live = defaultdict(set)
+    for event in watched.events:
+        match event:
+            case ev.Created(trace=trace) | ev.Branched(trace=trace):
+                live[tree.traces[trace].island].add(trace)
+            case ev.Evicted(trace=trace) | ev.Pruned(trace=trace) | ev.Finished(trace=trace):
+                mine = live[tree.traces[trace].island]
+                assert not isinstance(event, ev.Evicted) or len(mine) >= 2
+                mine.discard(trace)
 
 
 # -- confidence, stop rules, embeddings --------------------------------------------------------------------------------

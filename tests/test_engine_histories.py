@@ -30,13 +30,13 @@ def start(request):
 def slots_used(engine):
     if engine.info.name == "local":
         return lambda *, is_idle=False: engine._pool.histories.num_used
-    core = engine._core._core._client.engine_core
+    core = engine._core._client.engine_core
 
     def used(*, is_idle=False):
         while is_idle and core.batch_queue:  # asynchronous scheduling leaves a step behind that nobody asked for
             core.step_fn()
-        core.scheduler._histories.forget()
-        return core.scheduler._histories.num_used
+        core.scheduler._traces.histories.forget_released()
+        return core.scheduler._traces.histories.num_used
 
     return used
 

@@ -11,6 +11,7 @@ import pytest
 
 import gambit
 
+pytestmark = pytest.mark.slow
 POLICY = '''
 """A toy: two traces, and whoever is complete first ends it."""
 

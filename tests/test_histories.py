@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gambit.core.errors import EngineError
-from gambit.engines.vllm.inside.histories import RequestHistories, closing_id
-from gambit.engines.vllm.messages import Announcement, Order
+from gambit.engines.vllm.histories import RequestHistories, closing_id
+from gambit.engines.vllm.messages import Announcement, TraceTask
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
 from remembering import make_sequence
@@ -134,12 +134,13 @@ def test_thoughts_that_nobody_knows_are_not_made_up():
 # -- in vLLM's scheduler -----------------------------------------------------------------------------------------
 
 
-def order(*, history_of=None, count=0, keeps=None, search=1, **more):
+def task(*, history_of=None, count=0, keeps=None, search=1, **more):
     announcement = None
     if keeps is not None:
         announcement = dict.fromkeys(Announcement.__dataclass_fields__) | {"keeps_histories": keeps}
-    return Order(
+    return TraceTask(
         search=search, trace=0, prompt_tokens=1, inherited=0, action="ghost", unscored_first=False,
+        spares_islands=False, island=0,
         score=(count, 0.0, 0.0, 0.0), flags=1, is_pending=False, parent=None, noise_key=0, temperature=1.0, top_p=1.0,
         top_k=0, min_p=0.0, history_of=history_of, announcement=announcement, **more,
     )  # fmt: skip
@@ -147,7 +148,7 @@ def order(*, history_of=None, count=0, keeps=None, search=1, **more):
 
 def think(histories, *requests):
     """One thought for each, in a step of their own."""
-    histories.settle(histories.orders(requests), set(requests))
+    histories.settle(histories.propose(requests), set(requests))
 
 
 @pytest.fixture
@@ -156,50 +157,50 @@ def histories():
 
 
 def test_a_child_may_come_after_its_parents_end_until_the_front_lets_go(histories):
-    histories.begin("1", order())
+    histories.begin("1", task())
     think(histories, "1")
     think(histories, "1")
-    histories.forget()  # the parent has ended, and nobody has told the front: nothing happens
-    histories.let_go(["1"])  # the abort overtakes a branch that was sent before it
-    histories.begin("2", order(history_of="1", count=1))
-    histories.forget()
+    histories.forget_released()  # the parent has ended, and nobody has told the front: nothing happens
+    histories.release(["1"])  # the abort overtakes a branch that was sent before it
+    histories.begin("2", task(history_of="1", count=1))
+    histories.forget_released()
     assert histories.num_used == 1
-    histories.let_go(["2", "1", "7"])  # vLLM hears of an abort twice, and may not know the request
-    histories.forget()
+    histories.release(["2", "1", "7"])  # vLLM hears of an abort twice, and may not know the request
+    histories.forget_released()
     assert histories.num_used == 0
 
 
 def test_a_search_that_keeps_histories_lets_go_of_all_when_it_is_closed(histories):
-    histories.begin("1", order(keeps=True))
-    histories.begin("2", order(search=2, keeps=False))
+    histories.begin("1", task(keeps=True))
+    histories.begin("2", task(search=2, keeps=False))
     think(histories, "1", "2")
-    histories.let_go(["1", "2"])
-    histories.forget()
+    histories.release(["1", "2"])
+    histories.forget_released()
     assert histories.num_used == 1
-    histories.begin("3", order(history_of="1", count=1))
+    histories.begin("3", task(history_of="1", count=1))
     think(histories, "3")
-    histories.let_go([closing_id(2), closing_id(1)])
-    histories.forget()
+    histories.release([closing_id(2), closing_id(1)])
+    histories.forget_released()
     assert histories.num_used == 0
 
 
 def test_slots_of_steps_in_flight_are_settled_one_by_one(histories):
     """Asynchronous scheduling: a step is scheduled before the one ahead of it has told what ended."""
-    histories.begin("1", order())
-    histories.begin("2", order())
-    first, second = histories.orders(["1", "2"]), histories.orders(["1", "2"])
+    histories.begin("1", task())
+    histories.begin("2", task())
+    first, second = histories.propose(["1", "2"]), histories.propose(["1", "2"])
     assert len({*first.past.own.tolist(), *second.past.own.tolist()}) == 4
     histories.settle(first, {"1"})
-    histories.let_go(["2"])
-    histories.forget()
+    histories.release(["2"])
+    histories.forget_released()
     histories.settle(second, set())
     assert histories.num_used == 1
-    third = histories.orders(["1"])
+    third = histories.propose(["1"])
     assert third.past.slots.tolist() == [[first.past.own[0]]] and third.past.positions.tolist() == [1]
     with pytest.raises(RuntimeError, match="without a slot"):
         histories.settle(third, {"2"})
 
 
 def test_a_trace_of_the_self_check_has_no_history(histories):
-    histories.begin("1", order(count=1, is_check=True))
+    histories.begin("1", task(count=1, is_check=True))
     assert histories.num_used == 0

@@ -15,7 +15,7 @@ from gambit.config.presets import ModelDefaults, resolve
 from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.types import OnPressure, PressureAction, Sampling, StopReason
-from gambit.engines.shared.eviction import Standing, action_on, eviction_order
+from gambit.engines.shared.eviction import action_on, eviction_order, standing
 from gambit.search.batch import run_searches
 from gambit.search.islands import Islands
 from gambit.search.policies.base import Start
@@ -144,7 +144,7 @@ SPARING = OnPressure(PressureAction.GHOST, spares_islands=True)
 
 def order_of(*traces, waiting=()):
     """Traces as (id, island, score); the higher id was admitted later."""
-    standings = {id_: Standing(SPARING, island, score, id_, id_) for id_, island, score in traces}
+    standings = {id_: standing(SPARING, island, score, id_, id_) for id_, island, score in traces}
     num_live = Counter([island for _, island, _ in traces] + list(waiting))
     return eviction_order(standings, standings.__getitem__, num_live)
 

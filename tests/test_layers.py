@@ -10,7 +10,7 @@ from scripts.floors import LEVEL
 import gambit
 
 SOURCE = Path(gambit.__file__).parent
-ENTRY = {"__init__", "__main__"}
+ENTRY = {"__init__", "__main__", "_old_paths"}
 
 
 def floor_of(path):

@@ -241,3 +241,26 @@ def test_half_precision_runs_and_scores_in_float32():
     assert engine.info.dtype == "float16"
     scores = [t.score for step in steps for t in step.scored]
     assert scores and all(np.isfinite(scores))
+
+
+def test_children_that_hold_prefixes_do_not_lock_each_other_out():
+    """Two parents end while their children wait, and the prefixes that these hold are all the memory there is."""
+    engine = start_local(kv_budget_tokens=16 * 8)
+    open_search(engine, stops=())
+    engine.submit([spec(0), spec(1)])
+    length = 3 * 16 - len(PROMPT) % 16  # the next token of each needs a block
+    run(engine, length)
+    engine.submit([
+        spec(2, parent=TraceKey(1, 0), inherited=length),
+        spec(3, parent=TraceKey(1, 1), inherited=length),
+    ])  # fmt: skip
+    engine.stop([TraceKey(1, 0), TraceKey(1, 1)])
+    blocks = engine._pool.blocks
+    hoard = blocks.allocate(blocks.num_free, 1)
+    (step,) = run(engine, 1)
+    assert [(won.trace, won.reused) for won in step.admitted] == [(2, length)]
+    blocks.release(hoard)
+    engine.stop([TraceKey(1, 2)])
+    (step,) = run(engine, 1)
+    assert [(won.trace, won.recomputed) for won in step.admitted] == [(3, length)], "its prefix was given up"
+    engine.close()

@@ -1,6 +1,7 @@
 """The compiled decode step: it says what torch says, and nobody misses it where there is no GCC."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,23 +176,71 @@ def test_large_models_and_few_rows_of_many_threads_stay_with_torch(monkeypatch):
 def fresh(monkeypatch, tmp_path):
     """As if nothing had been built yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.native_decode.cache_clear()
+    native.native_build.cache_clear()
     yield tmp_path
-    native.native_decode.cache_clear()
+    native.native_build.cache_clear()
 
 
 @needs_compiler
 def test_it_is_built_once_a_machine(fresh, monkeypatch):
     assert native.native_decode() is not None
-    (library,) = (fresh / "gambit").iterdir()
-    native.native_decode.cache_clear()
+    (library,) = (fresh / "gambit" / "native").iterdir()
+    native.native_build.cache_clear()
     monkeypatch.setattr(subprocess, "run", None)
-    assert native.native_decode() is not None and list((fresh / "gambit").iterdir()) == [library]
+    assert native.native_decode() is not None and list((fresh / "gambit" / "native").iterdir()) == [library]
 
 
 @pytest.mark.parametrize("compiler", [None, "/bin/false", "/nowhere/gcc"])
 def test_without_a_working_compiler_torch_does_it(fresh, monkeypatch, compiler):
     monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
-    assert native.native_decode() is None
+    build = native.native_build()
+    assert build.decode is None and build.reason
     assert start_local()._model.is_fused
-    assert not list(fresh.glob("gambit/*"))
+    assert not list(fresh.glob("gambit/native/*"))
+
+
+@needs_compiler
+def test_what_the_compiler_complains_of_is_told(fresh, monkeypatch, tmp_path):
+    broken = tmp_path / "decode.c"
+    broken.write_text("int decode(")
+    monkeypatch.setattr(native, "_SOURCE", broken)
+    assert "error" in native.native_build().reason
+
+
+@needs_compiler
+def test_it_can_be_switched_off(fresh, monkeypatch):
+    monkeypatch.setenv(native.SWITCH, "0")
+    assert native.native_decode() is None and native.SWITCH in native.native_build().reason
+
+
+@needs_compiler
+@pytest.mark.parametrize("which", ["folder", "library"])
+def test_what_others_could_have_written_is_not_loaded(fresh, monkeypatch, which):
+    assert native.native_decode() is not None
+    folder = fresh / "gambit" / "native"
+    (library,) = folder.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder if which == "folder" else library).chmod(0o777)
+    native.native_build.cache_clear()
+    assert native.native_decode() is None and "others may write" in native.native_build().reason
+
+
+@needs_compiler
+def test_a_link_in_its_place_is_not_followed(fresh, tmp_path):
+    assert native.native_decode() is not None
+    (library,) = (fresh / "gambit" / "native").iterdir()
+    library.rename(tmp_path / "elsewhere.so")
+    library.symlink_to(tmp_path / "elsewhere.so")
+    native.native_build.cache_clear()
+    assert native.native_decode() is None
+
+
+@needs_compiler
+def test_no_home_directory_is_needed(fresh, monkeypatch, tmp_path):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert native.native_decode() is not None and list(tmp_path.glob("gambit-*/native/*.so"))

@@ -1,6 +1,8 @@
 """The loop: ends, budgets, failures, interruptions, ghosts as parents, and the log on disk."""
 
 import json
+import math
+import time
 
 import pytest
 
@@ -17,7 +19,10 @@ from gambit.core.types import (
     ThoughtScore,
     TraceEnd,
 )
-from gambit.results.record import fold, replay
+from gambit.results.record import fold
+from gambit.results.replay import replay
+from gambit.results.vote import Consensus
+from gambit.search import loop
 from gambit.search.batch import run_searches
 from gambit.search.policies.base import Branch, Prune, Start, Stop, Wake
 from puppet import PuppetEngine, admit
@@ -55,6 +60,37 @@ def test_a_budget_ends_it_with_the_best_vote_so_far_and_its_name(budget, reason)
     assert result.tokens.generated <= budget.get("budget_tokens", 10**9)
     if result.counts.completed:
         assert result.answer is not None
+
+
+def test_a_time_budget_covers_the_vote():
+    deadlines = []
+
+    def equivalent_until(deadline):
+        deadlines.append(deadline)
+        return str.__eq__
+
+    engine, began = ScriptedEngine(seed=2, finish_chance=0.06), time.monotonic()
+    run_one(engine, make_settings(budget_seconds=1000.0), equivalent_until=equivalent_until)
+    run_one(engine, make_settings(), number=2, equivalent_until=equivalent_until)
+    limited, unlimited = deadlines
+    assert began + 1000.0 <= limited <= time.monotonic() + 1000.0 and unlimited == math.inf
+
+
+def test_a_part_of_a_time_budget_is_kept_for_the_vote():
+    assert loop._until_vote(10.0) == 9.0 and loop._until_vote(1000.0) == 995.0
+
+
+def test_a_look_at_the_vote_holds_up_the_engine_for_a_moment_only():
+    looks = []
+
+    def equivalent_until(deadline):
+        looks.append(deadline - time.monotonic())
+        return str.__eq__
+
+    settings = make_settings(capacity=4, num_traces=12, consensus=Consensus(1.0, 1))
+    run_one(ScriptedEngine(seed=3), settings, equivalent_until=equivalent_until)
+    *during, final = looks
+    assert during and max(during) <= loop.CHECK_SECONDS and final == math.inf
 
 
 def test_self_consistency_keeps_the_pool_full_until_all_are_started():
@@ -277,6 +313,6 @@ def test_no_log_is_no_run(tmp_path):
 
 def test_a_log_of_another_format_is_refused(tmp_path):
     path, _ = written(tmp_path)
-    path.write_text(path.read_text().replace('"format":1', '"format":99', 1))
+    path.write_text(path.read_text().replace('"format":2', '"format":99', 1))
     with pytest.raises(UserError, match="format 99"):
         replay(path, lambda a, b: a == b)

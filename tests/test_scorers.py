@@ -74,7 +74,8 @@ def test_a_blend_comes_back_as_it_was(tmp_path):
     loaded = load_checkpoint(tmp_path / "s.safetensors")
     assert isinstance(loaded, BlendScorer) and (loaded.info, loaded.slope) == (info, 0.25)
     thoughts = ThoughtBatch(torch.randn(5, 6), torch.rand(5))
-    assert torch.equal(loaded.score(thoughts), scorer.score(thoughts))
+    # Not to the last bit: kernels depend on where in memory weights lie.
+    torch.testing.assert_close(loaded.score(thoughts), scorer.score(thoughts))
     with pytest.raises(UserError, match="'mlp'"):
         load_mlp(tmp_path / "s.safetensors")
 

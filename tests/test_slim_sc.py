@@ -16,7 +16,7 @@ from gambit.core.tree import TraceState
 from gambit.core.types import OnPressure, PressureAction, ThoughtScore
 from gambit.search import embedding
 from gambit.search.choice import policy_options
-from gambit.search.policies.base import PoolView, Prune, Split, Start, ThoughtNeed, ThoughtView, TraceView, Wake
+from gambit.search.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
 from gambit.search.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
 from gambit.search.thoughts import MARKERS, ThoughtReader, next_marker
 from gambit.solver import Solver
@@ -148,9 +148,9 @@ def test_the_papers_threshold_belongs_to_a_sentence_model(monkeypatch):
     monkeypatch.setattr(embedding, "find_spec", lambda name: object())
     policy = SlimSc(3, 3, 0, SlimScOptions(embedder="all-mpnet-base-v2"))
     assert policy.initial_state().threshold == 0.95
-    assert policy.needs.thoughts == ThoughtNeed(Split.MARKERS, 25, "all-mpnet-base-v2")
+    assert policy.needs.thoughts == ThoughtNeed(ThoughtSplit.MARKERS, 25, "all-mpnet-base-v2")
     assert policy.needs.embedding_size == 0
-    assert SlimSc(3, 3).needs.thoughts == ThoughtNeed(Split.BLANK_LINES, 1, None)
+    assert SlimSc(3, 3).needs.thoughts == ThoughtNeed(ThoughtSplit.BLANK_LINES, 1, None)
 
 
 def test_a_sentence_model_without_its_package_is_refused(monkeypatch):
@@ -207,14 +207,14 @@ def reader(split, texts, min_tokens=1, embed=None):
 
 
 def test_blank_line_thoughts_come_with_their_states_once():
-    found = reader(Split.BLANK_LINES, {})
+    found = reader(ThoughtSplit.BLANK_LINES, {})
     found.note([ThoughtScore(0, 0.5, 4, at(0)), ThoughtScore(1, 0.5, 6, at(90)), ThoughtScore(9, 0.5, 6, at(1))])
     assert [(t.trace, t.num_tokens) for t in found.collect([0, 1])] == [(0, 4), (1, 6)]
     assert found.collect([0, 1]) == ()
 
 
 def test_short_thoughts_are_joined_and_their_states_averaged():
-    found = reader(Split.BLANK_LINES, {}, min_tokens=5)
+    found = reader(ThoughtSplit.BLANK_LINES, {}, min_tokens=5)
     found.note([ThoughtScore(0, 0.5, 3, at(0)), ThoughtScore(0, 0.5, 6, at(60))])
     [thought] = found.collect([0])
     assert thought.num_tokens == 6 and thought.vector == pytest.approx(at(30))
@@ -222,7 +222,7 @@ def test_short_thoughts_are_joined_and_their_states_averaged():
 
 def test_marker_thoughts_with_states_are_the_mean_of_the_boundaries_in_them():
     texts = {0: words("a b c d Wait e f g Wait h")}
-    found = reader(Split.MARKERS, texts)
+    found = reader(ThoughtSplit.MARKERS, texts)
     found.note([ThoughtScore(0, 0.5, 2, at(0)), ThoughtScore(0, 0.5, 4, at(90)), ThoughtScore(0, 0.5, 6, at(10))])
     first, second = found.collect([0])
     assert (first.num_tokens, second.num_tokens) == (4, 8)
@@ -237,7 +237,7 @@ def test_text_thoughts_are_embedded_in_one_call_and_go_on_where_they_ended():
         return [at(len(text)) for text in texts]
 
     texts = {0: words("a b Wait c"), 1: words("x y z")}
-    found = reader(Split.MARKERS, texts, embed=embed)
+    found = reader(ThoughtSplit.MARKERS, texts, embed=embed)
     assert [t.num_tokens for t in found.collect([0, 1])] == [2]
     texts[0] += [" d", " But", " wait", " e"]
     texts[1] += [" Another", " u"]

@@ -14,7 +14,8 @@ from gambit.core import events as ev
 from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.core.problem import Problem
 from gambit.core.types import StopReason
-from gambit.results.record import fold, replay
+from gambit.results.record import fold
+from gambit.results.replay import replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver

@@ -14,7 +14,7 @@ from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError
 from gambit.core.problem import Problem
 from gambit.core.types import Aggregation, StatePosition
-from gambit.training.collect import Plan, collect
+from gambit.training.collect import CollectPlan, collect
 from gambit.training.dataset import Division, load_dataset
 from gambit.training.objectives import Batch, pairwise
 from gambit.training.sampling import Task
@@ -39,7 +39,7 @@ TASKS = [Task(Problem(f"a={i}", id=f"p{i}"), "78"[i % 2]) for i in range(4)]
 def plan_for(tiny_folder, out, **changes):
     engine = EngineConfig(model=str(tiny_folder), engine="local", device="cpu")
     values = {"traces_per_problem": 3, "traces_at_once": 6, "num_rollouts": 4, "prefixes_per_trace": 2}
-    return Plan(out, "made.jsonl", engine, SEARCH, **{**values, **changes})
+    return CollectPlan(out, "made.jsonl", engine, SEARCH, **{**values, **changes})
 
 
 def collected_in(folder, tiny_folder, tasks=TASKS, **changes):

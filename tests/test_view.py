@@ -22,10 +22,11 @@ from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
 from gambit.models.files import locate
+from gambit.storage.run_folder import find_log
 from gambit.text.tokenizers import load_tokenizer
 from gambit.view import write_page
 from gambit.view.data import PageData, build
-from gambit.view.history import find_log, follow, pool_sizes
+from gambit.view.history import follow, pool_sizes
 from gambit.view.text import model_name, read_tokens
 from scripted import ScriptedEngine
 from searching import run_one
@@ -299,3 +300,18 @@ def test_the_command_refuses_what_is_no_run(tmp_path: Path):
     Story(tmp_path).write()
     result = CliRunner().invoke(app, ["view", str(tmp_path), "--tokenizer", "/nowhere"])
     assert result.exit_code == 2 and "/nowhere" in result.stderr
+
+
+def test_the_page_tells_how_many_traces_ended_in_which_way():
+    from gambit.view.data import _facts
+    from scripted import ScriptedEngine
+    from searching import make_settings, run_one
+
+    engine = ScriptedEngine(seed=2, finish_chance=0.05, kv_tokens=200)
+    watched = run_one(engine, make_settings(capacity=8, budget_tokens=260, hard_floor=0.45))
+    result = watched.search.result
+    ends = [result.counts.completed, result.counts.pruned, result.counts.ghosts, result.counts.cancelled]
+    assert all(ends) and len(set(ends)) > 1, "each way to end has to occur"
+    said = dict(_facts(follow(watched.events), result))["traces"]
+    words = ("completed", "pruned", "ghosts", "cut off")
+    assert said.endswith(": " + ", ".join(f"{n} {word}" for n, word in zip(ends, words, strict=True)))

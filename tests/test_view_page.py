@@ -11,7 +11,10 @@ from gambit.view import write_page
 from view_story import HOSTILE, LAST_STEP, QUESTION, Story
 
 BROWSER = find_browser()
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (looked for {', '.join(NAMES)})")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (looked for {', '.join(NAMES)})"),
+]
 
 GUTTER, MARGIN, EDGE, ROW_MAX = 46, 58, 12, 18  # as in paint.js and tree.js
 ROWS = [0, 3, 4, 1, 2]  # families together, the latest child nearest to its parent

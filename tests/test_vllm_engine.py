@@ -41,6 +41,7 @@ from remembering import check_search, sequence_scorer
 from searching import check_victims, make_search, make_settings, run_one
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
@@ -253,18 +254,21 @@ def test_a_scorer_of_states_and_confidences_is_refused():
 def test_layers_that_vllm_does_not_give_are_refused(monkeypatch):
     from vllm.model_executor.models.gemma2 import Gemma2ForCausalLM
 
-    from gambit.engines.vllm.compat import adapter
+    from gambit.engines.vllm.compat import config
 
-    monkeypatch.setattr(adapter, "get_model_cls", lambda config: Gemma2ForCausalLM)
+    monkeypatch.setattr(config, "get_model_cls", lambda config: Gemma2ForCausalLM)
     with pytest.raises(UserError, match=r"the scorer reads layers \[-1, 1\]: .* use --engine local"):
         start_own_vllm(ProjectionScorer(layers=(-1, 1)))
 
 
 def test_an_untested_version_warns(monkeypatch):
-    from gambit.engines.vllm.compat import adapter
+    from gambit.engines.vllm.compat import config
 
-    monkeypatch.setattr(adapter, "VERSION", "0.99.0")
-    with pytest.warns(GambitWarning, match=r"0\.99\.0 on cpu has not been tried"), pytest.raises(UserError):
+    monkeypatch.setattr(config, "VERSION", "0.99.0")
+    with (
+        pytest.warns(GambitWarning, match=r"0\.99\.0 on cpu has not been tried .* vLLM's own path"),
+        pytest.raises(UserError),
+    ):
         start_own_vllm(no_such_option=1)
 
 
@@ -296,30 +300,30 @@ def test_the_self_check_passes():
 
 
 def test_states_of_the_wrong_rows_are_refused(monkeypatch):
-    from gambit.engines.vllm.compat import adapter
+    from gambit.engines.vllm.compat import model_runner
 
-    right = adapter.sampled_states
-    monkeypatch.setattr(adapter, "sampled_states", lambda runner: right(runner).roll(1, 0))
+    right = model_runner.sampled_states
+    monkeypatch.setattr(model_runner, "sampled_states", lambda runner: right(runner).roll(1, 0))
     with pytest.raises(EngineError, match="do not make the token"):
         start_own_vllm(self_check=True)
 
 
 def test_inner_states_of_the_wrong_rows_are_refused(monkeypatch):
     """They are picked by the same index as the last ones, which make tokens and can be checked by that."""
-    from gambit.engines.vllm.compat import adapter
+    from gambit.engines.vllm.compat import model_runner
 
     start_own_vllm(ProjectionScorer(layers=(-1, 1)), self_check=True).close()
-    right = adapter._last_tokens
-    monkeypatch.setattr(adapter, "_last_tokens", lambda *args: right(*args).roll(1, 0))
+    right = model_runner._last_tokens
+    monkeypatch.setattr(model_runner, "_last_tokens", lambda *args: right(*args).roll(1, 0))
     with pytest.raises(EngineError, match="do not make the token"):
         start_own_vllm(ProjectionScorer(layers=(-1, 1)), self_check=True)
 
 
 def test_a_wrong_victim_is_refused(monkeypatch):
-    from gambit.engines.vllm.inside.trace_table import TraceBook
+    from gambit.engines.vllm.trace_table import TraceTable
 
-    right = TraceBook.eviction_order
-    monkeypatch.setattr(TraceBook, "eviction_order", lambda *args: right(*args)[::-1])
+    right = TraceTable.eviction_order
+    monkeypatch.setattr(TraceTable, "eviction_order", lambda *args: right(*args)[::-1])
     with pytest.raises(EngineError, match="instead of trace 2"):
         start_own_vllm(self_check=True)
 
@@ -458,6 +462,6 @@ def test_tokens_of_a_stopped_trace_are_dropped_when_they_come_late():
 
 
 def test_rows_that_vllm_makes_up_for_its_warm_up_are_left_alone():
-    from gambit.engines.vllm.inside.worker import _Noise
+    from gambit.engines.vllm.scoring.row_sampling import RowSampling
 
-    assert _Noise(torch.device("cpu")).known(["_warmup_0_", "_warmup_1_"]) is None
+    assert RowSampling(torch.device("cpu")).known(["_warmup_0_", "_warmup_1_"]) is None

@@ -7,7 +7,7 @@ import pytest
 from gambit.core.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
 from gambit.engines.base import EngineInfo, SearchSpec
 from gambit.engines.vllm.engine import VllmEngine
-from gambit.engines.vllm.messages import Report
+from gambit.engines.vllm.messages import StepReport
 from searching import NO_RULE
 from test_search_scale import counted
 
@@ -21,7 +21,7 @@ class PlayedCore:
     def __init__(self):
         self.running, self.reports = [], []
 
-    def add(self, order, request_id, tokens, max_tokens, stop_ids):
+    def add(self, task, request_id, tokens, max_tokens, stop_ids):
         self.running.append(request_id)
 
     def abort(self, request_ids):
@@ -42,7 +42,7 @@ def started(capacity):
 
 
 def speak(core, tokens, **events):
-    core.reports.append(Report(rows=list(core.running), tokens=tokens, num_running=len(tokens), **events))
+    core.reports.append(StepReport(rows=list(core.running), tokens=tokens, num_running=len(tokens), **events))
 
 
 def test_a_step_in_which_nothing_happens_costs_the_same_whatever_the_pool():
@@ -71,7 +71,7 @@ def test_every_token_reaches_its_trace_whatever_comes_and_goes(seed):
         rows = core.running + ([late] if late else [])
         draw.shuffle(rows) if step % 50 == 0 else None
         tokens = [draw.randrange(1 << 17) for _ in rows]
-        core.reports.append(Report(rows=rows, tokens=tokens, num_running=len(rows)))
+        core.reports.append(StepReport(rows=rows, tokens=tokens, num_running=len(rows)))
         for request, token in zip(rows, tokens, strict=True):
             if names[request] in said:
                 said[names[request]].append(token)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.results.vote import Ballot, VoteEntry, tally
+from gambit.core.errors import UserError
+from gambit.results.vote import Ballot, VoteEntry, tally, tally_pools
 
 
 def never(first: str, second: str) -> bool:
@@ -18,7 +19,7 @@ def ballots(*votes: tuple[str | None, float]) -> list[Ballot]:
 def test_the_heaviest_pool_wins_over_the_larger_one() -> None:
     result = tally(ballots(("3", 0.2), ("3", 0.2), ("4", 0.9)), never)
     assert result.answer == "4"
-    assert result.entries == (VoteEntry("4", 0.9, 1, 1), VoteEntry("3", 0.4, 2, 2))
+    assert result.entries == (VoteEntry("4", 0.9, 1, 1, ("4",)), VoteEntry("3", 0.4, 2, 2, ("3",)))
     assert result.margin == pytest.approx(0.5 / 1.3)
     assert result.num_abstained == 0
 
@@ -43,6 +44,36 @@ def test_equivalent_answers_pool_with_the_representative() -> None:
 
     result = tally(ballots(("xa", 1.0), ("yb", 1.0), ("xc", 1.0), ("xd", 1.0)), same_initial)
     assert [(entry.answer, entry.traces) for entry in result.entries] == [("xa", 3), ("yb", 1)]
+
+
+def one_lacks_the_unit(first: str, second: str) -> bool:
+    """12 is 12 cm and 12 m, which are not each other."""
+    return first == second or "12" in (first, second)
+
+
+@pytest.mark.parametrize("answers", [("12", "12 cm", "12 m", "12 m"), ("12 cm", "12 m", "12", "12 m")])
+def test_an_answer_joins_a_pool_to_all_of_which_it_is_equal(answers: tuple[str, ...]) -> None:
+    result = tally(ballots(*((answer, 1.0) for answer in answers)), one_lacks_the_unit)
+    assert {frozenset(entry.forms) for entry in result.entries} == {frozenset({"12", "12 cm"}), frozenset({"12 m"})}
+
+
+def test_entries_say_what_was_held_equal() -> None:
+    votes = ballots(("0.5", 1.0), ("7", 1.0), ("1/2", 1.0), ("x", 1.0), ("0.5", 1.0), ("y", 1.0), (None, 1.0))
+    result = tally(votes, lambda first, second: {first, second} == {"x", "y"})
+    assert result.pools == (("0.5", "1/2"), ("x", "y"), ("7",))
+
+
+def test_a_vote_is_repeated_from_its_pools_without_a_grader() -> None:
+    votes = ballots(("x", 0.2), ("y", 0.9), ("z", 0.8), (None, 1.0), ("x", 0.1))
+    result = tally(votes, lambda first, second: {first, second} == {"x", "z"})
+    assert result.answer == "x"
+    assert tally_pools(votes, result.pools) == tally_pools(votes, result.pools[::-1]) == result
+    assert tally_pools(votes, (("x",), ("y",), ("z",))).answer == "y"
+
+
+def test_an_answer_that_the_recorded_vote_does_not_mention_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"trace 1 answers '6'.*has been changed"):
+        tally_pools(ballots(("5", 1.0), ("6", 1.0)), (("5",),))
 
 
 def test_the_most_frequent_surface_form_stands_for_the_pool() -> None:
@@ -71,13 +102,13 @@ def test_ties_go_to_more_traces_then_to_the_first_seen() -> None:
 
 def test_zero_weights_fall_back_to_counting() -> None:
     result = tally(ballots(("1", 0.0), ("2", 0.0), ("2", 0.0), (None, 3.0)), never)
-    assert result.entries == (VoteEntry("2", 2.0, 2, 2), VoteEntry("1", 1.0, 1, 1))
+    assert result.entries == (VoteEntry("2", 2.0, 2, 2, ("2",)), VoteEntry("1", 1.0, 1, 1, ("1",)))
     assert result.margin == pytest.approx(1 / 3)
 
 
 def test_roots_count_independent_origins() -> None:
     votes = [Ballot(trace=i, answer="1", weight=1.0, root=root) for i, root in enumerate((0, 0, 4))]
-    assert tally(votes, never).entries == (VoteEntry("1", 3.0, 3, 2),)
+    assert tally(votes, never).entries == (VoteEntry("1", 3.0, 3, 2, ("1",)),)
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -0.1])
@@ -97,3 +128,4 @@ def test_every_ballot_is_counted_once_and_the_winner_leads(cast: list[tuple[str 
     weights = [entry.weight for entry in result.entries]
     assert weights == sorted(weights, reverse=True)
     assert result.answer == (result.entries[0].answer if result.entries else None)
+    assert tally_pools(ballots(*cast), result.pools) == result

@@ -1,4 +1,4 @@
-"""What only vLLM's second model runner can do; `test_vllm_v2.py` runs it, with `v2_on_cpu`."""
+"""What only vLLM's second model runner can do; `test_vllm_model_runner_v2.py` runs it, with `v2_on_cpu`."""
 
 import warnings
 from dataclasses import replace
@@ -47,8 +47,8 @@ def test_an_engine_with_a_fused_scorer_gives_the_same_scores(kind):
         scorer = BlendScorer(info, scorer, 0.05)
     engine, found = start_own_vllm(scorer, fused_scorer=True), []
     worker = worker_of(engine)
-    for fused in (worker._fused, None):
-        worker._fused = fused
+    for fused in (worker._scoring.fused, None):
+        worker._scoring.fused = fused
         open_search(engine, stops=())
         engine.submit([spec(i, tokens=40) for i in range(8)])
         found.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})

@@ -1,15 +1,19 @@
-"""Thought-level beam search for reasoning LLMs. The public names, each imported when it is first used."""
+"""Thought-level beam search for reasoning LLMs. The names that most users need; all public ones are in `gambit.api`."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
 
+from gambit import _old_paths
+from gambit.core.host import check_host
+
 if TYPE_CHECKING:
     from gambit.config.options import SearchConfig
     from gambit.core.errors import GambitError, UserError
     from gambit.core.problem import Problem
-    from gambit.results.record import SearchResult, replay
+    from gambit.results.record import SearchResult
+    from gambit.results.replay import replay
     from gambit.solver import Solver
 
     __version__: str
@@ -32,8 +36,10 @@ _HOME = {
     "SearchResult": "gambit.results.record",
     "Solver": "gambit.solver",
     "UserError": "gambit.core.errors",
-    "replay": "gambit.results.record",
+    "replay": "gambit.results.replay",
 }
+
+_old_paths.install()
 
 
 def __getattr__(name: str) -> object:
@@ -44,6 +50,7 @@ def __getattr__(name: str) -> object:
         return version("gambit-search")
     if name not in _HOME:
         raise AttributeError(f"module 'gambit' has no attribute {name!r}")
+    check_host()
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -33,6 +32,7 @@ from gambit.search.loop import Search
 from gambit.search.policies.base import Policy, requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.storage.run_folder import EventCallback, EventSink
+from gambit.storage.versions import package_version
 from gambit.text.answers import Extractor, Grader, extractor_for
 from gambit.text.boundary import boundary_rule, continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for, stop_ids
@@ -113,7 +113,7 @@ class Solver:
             raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
         asked, folder = config or SearchConfig(), _as_path(out_dir)
         coming = enumerate(problems)
-        pending: list[_Pending] = []
+        pending: list[_PendingSearch] = []
         try:
             while True:
                 while len(pending) < concurrency and not should_stop() and (item := next(coming, None)) is not None:
@@ -135,6 +135,7 @@ class Solver:
         return self._grader.equivalent(first, second)
 
     def grade(self, answer: str | None, gold: str) -> bool:
+        """Whether an answer is right; no answer is wrong."""
         return self._grader.grade(answer, gold)
 
     def close(self) -> None:
@@ -150,8 +151,8 @@ class Solver:
 
     # -- one run -----------------------------------------------------------------------------------------------
 
-    def _submit(self, wanted: _Wanted, should_stop: Callable[[], bool]) -> _Pending:
-        pending = _Pending(wanted, self._history)
+    def _submit(self, wanted: _Wanted, should_stop: Callable[[], bool]) -> _PendingSearch:
+        pending = _PendingSearch(wanted, self._history)
 
         def make() -> Search:
             pending.run = self._prepare(wanted)
@@ -192,7 +193,7 @@ class Solver:
         started = self._header(problem, config, settings, policy, tokens)
         callbacks = Callbacks(
             self._answer_reader(wanted.extractor or extractor_for(config.answer), problem.prefix_tokens),
-            self.equivalent,
+            self._grader.for_vote,
             sink.write,
             self.engine.tokenizer.decode,
             embed,
@@ -251,7 +252,8 @@ class Solver:
 
     def _environment(self) -> dict[str, ev.Json]:
         info = cast("dict[str, ev.Json]", dataclasses.asdict(self.engine.info))
-        packages: dict[str, ev.Json] = {name: _version(name) for name in ("gambit-search", "torch", "transformers")}
+        names = ("gambit-search", "torch", "transformers")
+        packages: dict[str, ev.Json] = {name: package_version(name) or "unknown" for name in names}
         scorer = self.config.scorer if self.config.scorer != "auto" else self._scorer.info.architecture
         return {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
 
@@ -291,7 +293,7 @@ class _Run:
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class _PendingSearch:
     """A search that was handed in, until its caller has its result."""
 
     wanted: _Wanted
@@ -352,17 +354,10 @@ def _after_prefix(settings: SearchSettings, problem: Problem) -> SearchSettings:
     return dataclasses.replace(settings, max_new_tokens=left, sampling=sampling)
 
 
-def _first_done(pending: Sequence[_Pending]) -> list[_Pending]:
+def _first_done(pending: Sequence[_PendingSearch]) -> list[_PendingSearch]:
     """Waits for at least one."""
     wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
     return [each for each in pending if each.ticket.result.done()]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a source folder that was never installed
-        return "unknown"
 
 
 def _as_path(out_dir: Path | str | None) -> Path | None:

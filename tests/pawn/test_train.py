@@ -1,36 +1,101 @@
-"""The recipe end to end at useless size: it writes a folder that transformers loads and a scorer file as specified."""
+"""The making of pawn at useless size: a network that transformers loads, and scorers with their card and report."""
 
-import hashlib
 import json
+import math
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from benchmarks.pawn import scorers
+from benchmarks.pawn.corpus import Bucket, make_corpus
+from benchmarks.pawn.network import TINY_SHAPE, build_model
+from benchmarks.pawn.pretraining import CurvePoint, Recipe, _chances, is_failing
+from benchmarks.pawn.probe import Probe, is_product_result
+from benchmarks.pawn.scorers import ScorerPlan
+from benchmarks.pawn.traces import Status, random_trace, verify
+from benchmarks.pawn.train import main
+from benchmarks.pawn.vocabulary import END, ID, PAD, UNKNOWN, VOCABULARY, decode, encode, render_prompt
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gambit.pawn.puzzles import Split, generate
-from gambit.pawn.scorer import StateTable, fit_scorer, running_means, within_puzzle_auc
-from gambit.pawn.traces import random_trace
-from gambit.pawn.train import main
-from gambit.pawn.vocabulary import END, ID, UNKNOWN, encode, render_prompt
+from gambit.pawn import MODEL
+from gambit.pawn.puzzles import Split, generate, parse_puzzle
+from gambit.scorers.checkpoint import load_checkpoint, read_metadata
+from gambit.training.dataset import Dataset
+from pawn.generated import make_generated
+
+
+def test_the_corpus_holds_training_puzzles_only() -> None:
+    for bucket in make_corpus(40, seed=0, num_workers=1):
+        for row, (prompt_length, length) in zip(bucket.tokens.tolist(), bucket.spans.tolist(), strict=True):
+            prompt, trace = decode(row[:prompt_length]), decode(row[prompt_length:length])
+            puzzle = parse_puzzle(prompt.removeprefix("<|user|>").removesuffix("<|assistant|><think>\n"))
+            assert puzzle.split is Split.TRAIN
+            assert verify(puzzle, trace.removesuffix("<|end|>")).is_valid
+            assert set(decode(row[length:]).split(PAD)) <= {""}
+
+
+def test_the_corpus_has_a_faultless_trace_of_each_puzzle() -> None:
+    corpus = make_corpus(40, seed=0, num_workers=1)
+    prompts = {kind: set[str]() for kind in (True, False)}
+    for bucket in corpus:
+        for row, (prompt_length, length) in zip(bucket.tokens.tolist(), bucket.spans.tolist(), strict=True):
+            prompt, trace = decode(row[:prompt_length]), decode(row[prompt_length:length])
+            puzzle = parse_puzzle(prompt.removeprefix("<|user|>").removesuffix("<|assistant|><think>\n"))
+            prompts[bucket.is_faultless].add(prompt)
+            if bucket.is_faultless:
+                thoughts = verify(puzzle, trace.removesuffix("<|end|>")).thoughts
+                assert [thought.status for thought in thoughts] == [Status.RIGHT] * len(puzzle.steps)
+    assert prompts[True] == prompts[False] and len(prompts[True]) == 10
+
+
+# -- the curriculum --------------------------------------------------------------------------------------------
+
+
+def test_faultless_traces_come_first_and_give_way_at_the_full_rate() -> None:
+    recipe = Recipe(num_updates=1000, faultless_until=0.1, mixed_until=0.5, warmup_updates=10, peak_rate=1.0)
+    assert [recipe.faultless_share(update) for update in (0, 99, 300, 500, 999)] == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert recipe.rate(0) == 0.1 and recipe.rate(10) == recipe.rate(500) == 1.0
+    assert 0.5 < recipe.rate(700) < recipe.rate(501) and recipe.rate(999) < 0.03
+
+
+def test_batches_are_drawn_by_kind_and_then_by_size() -> None:
+    sizes = ((3, False), (1, False), (2, True))
+    corpus = [Bucket(np.zeros((n, 4), np.uint8), np.zeros((n, 2), np.int32), kind) for n, kind in sizes]
+    assert _chances(corpus, 0.6).tolist() == pytest.approx([0.3, 0.1, 0.6])
+    assert _chances(corpus, 0.0).tolist() == pytest.approx([0.75, 0.25, 0.0])
+
+
+def test_products_not_learnt_are_told_once_and_in_time() -> None:
+    recipe = Recipe(num_updates=100)
+    curve = [CurvePoint(update, 1.0, 4.5, None) for update in (30, 60, 90)]
+    assert [is_failing(curve[:count], recipe) for count in (1, 2, 3)] == [False, True, False]
+    assert not is_failing([curve[0], CurvePoint(60, 0.1, 0.02, None)], recipe)
+
+
+def test_the_probe_looks_at_the_results_of_products() -> None:
+    tokens = torch.tensor([encode("c = a * b = 17 * 61 = 67\n\nd = c - a = 67 - 17 = 50\n\n")])
+    (places,) = is_product_result(tokens)
+    assert [decode([token]) for token in tokens[0][places].tolist()] == ["67"] and places.nonzero().item() == 10
+
+
+def test_the_probe_of_a_network_that_guesses() -> None:
+    torch.manual_seed(0)
+    model = build_model(TINY_SHAPE)
+    probe = Probe.of(model, num_puzzles=3)
+    assert abs(probe.product_loss(model) - math.log(len(VOCABULARY))) < 1.0
+    assert probe.pass_at_1(model) == 0.0
+
+
+# -- the network -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pawn")
-    main(["--tiny", "--workers", "1", "--out", str(path)])
+    path = tmp_path_factory.mktemp("pawn") / "model"
+    main(["--tiny", "--only", "network", "--workers", "1", "--out", str(path)])
     return path
-
-
-def test_the_folder_is_complete(folder: Path) -> None:
-    preset = json.loads((folder / "gambit.json").read_text())
-    assert preset["capacity"] == 64
-    assert set(preset) >= {"swap_size", "check_interval", "warmup_tokens", "max_new_tokens", "temperature"}
-    assert set(preset) >= {"median_length", "mean_thought_length"}
-    card = (folder / "README.md").read_text()
-    assert "`python -m gambit.pawn.train --workers 1 --tiny`" in card and str(folder) not in card
 
 
 def test_transformers_loads_and_runs_the_model(folder: Path) -> None:
@@ -61,41 +126,58 @@ def test_the_chat_template_opens_the_thinking_and_ignores_the_system(folder: Pat
         assert rendered == render_prompt(puzzle.text)
 
 
-def test_the_scorer_file_says_what_it_needs(folder: Path) -> None:
-    with safe_open(folder / "scorer.safetensors", "pt") as file:
-        metadata = json.loads(file.metadata()["gambit"])
-        shapes = {name: tuple(file.get_tensor(name).shape) for name in file.keys()}  # noqa: SIM118
-        assert all(file.get_tensor(name).dtype == torch.float32 for name in shapes)
-    hidden_size = metadata["hidden_size"]
-    assert shapes == {
-        "net.0.weight": (512, hidden_size),
-        "net.0.bias": (512,),
-        "net.2.weight": (1, 512),
-        "net.2.bias": (1,),
-    }
-    assert metadata["base_model_hash"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    expected = {"format": 1, "architecture": "mlp", "base_model": "pawn", "layer": -1, "aggregation": "mean"}
-    assert metadata | expected | {"boundary_rule": "blank-line", "is_probability": True} == metadata
-    assert metadata["state_position"] in ("before", "boundary")
-
-
 def test_the_run_is_seeded(folder: Path, tmp_path: Path) -> None:
-    main(["--tiny", "--workers", "1", "--out", str(tmp_path)])
-    assert (tmp_path / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    main(["--tiny", "--only", "network", "--workers", "1", "--out", str(tmp_path / "model")])
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_a_scorer_learns_to_rank() -> None:
-    """States that carry the outcome in one coordinate from half of the steps on."""
-    rng = torch.Generator().manual_seed(0)
-    states = torch.randn(12, 8, 10, 6, generator=rng)
-    is_correct = torch.rand(12, 8, generator=rng) < 0.4
-    states[:, :, 5:, 0] += 3.0 * is_correct[..., None]
-    table = StateTable(states, torch.full((12, 8), 10), is_correct)
-    from gambit.pawn.scorer import FitRecipe
-
-    fit = fit_scorer(table, FitRecipe(num_updates=60, puzzles_per_update=4, check_every=20))
-    assert within_puzzle_auc(running_means(fit.scorer, table)[..., -1], is_correct) > 0.9
+def test_the_model_brings_its_folder_and_refuses_what_is_no_puzzle() -> None:
+    assert MODEL.folder.is_dir()
+    assert MODEL.check_question("a = 17; b = 61; c = a * b; c?") == parse_puzzle("a = 17; b = 61; c = a * b; c?")
 
 
-def test_ties_count_half() -> None:
-    assert within_puzzle_auc(torch.zeros(1, 4), torch.tensor([[True, False, True, False]])) == 0.5
+# -- its scorers -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Path:
+    """Scorers fitted to the generator's own traces: a network of useless size never answers right."""
+
+    def collected(plan: ScorerPlan, model: Path, data: Path, device: str) -> tuple[Dataset, Dataset]:
+        make_generated(data / "scorer", Split.SCORER, 60, 8)
+        make_generated(data / "dev", Split.DEV, 20, 8)
+        return scorers._load(data / "scorer"), scorers._load(data / "dev")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scorers, "collect_splits", collected)
+        main(["--tiny", "--only", "scorers", "--out", str(folder)])
+    return folder
+
+
+def test_the_folder_is_complete(made: Path) -> None:
+    preset = json.loads((made / "gambit.json").read_text())
+    assert preset["capacity"] == 64 and preset["median_length"] > 100 and 10 < preset["mean_thought_length"] < 15
+    assert set(preset) >= {"swap_size", "check_interval", "warmup_tokens", "max_new_tokens", "temperature"}
+    card = (made / "README.md").read_text()
+    assert "`python -m benchmarks.pawn.train --workers 1 --tiny`" in card and str(made) not in card
+    assert "| perfect judge |" in card and "| fitted to these |" in card
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("scorer", "mlp"), ("scorers/mlp", "mlp"), ("scorers/sequence", "sequence")]
+)
+def test_every_scorer_says_what_it_is_and_what_it_reached(made: Path, name: str, architecture: str) -> None:
+    path = made / f"{name}.safetensors"
+    metadata = read_metadata(path)
+    assert load_checkpoint(path).info.architecture == architecture
+    assert metadata["base_model"] == "pawn" and metadata["boundary_rule"] == "blank-line"
+    figures = metadata["metrics"]["test"]
+    report = json.loads((made.parent / "pawn_scorers.json").read_text())
+    (ranking,) = (ranking for ranking in report["rankings"] if ranking["name"] == path.stem)
+    assert figures["source"] == "pawn:dev" and figures["mean_auc"] == ranking["mean_auc"]
+    assert figures["ceiling"]["auc"]["1"]["value"] > figures["auc"]["0.25"]["value"]
+
+
+def test_scorers_without_a_network_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--only network"):
+        main(["--tiny", "--only", "scorers", "--out", str(tmp_path / "model")])

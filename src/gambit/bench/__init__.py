@@ -1,0 +1,1 @@
+"""Comparison of search methods on benchmarks: runs, rows, statistics, reports."""

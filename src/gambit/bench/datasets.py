@@ -1,4 +1,4 @@
-"""Benchmarks by name or file: problems with their right answers, asked in one style; never runs a search."""
+"""Benchmarks by name or file: problems with their right answers, and how these are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import TypeAlias, cast
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.pawn.puzzles import Split, generate
-from gambit.storage.problems import SAFE_ID, problem_of, records
+from gambit.storage.cache import cache_folder
+from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of
 from gambit.text.answers import AnswerKind
 
 GROUP = "gambit.benchmarks"
@@ -49,9 +50,11 @@ class Benchmark:
 
 
 def benchmark_for(name: str) -> Benchmark:
-    """A registered benchmark, or the problems of a .jsonl file."""
-    if name.endswith(".jsonl") or Path(name).is_file():
-        path = Path(name)
+    """A registered benchmark, or the problems of a file."""
+    path = Path(name)
+    if path.suffix.lower() in MANY_SUFFIXES or path.is_file():
+        if path.suffix.lower() not in MANY_SUFFIXES:
+            raise UserError(f"cannot read {name}: files of problems end in {', '.join(MANY_SUFFIXES)}")
         if not SAFE_ID.fullmatch(path.stem):
             raise UserError(f"{name}: the file's name names a folder, so use letters, digits, '.', '_' and '-'")
         return Benchmark(path.stem, partial(_file_items, path, _plain))
@@ -75,24 +78,18 @@ def digest(items: Iterable[Item]) -> tuple[int, str]:
 
 def local_file(name: str) -> Path:
     """Where a file takes the place of a public dataset."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = os.environ.get("GAMBIT_BENCHMARKS") or Path(cache) / "gambit" / "benchmarks"
+    folder = os.environ.get("GAMBIT_BENCHMARKS") or cache_folder("benchmarks")
     return Path(folder) / f"{name}.jsonl"
 
 
 def _file_items(path: Path, convert: Convert) -> Iterator[Item]:
-    """One line at a time: a file of any size is read in constant memory, but for the ids."""
     seen: set[str] = set()
-    try:
-        with path.open(encoding="utf-8") as file:
-            for where, record in records(path, file):
-                item = _at(where, convert, record)
-                if item.id in seen:
-                    raise UserError(f"{where}: the id {item.id!r} is there twice")
-                seen.add(item.id)
-                yield item
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    for where, record in file_records(path, {}):
+        item = _at(where, convert, record)
+        if item.id in seen:
+            raise UserError(f"{where}: the id {item.id!r} is there twice")
+        seen.add(item.id)
+        yield item
     if not seen:
         raise UserError(f"{path} holds no problem")
 
@@ -106,11 +103,11 @@ def _at(where: str, convert: Convert, record: Record) -> Item:
 
 def _plain(where: str, record: Record) -> Item:
     """`question` and `answer`, as `gambit solve --file` takes them; an answer is needed, or nothing can be graded."""
-    problem = problem_of(where, record)
-    if record.get("answer") is None:
+    problem, answer = problem_of(where, record), answer_of(where, record)
+    if answer is None:
         raise UserError(f'{where}: needs an "answer" to be graded against')
     assert isinstance(problem.question, str)
-    return Item(problem.id, problem.question, str(record["answer"]))
+    return Item(problem.id, problem.question, answer)
 
 
 # -- public datasets -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Draws a report's figures with matplotlib, which is imported here only; computes no statistic of its own."""
+"""The figures of a bench report, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from gambit.bench.datasets import slug
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Floats, Interval
-from gambit.bench.summary import PARTS, Cell, Summary, SweepPoint
+from gambit.bench.summary import PARTS, BenchSummary, Cell, SweepPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ NUM_MOMENTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn figure: what it shows, as a file for anywhere and as an element for the page."""
+    """A drawn figure with its caption, as a PNG file and as an SVG element of the page."""
 
     name: str
     caption: str
@@ -41,7 +41,7 @@ def is_available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw_all(summary: Summary, rows: Sequence[Row]) -> Iterator[Picture]:
+def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
     """Every figure that the rows allow, benchmark by benchmark."""
     colours = {variant: COLOURS[i % len(COLOURS)] for i, variant in enumerate(summary.variants)}
     for benchmark in summary.benchmarks:
@@ -52,7 +52,7 @@ def draw_all(summary: Summary, rows: Sequence[Row]) -> Iterator[Picture]:
         drawn: list[tuple[str, str, Callable[[], Figure]]] = [
             ("tradeoff", f"Accuracy against tokens and seconds a problem, with 95 % intervals{on}.",
              partial(_tradeoff, cells, colours)),
-            ("pool", "Running traces and KV tokens in use over the time of a search (dashed: the room there is): means "
+            ("pool", "Running traces and KV tokens in use over the time of a search (dashed: the KV cache): means "
              f"over searches, one that has ended counting as 0{on}.", partial(_pool, mine, colours)),
             ("lengths", f"Tokens of completed traces: their own, and with the inherited part{on}.",
              partial(_lengths, mine, colours)),
@@ -137,10 +137,10 @@ def _pool(rows: Sequence[Row], colours: dict[str, str]) -> Figure:
             right.plot(grid, mean_curve(mine, grid, lambda row: row.series.kv_used), color=colour, label=variant)
     left.set(xlabel="seconds", ylabel="running traces", ylim=(0, None), xlim=(0, grid[-1]))
     right.set(xlabel="seconds", ylabel="KV tokens in use", ylim=(0, None), xlim=(0, grid[-1]))
-    room = max((row.kv_capacity for row in rows), default=0)
-    if room < 2 * right.get_ylim()[1]:  # far above, it would flatten the curves
-        right.axhline(room, linestyle="--", color=INK, linewidth=1)
-        right.set_ylim(0, 1.05 * room)
+    capacity = max((row.kv_capacity for row in rows), default=0)
+    if capacity < 2 * right.get_ylim()[1]:  # far above, it would flatten the curves
+        right.axhline(capacity, linestyle="--", color=INK, linewidth=1)
+        right.set_ylim(0, 1.05 * capacity)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 

@@ -1,20 +1,24 @@
-"""A run's folder: what was to be compared, with what, and which searches are done; never runs one."""
+"""The folder of a bench run: its plan, the environments of its starts, and whether it is complete."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
-from gambit.bench.recipe import Recipe, Variant, recipe_from
+from gambit.bench.identity_0_1_0 import identity_of_0_1_0, is_of_0_1_0
+from gambit.bench.recipe import NOT_VARIED, BenchRecipe, BenchVariant, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
-from gambit.config.options import overlaid
+from gambit.bench.stamp import UNKNOWN
+from gambit.config.options import EngineConfig, SearchConfig, overlaid
 from gambit.core.errors import UserError
 from gambit.core.events import Json
+from gambit.storage import locks
+from gambit.storage.lines import append_synced, whole_lines
+from gambit.storage.past_options import IN_0_1_0, in_effect
 
 FORMAT = 1
 RUN_FILE = "run.json"
@@ -32,17 +36,17 @@ class BenchmarkInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """Everything a run compares, fixed before it begins; two runs with equal plans may share a folder."""
 
-    recipe: Recipe
-    variants: tuple[Variant, ...]
+    recipe: BenchRecipe
+    variants: tuple[BenchVariant, ...]
     benchmarks: tuple[BenchmarkInfo, ...]
     identity: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_tasks(self) -> int:
-        """Of this shard."""
+        """Searches of this shard."""
         number, count = self.recipe.bench.part
         problems = sum(len(range(number, info.num_problems, count)) for info in self.benchmarks)
         return problems * len(self.variants) * len(self.recipe.bench.seeds)
@@ -53,6 +57,7 @@ class Plan:
         plan = {
             "format": FORMAT,
             "recipe": flat,
+            "defaults": _defaults(),
             "variants": [asdict(variant) for variant in self.variants],
             "benchmarks": [asdict(info) for info in self.benchmarks],
             "identity": dict(self.identity),
@@ -61,33 +66,33 @@ class Plan:
         return plain
 
 
-def make_plan(recipe: Recipe, identity: Mapping[str, str]) -> tuple[Plan, list[Benchmark]]:
+def make_plan(recipe: BenchRecipe, identity: Mapping[str, str]) -> tuple[BenchPlan, list[Benchmark]]:
     """Reads every benchmark once, to know how long it is and to recognise it."""
     benchmarks = [benchmark_for(name) for name in recipe.bench.benchmarks]
     names = [benchmark.name for benchmark in benchmarks]
     if len(set(names)) < len(names):
         raise UserError(f"two benchmarks share a name ({', '.join(names)}): rename a file")
     infos = [BenchmarkInfo(b.name, *digest(b.first(recipe.bench.limit))) for b in benchmarks]
-    return Plan(recipe, tuple(recipe.variants()), tuple(infos), identity), benchmarks
+    return BenchPlan(recipe, tuple(recipe.variants()), tuple(infos), identity), benchmarks
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> BenchPlan:
     """The plan that a folder was made with."""
     path = folder / RUN_FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT:
             raise UserError(f"{path}: format {raw['format']}, this version reads {FORMAT}")
-        recipe = recipe_from(raw["recipe"])
-        variants = tuple(Variant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
-        return Plan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
+        recipe = recipe_from(in_effect(raw["recipe"], raw.get("defaults", IN_0_1_0), _defaults()))
+        variants = tuple(BenchVariant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
+        return BenchPlan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no {RUN_FILE}: give the folder of a `gambit bench`") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not the plan of a bench run: {error}") from error
 
 
-def create(folder: Path, plan: Plan) -> None:
+def create(folder: Path, plan: BenchPlan) -> None:
     """Begin a folder; one that holds a run already is refused."""
     if (folder / RUN_FILE).exists() or (folder / ROWS_FILE).exists():
         raise UserError(f"{folder} holds a bench run already: go on with --resume, or choose another --out")
@@ -98,12 +103,42 @@ def create(folder: Path, plan: Plan) -> None:
     partial.replace(folder / RUN_FILE)  # whole or not at all
 
 
-def check_same(folder: Path, plan: Plan) -> None:
+def check_same(folder: Path, plan: BenchPlan) -> None:
     """Refuse to add rows that could not be compared with those that are there."""
-    found = list(differences(read_plan(folder).to_json(), plan.to_json()))
+    before = read_plan(folder)
+    found = list(differences(_comparable(before), _comparable(_identified_as(before, plan))))
     if found:
         raise UserError(f"{folder} was made with another configuration ({'; '.join(found)}): resume with the "
                         "same, or choose another --out")  # fmt: skip
+
+
+def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:
+    """The plan with its model identified as the other plan does it; an unknown hash differs from none."""
+    identity = plan.identity
+    if is_of_0_1_0(before.identity):
+        engine = {**_defaults(), **plan.recipe.engine}
+        identity = identity_of_0_1_0(str(engine["model"]), str(engine["scorer"]))
+    if UNKNOWN in (before.identity.get("model_hash"), identity.get("model_hash")):
+        identity = {**identity, "model_hash": before.identity.get("model_hash", UNKNOWN)}
+    elif identity.get("model_hash") == before.identity.get("model_hash"):  # the same model, wherever it lies
+        identity = {**identity, "model": before.identity["model"]}
+        engine = {**plan.recipe.engine, "model": before.recipe.engine.get("model", _defaults()["model"])}
+        plan = replace(plan, recipe=replace(plan.recipe, engine=engine))
+    return replace(plan, identity=identity)
+
+
+def _comparable(plan: BenchPlan) -> dict[str, Json]:
+    """The plan with every option filled in: leaving one out is the same as giving its default."""
+    found = plan.to_json()
+    recipe = found["recipe"]
+    assert isinstance(recipe, dict)
+    return {**found, "recipe": {**_defaults(), **recipe}}
+
+
+def _defaults() -> dict[str, Json]:
+    """Defaults of all search and engine options, except those that have flags of their own in a bench."""
+    every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json")}
+    return {name: value for name, value in every.items() if name not in NOT_VARIED}
 
 
 def differences(before: Json, now: Json, where: str = "") -> Iterator[str]:
@@ -118,38 +153,27 @@ def differences(before: Json, now: Json, where: str = "") -> Iterator[str]:
 
 def add_environment(folder: Path, environment: Mapping[str, Json]) -> None:
     """One line per start of the run."""
-    with (folder / ENVIRONMENT_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(environment, ensure_ascii=False) + "\n")
+    with (folder / ENVIRONMENT_FILE).open("ab") as file:
+        append_synced(file, json.dumps(environment, ensure_ascii=False))
 
 
 def read_environments(folder: Path) -> list[dict[str, Json]]:
-    path = folder / ENVIRONMENT_FILE
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for _, line in whole_lines(folder / ENVIRONMENT_FILE)]
 
 
-def is_complete(folder: Path, plan: Plan) -> bool:
+def is_complete(folder: Path, plan: BenchPlan) -> bool:
     """Whether no search is left, so that no model need be loaded."""
     return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> AbstractContextManager[None]:
     """Two runs into one folder would double its rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(
-                f"another bench run is writing to {folder}: wait for it, or choose another --out"
-            ) from error
-        yield
+    return locks.locked(
+        folder / ".lock", f"another bench run is writing to {folder}: wait for it, or choose another --out"
+    )
 
 
-def with_changes(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
+def with_changes(recipe: BenchRecipe, changes: Mapping[str, object]) -> BenchRecipe:
     """A stored recipe with options given again, so that a contradiction can be named."""
     flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine}
     return recipe_from(overlaid(flat, changes))

@@ -1,4 +1,4 @@
-"""Puts the shards of one run into one folder; takes rows as they are and runs nothing."""
+"""Puts the shards of one bench run into one folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gambit.bench.folder import LOGS_FOLDER, Plan, add_environment, create, differences, read_environments, read_plan
-from gambit.bench.recipe import Recipe
+from gambit.bench.folder import (
+    LOGS_FOLDER,
+    BenchPlan,
+    add_environment,
+    create,
+    differences,
+    read_environments,
+    read_plan,
+)
+from gambit.bench.recipe import BenchRecipe
 from gambit.bench.rows import RowWriter, TaskKey, read_rows
 from gambit.core.errors import UserError
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
-    """Rows, stamps and logs of all shards in `out`; gives what a user should know (shards that are missing)."""
+    """Put rows, environments and logs of all shards into `out`; gives warnings, such as a missing shard."""
     if out in folders:
         raise UserError(f"--out {out} is one of the shards: choose a new folder")
     plans = {folder: read_plan(folder) for folder in folders}
@@ -33,13 +41,13 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
     return _missing(list(plans.values()))
 
 
-def _without_shard(plan: Plan, shard: str = "1/1") -> Plan:
+def _without_shard(plan: BenchPlan, shard: str = "1/1") -> BenchPlan:
     bench = plan.recipe.bench.model_copy(update={"shard": shard})
-    return dataclasses.replace(plan, recipe=Recipe(bench, plan.recipe.search, plan.recipe.engine))
+    return dataclasses.replace(plan, recipe=BenchRecipe(bench, plan.recipe.search, plan.recipe.engine))
 
 
-def _whole_plan(plans: dict[Path, Plan]) -> Plan:
-    """The plan they share but for the shard."""
+def _whole_plan(plans: dict[Path, BenchPlan]) -> BenchPlan:
+    """The plan that they share, without the shard."""
     (first_folder, first), *others = plans.items()
     whole = _without_shard(first)
     for folder, plan in others:
@@ -58,7 +66,7 @@ def _check_disjoint(folders: Sequence[Path]) -> None:
             seen[row.key] = folder
 
 
-def _missing(plans: Sequence[Plan]) -> list[str]:
+def _missing(plans: Sequence[BenchPlan]) -> list[str]:
     counts = {plan.recipe.bench.part[1] for plan in plans}
     if len(counts) > 1:
         return [f"the shards are cut differently ({', '.join(plan.recipe.bench.shard for plan in plans)})"]

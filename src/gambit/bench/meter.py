@@ -1,4 +1,4 @@
-"""Measures one finished search from its events, as a row of the results; never looks at the engine or at a clock."""
+"""Measures a finished search from its events, as one row of the results."""
 
 from __future__ import annotations
 

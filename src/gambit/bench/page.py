@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a report, readable in light and dark; loads nothing from anywhere."""
+"""The bench report as one HTML page without external files, for light and dark screens."""
 
 from __future__ import annotations
 

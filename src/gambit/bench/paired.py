@@ -1,4 +1,4 @@
-"""The rows of one benchmark, problem by problem, so that methods are compared on the same ones; computes means only."""
+"""The rows of one benchmark grouped by problem, so that methods are compared on the same problems."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ProblemTable:
         return cls(tuple(whole), found, draws, len(everything) - len(whole))
 
     def turns(self) -> list[Indices]:
-        """Problems, by place, that some method searched in one turn, with no other between: they shared the machine."""
+        """Groups of problems, by index, that some method searched in one turn: their seconds are not independent."""
         turn_of = {name: {place} for place, name in enumerate(self.problems)}
         for names in self._searched_in_one_go():
             places = set().union(*(turn_of[name] for name in names))
@@ -63,7 +63,7 @@ class ProblemTable:
         return np.array([mean_of(map(measure, rows)) for rows in good])
 
     def known(self, *columns: Floats) -> tuple[list[Floats], Indices]:
-        """Of numbers per problem, those of the problems that have all of them, and how to resample these."""
+        """Columns of numbers per problem without the problems that lack one, and how to resample the others."""
         are_known = ~np.isnan(columns).any(axis=0)
         draws = self.draws if are_known.all() else resamples(int(are_known.sum()))
         return [column[are_known] for column in columns], draws

@@ -29,7 +29,7 @@ from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer
 from gambit.storage.problems import shard_of
 from gambit.text.answers import Grader, canonical
-from gambit.training.collect import Collector, Plan
+from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import load_dataset
 from gambit.training.ranking import Floats, Ints
 from gambit.training.sampling import Task
@@ -127,7 +127,7 @@ def run(
     folder: Path,
     plan: PrefixPlan,
     tasks: Sequence[Task],
-    collecting: Plan,
+    collecting: CollectPlan,
     *,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     should_stop: Callable[[], bool] = lambda: False,

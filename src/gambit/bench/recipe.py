@@ -1,4 +1,4 @@
-"""What a bench run compares, from flags or one YAML recipe: benchmarks, variants, seeds; runs nothing."""
+"""What a bench run compares, from flags or a YAML recipe: benchmarks, methods, sweeps, seeds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gambit.config.options import EngineConfig, PresetSource, SearchConfig, build, unknown_key
+from gambit.config.options import EngineConfig, PresetSource, SearchConfig, Seed, build, unknown_key
 from gambit.core.errors import UserError
 from gambit.search.choice import check_search, load_policy, options_model
 from gambit.storage.problems import shard_of
 
 Scalar: TypeAlias = bool | int | float | str
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10_000_000)]
 ALL = "all"
 POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search config takes any
 # These have flags of their own in a bench: naming them twice would be a contradiction.
@@ -37,13 +37,13 @@ class BenchConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     benchmarks: tuple[str, ...] = Field((), description="names or .jsonl files")
-    policies: tuple[str, ...] = Field(("sc", "gambit"), description="search methods")
-    seeds: tuple[int, ...] = Field((0,), description="each problem is searched once per seed")
+    policies: tuple[str, ...] = Field(("sc", "gambit"), min_length=1, description="search methods")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="each problem is searched once per seed")
     limit: Positive | None = Field(None, description="first problems of each benchmark only")
     sweep: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict, description="option -> values")
     sweep_mode: SweepMode = Field(SweepMode.PRODUCT, description="product or each")
     variants: dict[str, dict[str, Scalar]] = Field(default_factory=dict, description="name -> policy and options")
-    concurrency: Positive = Field(1, description="problems searched at a time")
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="problems searched at a time")
     block: Positive | None = Field(None, description="problems after which the next method has its turn")
     shard: str = Field("1/1", pattern=r"^[1-9]\d*/[1-9]\d*$", description="i/n: every n-th problem from the i-th on")
     logs: bool = Field(True, description="keep every search's event log")
@@ -67,7 +67,7 @@ class BenchConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class BenchVariant:
     """One method under comparison: a policy and what it changes in the search options."""
 
     label: str
@@ -77,14 +77,14 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BenchRecipe:
     """One bench run, complete: the same recipe on the same machine makes the same run."""
 
     bench: BenchConfig
     search: Mapping[str, object]  # as given; a preset fills the gaps
     engine: Mapping[str, object]
 
-    def variants(self) -> list[Variant]:
+    def variants(self) -> list[BenchVariant]:
         """In the order in which they are reported; each with a label of its own."""
         found = list(_variants(self.bench))
         labels = [variant.label for variant in found]
@@ -93,7 +93,7 @@ class Recipe:
                 raise UserError(f"two variants are called {label!r}: rename one")
         return found
 
-    def search_config(self, variant: Variant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
+    def search_config(self, variant: BenchVariant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
         """The options of one search; `fixed` is what the benchmark asks for, which the user may overrule."""
         values = {**fixed, **self.search}
         taken = options_model(load_policy(variant.policy)).model_fields
@@ -130,7 +130,7 @@ class Recipe:
                 raise UserError(f"no policy that is compared has such an option: {unknown_key(name, known)}")
 
 
-def recipe_from(values: Mapping[str, object]) -> Recipe:
+def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
     """A recipe from flat options; an unknown one is an error."""
     kinds: dict[str, type[BaseModel]] = {"bench": BenchConfig, "search": SearchConfig, "engine": EngineConfig}
     parts: dict[str, dict[str, object]] = {name: {} for name in kinds}
@@ -144,7 +144,7 @@ def recipe_from(values: Mapping[str, object]) -> Recipe:
         parts[home][key] = value
     checked = {name: build(kind, parts[name]).model_dump(mode="json") for name, kind in kinds.items()}
     kept = {name: {key: checked[name][key] for key in parts[name]} for name in ("search", "engine")}
-    return Recipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
+    return BenchRecipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
 
 
 def read_recipe(path: Path) -> dict[str, object]:
@@ -154,7 +154,7 @@ def read_recipe(path: Path) -> dict[str, object]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read recipe {path}: {error}") from error
+        raise UserError(f"cannot read recipe {path}: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise UserError(f"recipe {path} must be a mapping of options to values, not {type(raw).__name__}")
     return {str(key): value for key, value in raw.items()}
@@ -163,15 +163,15 @@ def read_recipe(path: Path) -> dict[str, object]:
 # -- variants --------------------------------------------------------------------------------------------------
 
 
-def _variants(bench: BenchConfig) -> Iterator[Variant]:
+def _variants(bench: BenchConfig) -> Iterator[BenchVariant]:
     sweeps = [_Sweep.parse(key, values, bench.policies) for key, values in bench.sweep.items()]
     for policy in bench.policies:
         mine = [sweep for sweep in sweeps if policy in sweep.policies]
         if not mine or bench.sweep_mode is SweepMode.EACH:
-            yield Variant(policy, policy, {})
+            yield BenchVariant(policy, policy, {})
         for changes in _combinations(mine, bench.sweep_mode):
             swept = ", ".join(f"{key}={value}" for key, value in changes.items())
-            yield Variant(f"{policy} {swept}", policy, changes, tuple(changes))
+            yield BenchVariant(f"{policy} {swept}", policy, changes, tuple(changes))
     for label, options in bench.variants.items():
         yield _named(label, options)
 
@@ -204,12 +204,12 @@ def _combinations(sweeps: list[_Sweep], mode: SweepMode) -> Iterator[dict[str, S
             yield dict(zip((sweep.option for sweep in sweeps), values, strict=True))
 
 
-def _named(label: str, options: Mapping[str, Scalar]) -> Variant:
+def _named(label: str, options: Mapping[str, Scalar]) -> BenchVariant:
     changes = dict(options)
     policy = str(changes.pop("policy", "gambit"))
     for key in changes:
         _check_option(key, f"variant {label!r}")
-    return Variant(label, policy, changes)
+    return BenchVariant(label, policy, changes)
 
 
 def _check_option(option: str, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Writes the report of a run folder: Markdown, JSON, figures, one page; reads rows and never an engine."""
+"""Writes the report of a bench run: Markdown, JSON, figures, an HTML page, tree pages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from gambit.bench import figures
 from gambit.bench.datasets import slug
-from gambit.bench.folder import Plan, read_environments, read_plan
+from gambit.bench.folder import BenchPlan, read_environments, read_plan
 from gambit.bench.page import Content, render
 from gambit.bench.rows import Row, read_rows
-from gambit.bench.summary import Summary, summarise
+from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
 from gambit.core.errors import GambitError, UserError
 from gambit.core.events import Json
@@ -28,7 +28,7 @@ MOST_PAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """What was written."""
 
     markdown: str
@@ -37,7 +37,7 @@ class Report:
     sentences: tuple[str, ...]
 
 
-def summary_of(folder: Path) -> tuple[Plan, list[Row], Summary]:
+def summary_of(folder: Path) -> tuple[BenchPlan, list[Row], BenchSummary]:
     """A run's figures, from its rows."""
     plan = read_plan(folder)
     rows = list(read_rows(folder))
@@ -48,7 +48,7 @@ def summary_of(folder: Path) -> tuple[Plan, list[Row], Summary]:
     return plan, rows, summary
 
 
-def write_report(folder: Path, *, with_trees: bool = True) -> Report:
+def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
     """report.md, report.json, report.html, figures/*.png and trees/*.html in the run's folder."""
     plan, rows, summary = summary_of(folder)
     tables = all_tables(summary)
@@ -66,7 +66,7 @@ def write_report(folder: Path, *, with_trees: bool = True) -> Report:
         links=tree_pages(folder, rows, summary) if with_trees else [],
         notes=[] if pictures else [NO_FIGURES],
     )
-    report = Report(
+    report = BenchReport(
         markdown=to_markdown(content, [f"{FIGURES_FOLDER}/{picture.name}.png" for picture in pictures]),
         json=_json(plan, summary, environment),
         tables=tuple(tables),
@@ -84,7 +84,7 @@ def write_figures(folder: Path, pictures: Sequence[figures.Picture]) -> None:
         (folder / FIGURES_FOLDER / f"{picture.name}.png").write_bytes(picture.png)
 
 
-def _lead(plan: Plan, summary: Summary) -> str:
+def _lead(plan: BenchPlan, summary: BenchSummary) -> str:
     bench = plan.recipe.bench
     problems = sum(info.num_problems for info in plan.benchmarks)
     seeds = "one seed" if len(bench.seeds) == 1 else f"{len(bench.seeds)} seeds"
@@ -92,7 +92,7 @@ def _lead(plan: Plan, summary: Summary) -> str:
     return f"{methods} on {problems:,} problems, {seeds}, {bench.concurrency} at a time on one engine."
 
 
-def _environment(folder: Path, plan: Plan) -> dict[str, str]:
+def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:
     """The last start's stamp, and how often the run was started."""
     flat = {**plan.recipe.search, **plan.recipe.engine}
     flat.pop("model", None)
@@ -111,7 +111,7 @@ def made_with(folder: Path) -> dict[str, str]:
         engine, packages = last["engine"], last["packages"]
         assert isinstance(engine, dict) and isinstance(packages, dict)
         found |= {
-            "engine": f"{engine['name']}, {engine['dtype']}, room for {engine['kv_capacity_tokens']:,} tokens",
+            "engine": f"{engine['name']}, {engine['dtype']}, KV cache of {engine['kv_capacity_tokens']:,} tokens",
             "device": f"{last['device']} ({engine['device']}), {last['threads']} threads",
             "versions": ", ".join(f"{name} {number}" for name, number in packages.items())
             + f", Python {last['python']}",
@@ -123,7 +123,7 @@ def made_with(folder: Path) -> dict[str, str]:
     return found
 
 
-def tree_pages(folder: Path, rows: Sequence[Row], summary: Summary) -> list[tuple[str, str]]:
+def tree_pages(folder: Path, rows: Sequence[Row], summary: BenchSummary) -> list[tuple[str, str]]:
     """A tree page per method for one problem, where logs were kept: the first that they do not all solve."""
     chosen = _telling_problem([row for row in rows if row.log is not None and (folder / row.log).is_file()])
     links = []
@@ -156,6 +156,6 @@ def to_markdown(content: Content, pictures: Sequence[str]) -> str:
     return "\n\n".join([*parts, *content.notes]) + "\n"
 
 
-def _json(plan: Plan, summary: Summary, environment: dict[str, str]) -> str:
+def _json(plan: BenchPlan, summary: BenchSummary, environment: dict[str, str]) -> str:
     figures_: dict[str, Json] = dataclasses.asdict(summary)
     return json.dumps({"plan": plan.to_json(), "environment": environment, **figures_}, indent=2, ensure_ascii=False)

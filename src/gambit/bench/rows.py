@@ -1,17 +1,17 @@
-"""Result rows: one JSON line per finished search, append-only, whole or not there; never computes a statistic."""
+"""Result rows: one JSON line per finished search, in a file that is only appended to."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from gambit.core.errors import UserError
+from gambit.storage.lines import append_synced, drop_torn_line, whole_lines
 
 ROWS_FILE = "rows.jsonl"
 
@@ -111,13 +111,11 @@ class RowWriter:
 
     def __init__(self, folder: Path) -> None:
         path = folder / ROWS_FILE
-        _drop_torn_line(path)
-        self._file = path.open("a", encoding="utf-8")
+        drop_torn_line(path)
+        self._file = path.open("ab")
 
     def write(self, row: Row) -> None:
-        self._file.write(row.to_json() + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        append_synced(self._file, row.to_json())
 
     def close(self) -> None:
         self._file.close()
@@ -129,39 +127,13 @@ class RowWriter:
         self.close()
 
 
-def _drop_torn_line(path: Path) -> None:
-    """A kill in the middle of a write leaves a line without its end: that search is not finished."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        content_end = file.seek(0, os.SEEK_END)
-        keep = _end_of_last_line(file, content_end)
-        if keep < content_end:
-            file.truncate(keep)
-
-
-def _end_of_last_line(file: BinaryIO, end: int) -> int:
-    chunk = 1 << 16
-    while end > 0:
-        start = max(0, end - chunk)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
 def read_rows(folder: Path) -> Iterator[Row]:
     """The rows of a run; a torn last line is left out, any other broken line is an error."""
     path = folder / ROWS_FILE
     if not path.is_file():
         raise UserError(f"{folder} holds no {ROWS_FILE}: give the folder of a `gambit bench`")
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return
-            try:
-                yield Row.from_json(line)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{path}, line {number}: not a row of this version ({error})") from error
+    for number, line in whole_lines(path):
+        try:
+            yield Row.from_json(line)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}, line {number}: not a row of this version ({error})") from error

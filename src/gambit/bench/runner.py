@@ -1,8 +1,8 @@
-"""Runs what a plan still lacks on one engine and appends a row per finished search; draws and prints nothing.
+"""Runs the searches that a bench plan still lacks and appends a row for each.
 
 Variants take turns, block of problems by block, so that a machine that warms up or slows down treats all alike; inside
-a block the problems of one variant share a continuous batch. Variants are never mixed in one batch: their seconds would
-be one sum that nobody could take apart.
+a block the problems of one variant share a continuous batch. Variants do not share a batch, so that the seconds of each
+can be measured.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, Item, slug
-from gambit.bench.folder import LOGS_FOLDER, Plan
+from gambit.bench.folder import LOGS_FOLDER, BenchPlan
 from gambit.bench.meter import About, measure
-from gambit.bench.recipe import Variant
+from gambit.bench.recipe import BenchVariant
 from gambit.bench.rows import Row, RowWriter, TaskKey
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
@@ -36,11 +36,11 @@ OnRow = Callable[[Row], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _SearchGroup:
     """Searches that share one batch."""
 
     benchmark: Benchmark
-    variant: Variant
+    variant: BenchVariant
     seed: int
 
     def key(self, item: Item) -> TaskKey:
@@ -56,7 +56,7 @@ class Runner:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BenchPlan,
         benchmarks: Sequence[Benchmark],
         solver: Solver,
         folder: Path,
@@ -90,30 +90,30 @@ class Runner:
                 return
         self._keep_unsure()
 
-    def _groups(self) -> Iterator[tuple[_Group, list[Item]]]:
-        """In an order that depends on the plan alone; whoever comes first changes by block and shard."""
+    def _groups(self) -> Iterator[tuple[_SearchGroup, list[Item]]]:
+        """In an order that depends on the plan alone; which variant comes first changes with block and shard."""
         number, count = self._bench.part
         for benchmark in self._benchmarks:
             mine = itertools.islice(benchmark.first(self._bench.limit), number, None, count)
             for turn, block in enumerate(_blocks(mine, self._bench.block_size)):
                 for seed in self._bench.seeds:
                     for variant in _rotated(self._plan.variants, number + turn):
-                        yield _Group(benchmark, variant, seed), block
+                        yield _SearchGroup(benchmark, variant, seed), block
 
-    def _warm_up(self, group: _Group, item: Item) -> None:
-        """The first forward passes pay for kernels and allocations; they belong to no variant."""
+    def _warm_up(self, group: _SearchGroup, item: Item) -> None:
+        """Search once before anything is measured: the first forward passes compile kernels and allocate memory."""
         config = self._config(group).model_copy(update={"budget_tokens": WARMUP_TOKENS})
         with suppress(Exception):  # a problem that cannot be searched will be a row of its own, with the reason
             for _ in self._solver.solve_many([Problem(item.question, item.id)], config, should_stop=self._should_stop):
                 pass
 
-    def _config(self, group: _Group) -> SearchConfig:
+    def _config(self, group: _SearchGroup) -> SearchConfig:
         fixed: dict[str, object] = {} if group.benchmark.answer is None else {"answer": group.benchmark.answer}
         return self._plan.recipe.search_config(group.variant, group.seed, fixed)
 
     # -- one group ---------------------------------------------------------------------------------------------
 
-    def _run_group(self, group: _Group, pending: list[Item]) -> None:
+    def _run_group(self, group: _SearchGroup, pending: list[Item]) -> None:
         """An engine that fails takes all its searches with it: those are tried again, one by one."""
         while pending and not self._should_stop():
             begun: dict[str, list[ev.Event]] = defaultdict(list)
@@ -130,7 +130,7 @@ class Runner:
                     self._search_alone(group, item, error if len(suspects) == 1 else None)
                 pending = [item for item in pending if group.key(item) not in self._done]
 
-    def _search_alone(self, group: _Group, item: Item, error: Exception | None) -> None:
+    def _search_alone(self, group: _SearchGroup, item: Item, error: Exception | None) -> None:
         """`error` is what its first try, if that was alone too, came to."""
         if error is None:
             try:
@@ -142,7 +142,9 @@ class Runner:
                 error = second
         self._failed(group, item, error)
 
-    def _search(self, group: _Group, items: list[Item], begun: dict[str, list[ev.Event]], concurrency: int) -> None:
+    def _search(
+        self, group: _SearchGroup, items: list[Item], begun: dict[str, list[ev.Event]], concurrency: int
+    ) -> None:
         golds = {item.id: item.answer for item in items}
         times: dict[str, float] = {}
 
@@ -163,13 +165,13 @@ class Runner:
             about = About(key, golds[name], times.get(name, time.time()), self._bench.shard, self._log(group, name))
             self._keep(measure(about, result, begun.pop(name, []), self._solver.equivalent))
 
-    def _problems(self, group: _Group, items: list[Item]) -> Iterator[Problem]:
+    def _problems(self, group: _SearchGroup, items: list[Item]) -> Iterator[Problem]:
         for item in items:
             # What a kill left of an unfinished search is in the way of the new one.
             shutil.rmtree(self._folder / group.log_folder / item.id, ignore_errors=True)
             yield Problem(item.question, item.id)
 
-    def _log(self, group: _Group, name: str) -> str | None:
+    def _log(self, group: _SearchGroup, name: str) -> str | None:
         path = group.log_folder / name / LOG_FILE
         return path.as_posix() if (self._folder / path).is_file() else None
 
@@ -189,7 +191,7 @@ class Runner:
         self._done.add(row.key)
         self._on_row(row)
 
-    def _failed(self, group: _Group, item: Item, error: Exception) -> None:
+    def _failed(self, group: _SearchGroup, item: Item, error: Exception) -> None:
         result = SearchResult.failed(item.id, group.variant.policy, group.seed, f"{type(error).__name__}: {error}")
         about = About(group.key(item), item.answer, time.time(), self._bench.shard, self._log(group, item.id))
         self._unsure.append(measure(about, result, [], self._solver.equivalent))
@@ -206,6 +208,6 @@ def _blocks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
         yield block
 
 
-def _rotated(variants: Sequence[Variant], turn: int) -> list[Variant]:
+def _rotated(variants: Sequence[BenchVariant], turn: int) -> list[BenchVariant]:
     shift = turn % len(variants)
     return [*variants[shift:], *variants[:shift]]

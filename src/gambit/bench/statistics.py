@@ -1,4 +1,4 @@
-"""The statistics of a comparison: bootstrap intervals over problems, exact paired tests, Holm's correction; no rows."""
+"""Statistics of a comparison: bootstrap intervals over problems, exact paired tests, Holm's correction."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def resamples(num_problems: int, seed: int = 0) -> Indices:
 
 
 def mean_interval(values: Floats, draws: Indices) -> Interval:
-    """Of the mean over problems."""
+    """Interval of the mean over problems."""
     return _interval(float(values.mean()), _means(values, draws))
 
 
 def share_interval(values: Floats, draws: Indices) -> Interval:
-    """Of a mean of shares. Where all are 0 or all 1 every resample is the same, so the exact binomial bound stands."""
+    """Interval of a mean of shares; where all are 0 or all are 1, the exact binomial bound."""
     found = mean_interval(values, draws)
     unseen = 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
     if found.low == found.high == 1:
@@ -51,7 +51,7 @@ def share_interval(values: Floats, draws: Indices) -> Interval:
 
 
 def ratio_interval(above: Floats, below: Floats, draws: Indices) -> Interval | None:
-    """Of a ratio of two means over the same problems; None where the one below is nought."""
+    """Interval of a ratio of two means over the same problems; None where the denominator is 0."""
     if below.sum() == 0:
         return None
     bottoms = _means(below, draws)
@@ -60,7 +60,7 @@ def ratio_interval(above: Floats, below: Floats, draws: Indices) -> Interval | N
 
 
 def stratified_mean_interval(groups: Sequence[tuple[Floats, Indices]]) -> Interval:
-    """Of the mean over benchmarks of their means: each benchmark counts alike, and is resampled on its own."""
+    """Interval of the mean over benchmarks of their means; each benchmark counts alike and is resampled by itself."""
     value = float(np.mean([values.mean() for values, _ in groups]))
     return _interval(value, np.mean([_means(values, draws) for values, draws in groups], axis=0))
 

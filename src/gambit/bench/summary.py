@@ -1,4 +1,4 @@
-"""From rows to the figures of a report, every one with its interval; writes and draws nothing."""
+"""From rows to the figures of a bench report, each with its interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from gambit.bench import statistics as st
 from gambit.bench.paired import Measure, ProblemTable, mean_of
-from gambit.bench.recipe import Scalar, Variant
+from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Interval
 
@@ -62,7 +62,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MethodComparison:
     """Two variants on the problems that both have searched; `gain` is the first's accuracy minus the second's."""
 
     benchmark: str
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def is_shown(self) -> bool:
-        """Both the interval and the corrected test must carry a claim."""
+        """Whether both the interval and the corrected test support the difference."""
         return self.gain.excludes_zero and self.p_corrected < st.SIGNIFICANT
 
 
@@ -105,7 +105,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class BenchSummary:
     """All figures of a report."""
 
     benchmarks: tuple[str, ...]
@@ -113,7 +113,7 @@ class Summary:
     baseline: str
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[MethodComparison, ...]
     overall: tuple[Overall, ...]
     num_rows: int
     num_expected: int
@@ -128,11 +128,11 @@ class Summary:
 
 def summarise(
     rows: Iterable[Row],
-    methods: Sequence[Variant],
+    methods: Sequence[BenchVariant],
     benchmarks: Sequence[str],
     seeds: Sequence[int],
     num_expected: int,
-) -> Summary:
+) -> BenchSummary:
     """Compares like with like: only problems that every variant has searched with every seed count."""
     kept = list(rows)
     variants = [method.label for method in methods]
@@ -145,7 +145,7 @@ def summarise(
         for turns in [table.turns()]
         for variant in variants
     ]
-    return Summary(
+    return BenchSummary(
         benchmarks=tuple(tables),
         variants=tuple(variants),
         baseline=baseline,
@@ -300,7 +300,7 @@ def _mean_value(intervals: Sequence[Interval | None]) -> float | None:
 # -- comparisons -----------------------------------------------------------------------------------------------
 
 
-def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], baseline: str) -> list[Comparison]:
+def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], baseline: str) -> list[MethodComparison]:
     """All pairs of a few variants; of many, each with the baseline."""
     pairs = [(second, first) for first, second in itertools.combinations(variants, 2)]
     if len(variants) > MOST_FOR_ALL_PAIRS:
@@ -308,13 +308,13 @@ def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], ba
     return [_compare(table, name, first, second) for name, table in tables.items() for first, second in pairs]
 
 
-def _compare(table: ProblemTable, benchmark: str, first: str, second: str) -> Comparison:
+def _compare(table: ProblemTable, benchmark: str, first: str, second: str) -> MethodComparison:
     pairs = [
         list(zip(table.rows[first, name], table.rows[second, name], strict=True)) for name in table.problems
     ]  # seeds in the same order
     gains = [Fraction(sum(a.correct - b.correct for a, b in rows), len(rows)) for rows in pairs]
     p = st.sign_flip_p(gains)
-    return Comparison(
+    return MethodComparison(
         benchmark=benchmark,
         first=first,
         second=second,
@@ -327,7 +327,7 @@ def _compare(table: ProblemTable, benchmark: str, first: str, second: str) -> Co
     )
 
 
-def _corrected(comparisons: list[Comparison]) -> list[Comparison]:
+def _corrected(comparisons: list[MethodComparison]) -> list[MethodComparison]:
     corrected = st.holm([comparison.p for comparison in comparisons])
     pairs = zip(comparisons, corrected, strict=True)
     return [dataclasses.replace(comparison, p_corrected=p) for comparison, p in pairs]
@@ -336,7 +336,7 @@ def _corrected(comparisons: list[Comparison]) -> list[Comparison]:
 # -- sweeps ----------------------------------------------------------------------------------------------------
 
 
-def _sweep(table: ProblemTable, benchmark: str, methods: Sequence[Variant]) -> Iterator[SweepPoint]:
+def _sweep(table: ProblemTable, benchmark: str, methods: Sequence[BenchVariant]) -> Iterator[SweepPoint]:
     places = {(m.policy, option, m.changes[option]): None for m in methods for option in m.swept}
     for policy, option, value in places:
         labels = [m.label for m in methods if m.policy == policy and option in m.swept and m.changes[option] == value]

@@ -1,4 +1,4 @@
-"""The words and tables of a report, from its figures; claims nothing that the intervals do not carry."""
+"""The tables and sentences of a bench report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gambit.bench.statistics import Interval
-from gambit.bench.summary import FEWEST_TURNS, PARTS, Cell, Comparison, Summary
+from gambit.bench.summary import FEWEST_TURNS, PARTS, BenchSummary, Cell, MethodComparison
 
 FEW_PROBLEMS = 20
 FEWEST_PROBLEMS = 6  # with fewer no paired test can reach 0.05, so nothing is claimed about costs either
@@ -43,7 +43,7 @@ class Table:
         return "" if column < self.num_names else " class=number"
 
 
-def all_tables(summary: Summary) -> list[Table]:
+def all_tables(summary: BenchSummary) -> list[Table]:
     """In the order of the page."""
     tables = [_main(summary), _comparisons(summary), _latency(summary), _decomposition(summary), _throughput(summary)]
     tables += [_memory(summary), _traces(summary), _revotes(summary)]
@@ -55,7 +55,7 @@ def all_tables(summary: Summary) -> list[Table]:
 # -- claims ----------------------------------------------------------------------------------------------------
 
 
-def findings(summary: Summary) -> list[str]:
+def findings(summary: BenchSummary) -> list[str]:
     """One sentence per comparison with the baseline, and one per cost; sweeps are counted, not listed."""
     with_baseline = [c for c in summary.comparisons if summary.baseline in (c.first, c.second)]
     plain = [c for c in with_baseline if not {c.first, c.second} & set(summary.swept)]
@@ -72,7 +72,7 @@ def findings(summary: Summary) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _accuracy_sentence(c: Comparison, summary: Summary) -> str:
+def _accuracy_sentence(c: MethodComparison, summary: BenchSummary) -> str:
     first, second, gain = c.first, c.second, c.gain
     if second != summary.baseline:  # the baseline comes second in a sentence
         first, second, gain = second, first, Interval(-gain.value, -gain.high, -gain.low)
@@ -84,7 +84,7 @@ def _accuracy_sentence(c: Comparison, summary: Summary) -> str:
     return f"{first} answers {word} problems right than {second}{where} ({figures})."
 
 
-def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Summary) -> str:
+def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: BenchSummary) -> str:
     if ratio is None:
         return ""
     where = _where(cell.benchmark, summary)
@@ -96,7 +96,7 @@ def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Summa
     return f"{cell.variant} takes {word} {what} than {summary.baseline}{where} ({_change(ratio)})."
 
 
-def cautions(summary: Summary) -> list[str]:
+def cautions(summary: BenchSummary) -> list[str]:
     """What a reader must know before believing the tables."""
     found = []
     if summary.num_rows < summary.num_expected:
@@ -119,7 +119,7 @@ def cautions(summary: Summary) -> list[str]:
 Column = tuple[str, Callable[[Cell], str]]
 
 
-def _cells(summary: Summary, title: str, note: str, columns: Sequence[Column]) -> Table:
+def _cells(summary: BenchSummary, title: str, note: str, columns: Sequence[Column]) -> Table:
     has_many = len(summary.benchmarks) > 1
     names = ("benchmark", "method") if has_many else ("method",)
     rows = [
@@ -129,7 +129,7 @@ def _cells(summary: Summary, title: str, note: str, columns: Sequence[Column]) -
     return Table(title, note, (*names, *(name for name, _ in columns)), tuple(rows), len(names))
 
 
-def _main(summary: Summary) -> Table:
+def _main(summary: BenchSummary) -> Table:
     base = summary.baseline
     seeds = "one seed" if len(summary.seeds) == 1 else f"{len(summary.seeds)} seeds averaged inside each problem"
     return _cells(
@@ -147,7 +147,7 @@ def _main(summary: Summary) -> Table:
     )  # fmt: skip
 
 
-def _overall(summary: Summary) -> Table:
+def _overall(summary: BenchSummary) -> Table:
     rows = [
         (o.variant, _percent(o.accuracy), _plain(o.tokens), "–" if o.seconds is None else f"{o.seconds:,.1f}")
         for o in summary.overall
@@ -156,7 +156,7 @@ def _overall(summary: Summary) -> Table:
     return Table("Over all benchmarks", note, ("method", "accuracy %", "tokens", "seconds"), tuple(rows), 1)
 
 
-def _latency(summary: Summary) -> Table:
+def _latency(summary: BenchSummary) -> Table:
     base = summary.baseline
     return _cells(
         summary, "Latency",
@@ -172,7 +172,7 @@ def _latency(summary: Summary) -> Table:
     )  # fmt: skip
 
 
-def _decomposition(summary: Summary) -> Table:
+def _decomposition(summary: BenchSummary) -> Table:
     def part(name: str) -> Callable[[Cell], str]:
         return lambda c: f"{c.parts[name]:,.3f} ({_share(c.parts[name], sum(c.parts.values()))})"
 
@@ -184,7 +184,7 @@ def _decomposition(summary: Summary) -> Table:
     )  # fmt: skip
 
 
-def _throughput(summary: Summary) -> Table:
+def _throughput(summary: BenchSummary) -> Table:
     return _cells(
         summary, "Throughput",
         "Per wall second of a method. Productive tokens are part of at least one completed trace.",
@@ -197,7 +197,7 @@ def _throughput(summary: Summary) -> Table:
     )  # fmt: skip
 
 
-def _memory(summary: Summary) -> Table:
+def _memory(summary: BenchSummary) -> Table:
     return _cells(
         summary, "Memory and waiting",
         "Means a search. Peak KV is the most tokens seen in the engine's cache at sampled moments. Queued: a running "
@@ -214,7 +214,7 @@ def _memory(summary: Summary) -> Table:
     )  # fmt: skip
 
 
-def _traces(summary: Summary) -> Table:
+def _traces(summary: BenchSummary) -> Table:
     return _cells(
         summary, "Traces",
         "Means a search. One trace right: how often a single completed trace is, and how much more often than the "
@@ -231,7 +231,7 @@ def _traces(summary: Summary) -> Table:
     )  # fmt: skip
 
 
-def _revotes(summary: Summary) -> Table:
+def _revotes(summary: BenchSummary) -> Table:
     kinds = sorted({kind for cell in summary.cells for kind in cell.revotes})
 
     def column(kind: str) -> Column:
@@ -244,7 +244,7 @@ def _revotes(summary: Summary) -> Table:
     )  # fmt: skip
 
 
-def _comparisons(summary: Summary) -> Table:
+def _comparisons(summary: BenchSummary) -> Table:
     rows = [
         (c.benchmark, f"{c.first} − {c.second}", f"{c.num_problems}", _points(c.gain), _brief(c.only_first),
          _brief(c.only_second), _p(c.p), _p(c.p_corrected), "shown" if c.is_shown else "no difference shown")
@@ -262,7 +262,7 @@ def _comparisons(summary: Summary) -> Table:
 # -- numbers ---------------------------------------------------------------------------------------------------
 
 
-def _where(benchmark: str, summary: Summary) -> str:
+def _where(benchmark: str, summary: BenchSummary) -> str:
     return f" on {benchmark}" if len(summary.benchmarks) > 1 else ""
 
 

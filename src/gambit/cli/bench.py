@@ -1,64 +1,85 @@
-"""The commands `bench`, `report` and `merge`: they parse, show and exit; what they do lives in `gambit.bench`."""
+"""`gambit bench`: reads the flags of a comparison, checks them, runs it and shows its first table."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.terminal import OK, exit_with, put, say, stderr
+from gambit.cli.commands import BriefCommand, HelpAll, made_command
+from gambit.cli.options import with_config_options, yaml_value
+from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.bench.datasets import Benchmark
-    from gambit.bench.folder import Plan
-    from gambit.bench.recipe import Recipe
-    from gambit.bench.report import Report
+    from gambit.bench.folder import BenchPlan
+    from gambit.bench.recipe import BenchRecipe
+    from gambit.bench.report import BenchReport
     from gambit.config.options import EngineConfig
 
-FOLDER = Annotated[Path, typer.Argument(help="The folder that `gambit bench` wrote.", show_default=False)]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands; the full `bench`, with all options, is made when it is called."""
-    app.command(name="bench", help=bench.__doc__)(_bench_entry)
-    app.command()(report)
-    app.command()(merge)
+MANY = 10_000_000
 
 
 def bench(
     *,
-    benchmark: Annotated[list[str] | None, typer.Option(help="A name, or a .jsonl with question and answer.")] = None,
-    policies: Annotated[str | None, typer.Option(help="Methods to compare, as in sc,gambit (the default).")] = None,
-    seeds: Annotated[str | None, typer.Option(help="As in 0,1,2; default: 0.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="First problems of each benchmark only.")] = None,
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A name, or a .jsonl, .json or .csv with question and answer."),
+    ] = None,
+    list_benchmarks: Annotated[
+        bool, typer.Option("--list-benchmarks", help="Print the names of the benchmarks and exit.")
+    ] = False,
+    policies: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Methods to compare, as in sc,gambit (the default).")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="TEXT", help="As in 0,1,2; default: 0.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MANY, metavar="INT", help="First problems of each benchmark only.")
+    ] = None,
     sweep: Annotated[
-        list[str] | None, typer.Option(help="option=v,v,…: vary gambit's option; policy:option=… another's.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="option=v,v,…: vary gambit's option; policy:option=… another's."),
     ] = None,
-    sweep_mode: Annotated[str | None, typer.Option(help="product (default) or each: one option at a time.")] = None,
+    sweep_mode: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="product (default) or each: one option at a time.")
+    ] = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="name:option=value,…: one more method; policy=… names its policy.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="name:option=value,…: one more method; policy=… names its policy."),
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Problems searched at a time.")] = None,
-    block: Annotated[int | None, typer.Option(min=1, help="Problems after which the next method has its turn.")] = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: only every n-th problem, from the i-th on.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=1024, metavar="INT", help="Problems searched at a time.")
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(min=1, max=MANY, metavar="INT", help="Problems after which the next method has its turn."),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="i/n: only every n-th problem, from the i-th on.")
+    ] = None,
     no_logs: Annotated[bool, typer.Option("--no-logs", help="Keep no event logs; the report needs none.")] = False,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file of options; flags override it.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: a new one in runs/).")] = None,
+    recipe: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML of options; flags override it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of the run (default: a new one in runs/).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report at the end.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print where the report is and nothing else.")] = False,
+    help_all: HelpAll = False,
     **flags: str | bool | None,
 ) -> None:
     """Compare search methods on benchmarks."""
 
     def body() -> int:
+        if list_benchmarks:
+            return _list_benchmarks()
         given = {
             "benchmarks": benchmark,
-            "policies": _split(policies),
-            "seeds": _split(seeds),
+            "policies": _named(policies, "--policies"),
+            "seeds": _named(seeds, "--seeds"),
             "limit": limit,
             "sweep": _sweeps(sweep or []) or None,
             "sweep_mode": sweep_mode,
@@ -71,23 +92,24 @@ def bench(
         }
         options = {name: value for name, value in given.items() if value is not None}
         folder, plan_recipe = _recipe(recipe, options, out, resume)
-        return _run(plan_recipe, folder, resume, not no_report)
+        return _run(plan_recipe, folder, resume, not no_report, is_quiet=quiet)
 
     exit_with(body)
 
 
-def _bench_entry() -> NoReturn:
-    raise AssertionError("listed by `gambit --help` only; the full command takes its place")
-
-
-def bench_command() -> object:
-    """The command with an option for every field of the configs."""
+def command() -> object:
+    """With an option for every field of the configs."""
     from gambit.bench.recipe import NOT_VARIED
-    from gambit.cli.options import with_config_options
 
-    full = typer.Typer(add_completion=False)
-    full.command(name="bench")(with_config_options(bench, without=NOT_VARIED))
-    return typer.main.get_command(full)
+    return made_command(with_config_options(bench, without=NOT_VARIED), "bench", BriefCommand)
+
+
+def _list_benchmarks() -> int:
+    from gambit.config import registry
+
+    for name in registry.names("gambit.benchmarks"):
+        typer.echo(name)
+    return OK
 
 
 # -- flags -----------------------------------------------------------------------------------------------------
@@ -95,6 +117,14 @@ def bench_command() -> object:
 
 def _split(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _named(text: str | None, flag: str) -> list[str] | None:
+    """A list that is given must have something in it."""
+    parts = _split(text)
+    if parts == []:
+        raise UserError(f"{flag} {text!r} names nothing: give at least one, or leave {flag} out")
+    return parts
 
 
 def _sweeps(texts: list[str]) -> dict[str, list[object]]:
@@ -105,7 +135,7 @@ def _sweeps(texts: list[str]) -> dict[str, list[object]]:
             raise UserError(f"--sweep {text!r} is not of the form option=value,value")
         if option in found:
             raise UserError(f"--sweep {option} is given twice: name all values at once")
-        found[option.replace("-", "_")] = [_value(part) for part in _split(values) or []]
+        found[option.replace("-", "_")] = [yaml_value(part, "--sweep") for part in _split(values) or []]
     return found
 
 
@@ -116,19 +146,13 @@ def _variants(texts: list[str]) -> dict[str, dict[str, object]]:
         pairs = [part.partition("=") for part in _split(rest) or []]
         if not name or not colon or any(not equals for _, equals, _ in pairs):
             raise UserError(f"--variant {text!r} is not of the form name:option=value,option=value")
-        found[name] = {key.replace("-", "_"): _value(value) for key, _, value in pairs}
+        found[name] = {key.replace("-", "_"): yaml_value(value, "--variant") for key, _, value in pairs}
     return found
 
 
-def _value(text: str) -> object:
-    """As in a YAML recipe: 2 is a number and true a truth."""
-    import yaml
-
-    value: object = yaml.safe_load(text)
-    return value
-
-
-def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, resume: bool) -> tuple[Path, Recipe]:
+def _recipe(
+    file: Path | None, options: Mapping[str, object], out: Path | None, resume: bool
+) -> tuple[Path, BenchRecipe]:
     """Flags over the recipe file; a resumed run knows its own and takes nothing that contradicts it."""
     from gambit.bench.folder import read_plan, with_changes
     from gambit.bench.recipe import read_recipe, recipe_from
@@ -148,28 +172,36 @@ def _recipe(file: Path | None, options: Mapping[str, object], out: Path | None, 
 # -- bench -----------------------------------------------------------------------------------------------------
 
 
-def _run(recipe: Recipe, folder: Path, resume: bool, wants_report: bool) -> int:
+def _run(recipe: BenchRecipe, folder: Path, resume: bool, wants_report: bool, *, is_quiet: bool) -> int:
     from gambit.bench.folder import check_same, create, is_complete, locked, make_plan
     from gambit.bench.stamp import identity_of
     from gambit.config.options import EngineConfig, build
+    from gambit.engines.choice import check_engine
+    from gambit.models.files import check_model
+    from gambit.storage.run_folder import check_writable
 
     engine = build(EngineConfig, recipe.engine)
+    check_engine(engine)
+    check_model(engine.model)
+    check_writable(folder)
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
     if resume:
         check_same(folder, plan)
     with locked(folder):
         if not resume:
             create(folder, plan)
-        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine)
+        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, is_quiet)
     if wants_report and code == OK:
         from gambit.bench.report import write_report
 
-        _show(write_report(folder))
+        made = write_report(folder)
+        if not is_quiet:
+            _show(made)
         put(f"report: {folder / 'report.html'}")
     return code
 
 
-def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: EngineConfig) -> int:
+def _search(plan: BenchPlan, benchmarks: list[Benchmark], folder: Path, engine: EngineConfig, is_quiet: bool) -> int:
     from gambit.bench.folder import add_environment
     from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
     from gambit.bench.runner import Runner
@@ -178,11 +210,10 @@ def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: Engin
     from gambit.cli.session import loaded, only_our_warnings
     from gambit.cli.signals import StopSignal
 
-    console = stderr()
     with (
         RowWriter(folder) as writer,
-        BenchProgress(console, is_live=console.is_terminal and sys.stdout.isatty()) as progress,
-        only_our_warnings(progress),
+        BenchProgress(stderr(), is_live=is_watched() and not is_quiet) as progress,
+        only_our_warnings(progress, is_quiet=is_quiet),
         loaded(engine, progress) as solver,
         StopSignal(progress.stopping) as stop,
     ):
@@ -196,7 +227,7 @@ def _search(plan: Plan, benchmarks: list[Benchmark], folder: Path, engine: Engin
     return stop.exit_code
 
 
-def _show(made: Report) -> None:
+def _show(made: BenchReport) -> None:
     """The first table and every sentence; the rest is for the page."""
     from rich.table import Table
 
@@ -209,36 +240,3 @@ def _show(made: Report) -> None:
     put(table)
     for sentence in made.sentences:
         put(sentence)
-
-
-def report(
-    folder: FOLDER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
-    no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,
-) -> None:
-    """Make tables, figures and a page of a bench run."""
-
-    def body() -> int:
-        from gambit.bench.report import write_report
-
-        made = write_report(folder, with_trees=not no_trees)
-        typer.echo(made.json if as_json else made.markdown)
-        return OK
-
-    exit_with(body)
-
-
-def merge(
-    folders: Annotated[list[Path], typer.Argument(help="The folders of the shards.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the whole run.")],
-) -> None:
-    """Put the shards of a bench run together."""
-
-    def body() -> int:
-        from gambit.bench.merge import merge_shards
-
-        for note in merge_shards(folders, out):
-            say(note)
-        return OK
-
-    exit_with(body)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from gambit.cli.doctor import Condition, Finding
 from gambit.cli.live import LiveScreen
 from gambit.core import events as ev
 from gambit.core.tree import TraceState
@@ -209,16 +207,3 @@ def _trace_counts(counts: Counts) -> str:
     notes = {"were evicted": counts.evicted, "of the completed have no vote": counts.discarded}
     noted = "".join(f"; {number:,} {words}" for words, number in notes.items() if number)
     return f"{counts.roots:,} roots + {counts.branched:,} branched: {ended}{noted}"
-
-
-def findings_table(findings: Iterable[Finding]) -> Table:
-    """What `gambit doctor` found."""
-    styles = {Condition.OK: "green", Condition.MISSING: "red", Condition.OPTIONAL: "yellow"}
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in findings:
-        mark = Text("-" if finding.condition is Condition.OPTIONAL else finding.condition, styles[finding.condition])
-        table.add_row(finding.name, mark, Text(finding.detail))
-    return table

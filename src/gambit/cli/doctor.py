@@ -1,19 +1,25 @@
-"""Looks at the machine: versions, devices, engines, what is missing; installs and loads nothing."""
+"""`gambit doctor`: versions, devices and engines of this machine, and what is missing."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from gambit.cli.commands import made_command
+from gambit.cli.terminal import FAILURE, OK, exit_with, put
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.engines.vllm import versions
@@ -22,8 +28,30 @@ from gambit.models import files as models
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from rich.table import Table
+
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
 VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Say which engines and devices are here, what is missing."""
+
+    def body() -> int:
+        findings = examine()
+        is_fit = can_run(findings)
+        if as_json:
+            rows = [dataclasses.asdict(finding) for finding in findings]
+            typer.echo(json.dumps({"can_run": is_fit, "findings": rows}))
+        else:
+            put(_findings_table(findings))
+        return OK if is_fit else FAILURE
+
+    exit_with(body)
+
+
+def command() -> object:
+    return made_command(doctor, "doctor")
 
 
 class Condition(StrEnum):
@@ -126,7 +154,7 @@ def _vllm() -> tuple[Condition, str]:
     if build is None:
         return Condition.OPTIONAL, VLLM_HINT
     found, device = build
-    return Condition.OK, versions.note_on(found, device) or f"vLLM {found} ({device}), a tested version"
+    return Condition.OK, versions.description(found, device)
 
 
 def _bundled_model() -> Finding:
@@ -135,3 +163,18 @@ def _bundled_model() -> Finding:
         return Finding(name, Condition.OK, models.locate(models.BUNDLED))
     except UserError as error:
         return Finding(name, Condition.OPTIONAL, str(error))
+
+
+def _findings_table(findings: Iterable[Finding]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {Condition.OK: "green", Condition.MISSING: "red", Condition.OPTIONAL: "yellow"}
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        mark = Text("-" if finding.condition is Condition.OPTIONAL else finding.condition, styles[finding.condition])
+        table.add_row(finding.name, mark, Text(finding.detail))
+    return table

@@ -1,4 +1,4 @@
-"""A few live lines on a terminal and nothing anywhere else; what stands in them is its users' affair."""
+"""Base class for live displays: a few lines that are redrawn on a terminal, and nothing anywhere else."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Command-line options made from the fields of the config models, where their descriptions live; parses nothing."""
+"""Command-line options made from the fields of the config models, in panels; `--help-all` shows the advanced ones."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -12,12 +13,41 @@ from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
 from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
+from gambit.config.presets import Preset
 from gambit.core.events import Json
 
-PANELS: Mapping[str, type[BaseModel]] = {"Search": SearchConfig, "Model and engine": EngineConfig}
-OFF_SWITCHES = {"enable_thinking": "--no-thinking"}  # for what is on by default
+FROM_PRESET = "default: from the model's preset"
+# Options that switch off what is on by default, with words of their own.
+OFF_SWITCHES = {
+    "enable_thinking": ("--no-thinking", "answer without thinking first, where the chat template offers the choice")
+}
 # Given as key=value, as often as wanted.
 PAIRS = {name: f"--{name.removesuffix('s').replace('_', '-')}" for name in NESTED_OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A box of `--help`, and the fields whose options stand in it."""
+
+    title: str
+    model: type[BaseModel]
+    fields: tuple[str, ...]
+
+
+PANELS = (
+    Panel("Model", EngineConfig, ("model", "scorer", "engine", "device")),
+    Panel("Search", SearchConfig, ("policy", "policy_options", "capacity", "num_traces", "max_new_tokens",
+                                   "temperature", "seed", "answer", "vote")),
+    Panel("Limits", SearchConfig, ("budget_tokens", "budget_seconds", "budget_traces")),
+    Panel("Advanced: search", SearchConfig, (
+        "preset", "islands", "swap_size", "check_interval", "warmup_tokens", "hard_floor", "child_temperature",
+        "branch_point", "ghost_parents", "consensus_stop", "consensus_min_traces", "confidence_window",
+    )),
+    Panel("Advanced: prompt and sampling", SearchConfig,
+          ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p")),
+    Panel("Advanced: engine", EngineConfig,
+          ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights")),
+)  # fmt: skip
 
 
 def with_config_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
@@ -40,24 +70,37 @@ def with_config_options(command: Callable[..., None], without: Collection[str] =
 
 
 def _parameters(without: Collection[str]) -> Iterator[inspect.Parameter]:
-    for panel, model in PANELS.items():
-        schema = model.model_json_schema()["properties"]
-        for name, field in model.model_fields.items():
+    models: tuple[type[BaseModel], ...] = (SearchConfig, EngineConfig)
+    schemas = {model: model.model_json_schema()["properties"] for model in models}
+    for panel in PANELS:
+        for name in panel.fields:
             if name in without:
                 continue
-            option = _option(name, field, _metavar(name, field, schema[name]), panel)
+            field = panel.model.model_fields[name]
+            option = _option(name, field, _metavar(name, field, schemas[panel.model][name]), panel.title)
             kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
             annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> OptionInfo:
-    flag = {**OFF_SWITCHES, **PAIRS}.get(name, "--" + name.replace("_", "-"))
-    text = f"do not {field.description}" if name in OFF_SWITCHES else field.description or ""
-    if isinstance(field.default, str | int | float) and field.default is not False and len(str(field.default)) < 20:
-        text = f"{text} (default: {field.default})".lstrip()
+    flag = PAIRS.get(name, "--" + name.replace("_", "-"))
+    text = field.description or ""
+    if name in OFF_SWITCHES:
+        flag, text = OFF_SWITCHES[name]
+    elif (default := _default(name, field)) and "default:" not in text:
+        text = f"{text} ({default})"
+    text = f"{text[:1].upper() + text[1:] if text[1:2].islower() else text}."  # but C, K, Δ and r
     option: OptionInfo = typer.Option(flag, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
     return option
+
+
+def _default(name: str, field: FieldInfo) -> str | None:
+    """What holds where an option is not given."""
+    if field.default is None and name in Preset.__slots__:
+        return FROM_PRESET
+    is_plain = isinstance(field.default, str | int | float) and not isinstance(field.default, bool)
+    return f"default: {field.default}" if is_plain else None
 
 
 def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | None:
@@ -69,15 +112,24 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
     branches = schema.get("anyOf", [schema])
     assert isinstance(branches, list)
     kinds = {branch.get("type") for branch in branches if isinstance(branch, dict)}
-    return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds else "TEXT"
+    return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds and "string" not in kinds else "TEXT"
 
 
 def key_values(texts: list[str], flag: str) -> dict[str, object]:
     """`key=value` pairs; values are read as in a YAML recipe, so that 2 is a number and true a truth."""
-    import yaml
-
     pairs = [text.partition("=") for text in texts]
     for key, equals, _ in pairs:
         if not key or not equals:
             raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint=flag)
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    return {key: yaml_value(value, flag) for key, _, value in pairs}
+
+
+def yaml_value(text: str, flag: str) -> object:
+    """As in a YAML recipe: 2 is a number and true a truth."""
+    import yaml
+
+    try:
+        value: object = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise typer.BadParameter(f"{text!r} is neither a number, a truth nor plain text", param_hint=flag) from error
+    return value

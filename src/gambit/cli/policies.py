@@ -1,4 +1,4 @@
-"""`gambit policies`: the search methods and their options, as their own models describe them; runs none."""
+"""`gambit policies`: the search methods and their options, as their own models describe them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gambit.cli.commands import made_command
 from gambit.cli.terminal import OK, exit_with, put
 
 
@@ -25,6 +26,10 @@ def policies(
         return OK
 
     exit_with(body)
+
+
+def command() -> object:
+    return made_command(policies, "policies")
 
 
 def _names() -> list[str]:

@@ -1,13 +1,15 @@
-"""The command `prefix-value`: parses, shows and exits; what it does lives in `gambit.bench`."""
+"""`gambit prefix-value`: what a trace's beginning decides, and what a judge of beginnings could gain."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.cli.commands import BriefCommand, HelpAll, made_command
+from gambit.cli.options import with_config_options
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.core.errors import UserError
 
@@ -15,60 +17,67 @@ if TYPE_CHECKING:
     from gambit.bench.prefix_value import PrefixPlan
     from gambit.config.options import EngineConfig
     from gambit.scorers.base import Scorer
-    from gambit.training.collect import Plan
+    from gambit.training.collect import CollectPlan
     from gambit.training.sampling import Task
 
 SAMPLING = (
     "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "answer", "system_prompt", "enable_thinking",
 )  # fmt: skip
 MOST_REFUSALS_SHOWN = 5
+MANY = 10_000_000
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command; with all its options it is made when it is called."""
-    app.command(name="prefix-value", help=prefix_value.__doc__)(_entry)
-
-
-def _entry() -> NoReturn:
-    raise AssertionError("listed by `gambit --help` only; the full command takes its place")
-
-
-def prefix_value_command() -> object:
-    """The command with an option for every field of the configs that it uses."""
-    from gambit.cli.options import with_config_options
+def command() -> object:
+    """With an option for every field of the configs that it uses."""
     from gambit.config.options import SearchConfig
 
     unused = set(SearchConfig.model_fields) - set(SAMPLING) | {"scorer", "any_weights", "memory_ratio"}
-    full = typer.Typer(add_completion=False)
-    full.command(name="prefix-value")(with_config_options(prefix_value, without=unused))
-    return typer.main.get_command(full)
+    return made_command(with_config_options(prefix_value, without=unused), "prefix-value", BriefCommand)
 
 
 def prefix_value(
     *,
-    benchmark: Annotated[str, typer.Option(help="A name, or a .jsonl with question and answer.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run; resumed if it exists.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="First problems only.")] = None,
-    traces: Annotated[int, typer.Option(min=2, help="Traces a problem.")] = 16,
-    cuts: Annotated[str, typer.Option(help="Shares of a trace at which it is cut.")] = "0.25,0.5,0.75",
-    rollouts: Annotated[int, typer.Option(min=2, help="Continuations of each prefix.")] = 8,
-    keep: Annotated[int, typer.Option(min=1, help="Best prefixes of a problem that are continued.")] = 4,
+    benchmark: Annotated[
+        str, typer.Option(metavar="TEXT", help="A name, or a .jsonl, .json or .csv with question and answer.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the run; resumed if it exists.")],
+    limit: Annotated[int | None, typer.Option(min=1, max=MANY, metavar="INT", help="First problems only.")] = None,
+    traces: Annotated[int, typer.Option(min=2, max=65_536, metavar="INT", help="Traces a problem.")] = 16,
+    cuts: Annotated[
+        str, typer.Option(metavar="TEXT", help="Shares of a trace's tokens at which it is cut.")
+    ] = "0.25,0.5,0.75",
+    rollouts: Annotated[int, typer.Option(min=2, max=65_536, metavar="INT", help="Continuations of each prefix.")] = 8,
+    keep: Annotated[
+        int, typer.Option(min=1, max=65_536, metavar="INT", help="Best prefixes of a problem that are continued.")
+    ] = 4,
     scorer: Annotated[
         list[str] | None,
-        typer.Option(help="A judge to compare, as often as wanted (default: the model's own, and confidence)."),
+        typer.Option(
+            metavar="TEXT", help="A judge to compare, as often as wanted (default: the model's own, and confidence)."
+        ),
     ] = None,
     all_problems: Annotated[
         bool, typer.Option("--all-problems", help="Continue problems too whose traces are all right or all wrong.")
     ] = False,
-    shard: Annotated[str, typer.Option(help="i/n: every n-th problem; `gambit scorer merge` joins.")] = "1/1",
+    shard: Annotated[
+        str, typer.Option(metavar="TEXT", help="i/n: every n-th problem; `gambit scorer merge` joins.")
+    ] = "1/1",
     traces_at_once: Annotated[
-        int | None, typer.Option(min=1, help="Traces sampled at a time (default: 1024 on a GPU, 64 elsewhere).")
+        int | None,
+        typer.Option(
+            min=1, max=65_536, metavar="INT", help="Traces sampled at a time (default: 1024 on a GPU, 64 elsewhere)."
+        ),
     ] = None,
     memory_ratio: Annotated[
-        float, typer.Option(min=0.05, max=1.0, help="The engine's share of a GPU; the states' model lies beside it.")
+        float,
+        typer.Option(
+            min=0.05, max=1.0, metavar="NUMBER", help="The engine's share of a GPU; the states' model lies beside it."
+        ),
     ] = 0.6,
-    graders: Annotated[int, typer.Option(min=1, help="Processes that compare answers.")] = 2,
+    graders: Annotated[int, typer.Option(min=1, max=64, metavar="INT", help="Processes that compare answers.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
+    help_all: HelpAll = False,
     **flags: str | bool | None,
 ) -> None:
     """Measure what a trace's prefix decides, and what a judge of prefixes could gain."""
@@ -76,6 +85,9 @@ def prefix_value(
     def body() -> int:
         from gambit.bench.datasets import benchmark_for
         from gambit.bench.prefix_value import is_done, layers_for, make_prefix_plan, open_folder
+        from gambit.engines.choice import check_engine
+        from gambit.models.files import check_model
+        from gambit.storage.run_folder import check_writable
 
         if keep >= traces:
             raise UserError(f"--keep {keep} of --traces {traces}: keep fewer, so that there is something to choose")
@@ -87,12 +99,15 @@ def prefix_value(
         given = {**answer, "memory_ratio": memory_ratio, **{k: v for k, v in flags.items() if v is not None}}
         collecting = _collecting(out, found.name, given, traces, rollouts, traces_at_once, graders)
         judges = _judges(scorer, collecting.engine)
+        check_engine(collecting.engine)
+        check_model(collecting.engine.model)
+        check_writable(out)
         open_folder(out, plan)
         if not is_done(out, plan, tasks):
             from dataclasses import replace
 
             collecting = replace(collecting, layers=layers_for(out, judges.values()))
-            code = _run(out, plan, tasks, collecting)
+            code = _run(out, plan, tasks, collecting, is_quiet=quiet)
             if code != OK:
                 return code
         return _report(out, plan, judges, keep, collecting.engine.device, as_json=as_json)
@@ -109,18 +124,16 @@ def _fractions(text: str) -> tuple[float, ...]:
 
 def _collecting(
     out: Path, source: str, given: Mapping[str, object], traces: int, rollouts: int, at_once: int | None, graders: int
-) -> Plan:
-    from gambit.cli.scorer import CPU_TRACES, GPU_TRACES
+) -> CollectPlan:
+    from gambit.cli.scorer_collect import usual_traces_at_once
     from gambit.config.options import EngineConfig, SearchConfig, build
-    from gambit.engines.local.model import pick_device
-    from gambit.training.collect import Plan
+    from gambit.training.collect import CollectPlan
 
     engine = build(EngineConfig, {key: given[key] for key in given if key in EngineConfig.model_fields})
     search = build(SearchConfig, {key: given[key] for key in given if key in SearchConfig.model_fields})
-    usual = GPU_TRACES if pick_device(engine.device).type == "cuda" else CPU_TRACES
-    return Plan(
-        out, source, engine, search, traces_per_problem=traces, traces_at_once=at_once or usual, num_graders=graders,
-        num_rollouts=rollouts,
+    return CollectPlan(
+        out, source, engine, search, traces_per_problem=traces, num_rollouts=rollouts, num_graders=graders,
+        traces_at_once=at_once or usual_traces_at_once(engine.device),
     )  # fmt: skip
 
 
@@ -142,17 +155,17 @@ def _judges(names: list[str] | None, engine: EngineConfig) -> dict[str, Scorer]:
     return found
 
 
-def _run(out: Path, plan: PrefixPlan, tasks: list[Task], collecting: Plan) -> int:
+def _run(out: Path, plan: PrefixPlan, tasks: list[Task], collecting: CollectPlan, *, is_quiet: bool) -> int:
     from gambit.bench.prefix_value import run
-    from gambit.cli.scorer_display import our_warnings, progress
-    from gambit.cli.session import prepare_libraries
+    from gambit.cli.scorer_display import progress
+    from gambit.cli.session import only_our_warnings, prepare_libraries
     from gambit.cli.signals import StopSignal
 
     prepare_libraries()
     with (
-        our_warnings(),
-        progress("traces") as on_traces,
-        progress("prefixes") as on_prefixes,
+        only_our_warnings(is_quiet=is_quiet),
+        progress("traces", is_quiet=is_quiet) as on_traces,
+        progress("prefixes", is_quiet=is_quiet) as on_prefixes,
         StopSignal(lambda: None) as stop,
     ):
         bars = {"traces": on_traces, "prefixes": on_prefixes}

@@ -1,63 +1,39 @@
-"""What a person sees of `gambit scorer`: progress, tables, metadata; decides nothing."""
+"""What a person sees of `gambit scorer`: progress, tables, metadata."""
 
 from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gambit.cli.terminal import put, say, stderr
-from gambit.core.errors import GambitWarning
+from gambit.cli.terminal import put, stderr
 from gambit.core.events import Json
 
 if TYPE_CHECKING:
-    from gambit.training.collect import Summary
-    from gambit.training.evaluate import Report
+    from gambit.training.collect import CollectSummary
+    from gambit.training.evaluate import ScorerReport
     from gambit.training.train import Trained
 
 
 @contextmanager
-def our_warnings() -> Iterator[None]:
-    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
-
-    def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int,
-        file: TextIO | None = None, line: str | None = None,
-    ) -> None:  # fmt: skip
-        if issubclass(category, GambitWarning):
-            warn(str(message))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", GambitWarning)
-        warnings.showwarning = show
-        yield
-
-
-def warn(message: str) -> None:
-    say(f"warning: {message}", style="yellow")
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str, *, is_quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time that is left, on a terminal only."""
     console = stderr()
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=console, disable=is_quiet or not console.is_terminal, transient=True) as bar:
         job = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(job, completed=done, total=total)
 
 
-def summary_line(summary: Summary, out: Path, seconds: float) -> str:
+def summary_line(summary: CollectSummary, out: Path, seconds: float) -> str:
     share = summary.num_correct / max(1, summary.num_traces)
     before = f", {summary.num_before} were there before" if summary.num_before else ""
     rolled_out = f"; {summary.num_prefixes} prefixes rolled out" if summary.num_prefixes else ""
@@ -89,7 +65,7 @@ def show_training(out: Path, trained: Trained, as_json: bool) -> None:
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
 
 
-def show_report(report: Report) -> None:
+def show_report(report: ScorerReport) -> None:
     from gambit.training.evaluate import conclusions
 
     put(f"{report.model}, {report.source}: {report.num_problems} problems, {report.num_mixed} with both right and "
@@ -106,7 +82,7 @@ def show_report(report: Report) -> None:
         put(line)
 
 
-def _ranking_table(report: Report, title: str) -> Table:
+def _ranking_table(report: ScorerReport, title: str) -> Table:
     from gambit.training.ranking import CURVE, QUARTERS
 
     is_auc = title.startswith("AUC")

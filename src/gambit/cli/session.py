@@ -1,14 +1,16 @@
-"""What every command that runs a model does around it: loads it quietly and turns warnings into lines; no searching."""
+"""What every command that runs a model does around it: loads it quietly and turns warnings into lines."""
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from gambit.cli.terminal import say
+from gambit.cli.terminal import warn
+from gambit.core.errors import GambitWarning
 from gambit.engines.vllm import versions
 
 if TYPE_CHECKING:
@@ -37,7 +39,19 @@ def loaded(engine: EngineConfig, screen: Screen) -> Solver:
 
     screen.loading(engine.model)
     prepare_libraries()
-    return Solver(**engine.model_dump(exclude_unset=True))
+    with _nothing_collected():
+        return Solver(**engine.model_dump(exclude_unset=True))
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What is imported and loaded stays for good: looking it over for garbage, now or at the end, is wasted time."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def prepare_libraries() -> None:
@@ -45,9 +59,6 @@ def prepare_libraries() -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     _give_vllm_a_process()
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def _give_vllm_a_process() -> None:
@@ -61,17 +72,16 @@ def _give_vllm_a_process() -> None:
 
 
 @contextmanager
-def only_our_warnings(screen: Screen) -> Iterator[None]:
+def only_our_warnings(screen: Screen | None = None, *, is_quiet: bool = False) -> Iterator[None]:
     """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
-    from gambit.core.errors import GambitWarning
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int,
         file: TextIO | None = None, line: str | None = None,
     ) -> None:  # fmt: skip
-        if issubclass(category, GambitWarning):
-            with screen.paused():
-                say(f"warning: {message}", style="yellow")
+        if issubclass(category, GambitWarning) and not is_quiet:
+            with screen.paused() if screen is not None else nullcontext():
+                warn(str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a polite request first and an order the second time; knows nothing of searches."""
+"""Ctrl-C and SIGTERM: the first asks a run to stop, the second ends the process."""
 
 from __future__ import annotations
 

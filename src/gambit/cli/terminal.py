@@ -1,4 +1,4 @@
-"""The terminal's edge: what is printed where, and how a command ends; decides nothing about searches."""
+"""Prints to stdout and stderr, and ends a command with an exit code."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from gambit.core.errors import GambitError, UserError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-OK, FAILURE, USER_MISTAKE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILURE, USER_MISTAKE, NO_ANSWER, INTERRUPTED = 0, 1, 2, 3, 130
 PIPE_WIDTH = 200  # nobody looks at it: lines need not be folded
 
 
 def exit_with(body: Callable[[], int]) -> NoReturn:
-    """Run a command and leave with its exit code; whatever goes wrong is one sentence, never a stack trace."""
+    """Run a command and leave with its exit code; whatever goes wrong is one sentence without a stack trace."""
     try:
         code = body()
     except UserError as error:
-        code = _failed(error, str(error), USER_MISTAKE)
+        code = failed(error, str(error), USER_MISTAKE)
     except GambitError as error:
-        code = _failed(error, str(error), FAILURE)
+        code = failed(error, str(error), FAILURE)
     except KeyboardInterrupt as error:
-        code = _failed(error, "interrupted", INTERRUPTED)
+        code = failed(error, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         raise  # nobody reads on: typer ends quietly
     except Exception as error:
-        code = _failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
+        code = failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
     raise typer.Exit(code)
 
 
-def _failed(error: BaseException, message: str, code: int) -> int:
+def failed(error: BaseException, message: str, code: int) -> int:
+    """Say what went wrong; gives the exit code back."""
     if os.environ.get("GAMBIT_DEBUG"):
         traceback.print_exception(error)
     say(f"error: {message}", style="red")
@@ -65,6 +66,10 @@ def say(message: str, style: str = "") -> None:
     stderr().print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def warn(message: str) -> None:
+    say(f"warning: {message}", style="yellow")
+
+
 def stdout() -> Console:
     from rich.console import Console
 
@@ -75,3 +80,8 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def is_watched() -> bool:
+    """Whether somebody looks: live displays are for terminals alone."""
+    return sys.stdout.isatty() and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""`gambit view`: where the page goes and whether a browser opens; the page itself is made in gambit.view."""
+"""`gambit view`: writes the page of a run and opens it in a browser if asked."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ from typing import Annotated
 
 import typer
 
+from gambit.cli.commands import made_command
 from gambit.cli.terminal import OK, exit_with
 
 
 def view(
-    run: Annotated[Path, typer.Argument(help="The folder that `gambit solve` wrote, or its log.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="The page (default: tree.html beside the log).")] = None,
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Folder that `gambit solve` wrote, or its log.", show_default=False),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page (default: tree.html beside the log).")
+    ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or hub name, where the one that the log names is not at hand.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Folder or hub name, where the one that the log names is not at hand."),
     ] = None,
     is_opened: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
 ) -> None:
     """Write one HTML page that shows what a search did: its tree, its texts, its vote."""
 
     def body() -> int:
+        from gambit.storage.run_folder import check_writable, find_log
         from gambit.view import write_page
-        from gambit.view.history import find_log
 
         log = find_log(run)
         page = out or log.parent / "tree.html"
+        check_writable(page.parent)
         write_page(log, page, tokenizer)
         typer.echo(page)
         if is_opened:
@@ -33,3 +41,7 @@ def view(
         return OK
 
     exit_with(body)
+
+
+def command() -> object:
+    return made_command(view, "view")

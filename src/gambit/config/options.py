@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -14,7 +15,20 @@ from gambit.core.errors import UserError
 from gambit.results.vote import Consensus, VoteKind
 from gambit.text.answers import AnswerKind
 
-Positive = Annotated[int, Field(ge=1)]
+# Far above what any engine holds, and low enough that a slip of the finger is told from a wish.
+MOST_TRACES_AT_ONCE = 65_536
+MOST_TRACES = 10_000_000
+MOST_TOKENS = 10_000_000  # of one trace
+MOST_TOKENS_IN_ALL = 10**12
+MOST_SECONDS = 10_000_000  # four months
+Traces = Annotated[int, Field(ge=1, le=MOST_TRACES)]
+PoolSize = Annotated[int, Field(ge=1, le=MOST_TRACES_AT_ONCE)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+TokensInAll = Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|mps")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
 Model = TypeVar("Model", bound=BaseModel)
 NESTED_OPTIONS = ("engine_options", "policy_options")  # of which each may be given by itself
 
@@ -34,61 +48,79 @@ class PresetSource(StrEnum):
     PAPER = "paper"  # C = 256, K = 16, Δ = 200, w = 12,000
 
 
-class SearchConfig(BaseModel):
+class CheckedModel(BaseModel):
+    """Options whose mistakes are one sentence, whoever makes them: a flag, a file or a call from Python."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # type checkers see the fields as arguments
+
+        def __init__(self, **values: object) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise UserError(sentence_of(type(self), error)) from error
+
+
+class SearchConfig(CheckedModel):
     """How to search. What is left out (None) comes from the model's preset, or is worked out (`preset="auto"`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     policy: str = Field("gambit", description="search method; `gambit policies` lists them with their options")
-    policy_options: dict[str, Any] = Field(default_factory=dict, description="options of that method alone")
+    policy_options: dict[str, Any] = Field(default_factory=dict, description="option of that method alone")
     preset: PresetSource = Field(PresetSource.MODEL, description="where open settings come from: model, auto or paper")
-    capacity: Positive | None = Field(None, description="C: most traces in the pool at once")
-    num_traces: Positive | None = Field(None, description="stop after this many completed traces; default: capacity")
-    islands: Positive | Literal["auto"] | None = Field(
+    capacity: PoolSize | None = Field(None, description="C: most traces in the pool at once")
+    num_traces: Traces | None = Field(None, description="stop after this many completed traces; default: capacity")
+    islands: PoolSize | Literal["auto"] | None = Field(
         None,
         description="M: parts of the pool that compete by themselves and vote together; 1 is the paper's pool, "
         "capacity is self-consistency; auto: by how far the scorer can be trusted",
     )
-    swap_size: Positive | None = Field(None, description="K: traces swapped per tournament")
-    check_interval: Positive | None = Field(None, description="Δ: decode steps between tournaments")
-    warmup_tokens: Annotated[int, Field(ge=0)] | None = Field(
+    swap_size: PoolSize | None = Field(None, description="K: traces swapped per tournament")
+    check_interval: Tokens | None = Field(None, description="Δ: decode steps between tournaments")
+    warmup_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
         None, description="w: tokens a trace must generate itself before it may be a parent"
     )
     hard_floor: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="δ: a running trace below it becomes a ghost; 0 switches it off"
     )
-    child_temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="multiplies a child's temperature")
+    child_temperature: Annotated[float, Field(gt=0, le=100)] = Field(1.0, description="factor of a child's temperature")
     branch_point: BranchPoint = Field(
         BranchPoint.LAST_TOKEN, description="where a child leaves its parent: last_token or last_boundary"
     )
     ghost_parents: bool = Field(False, description="let evicted traces be parents (their prefix is recomputed)")
 
-    max_new_tokens: Positive | None = Field(None, description="per trace, inherited part included")
-    temperature: Annotated[float, Field(ge=0)] | None = Field(None, description="0 is greedy")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="1 switches it off")
-    top_k: Annotated[int, Field(ge=0)] | None = Field(None, description="0 switches it off")
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="0 switches it off")
-    seed: int = Field(0, description="same seed, same tree, same answer")
+    max_new_tokens: Tokens | None = Field(None, description="most tokens of a trace, inherited ones included")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description="of sampling; 0 is greedy")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling; 1 switches it off")
+    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
+        None, description="most likely tokens to sample from; 0 switches it off"
+    )
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="least share of the likeliest token; 0 switches it off"
+    )
+    seed: Seed = Field(0, description="same seed, same tree, same answer")
 
-    budget_tokens: Positive | None = Field(None, description="never generate more tokens than this")
-    budget_seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="stop after this long")
-    budget_traces: Positive | None = Field(None, description="stop after this many completed traces")
+    budget_tokens: TokensInAll | None = Field(None, description="stop before more tokens than this are generated")
+    budget_seconds: Seconds | None = Field(None, description="stop after this long")
+    budget_traces: Traces | None = Field(None, description="stop after this many completed traces")
 
     consensus_stop: str | float = Field(
         "off", description="end once the vote is settled: off, certain (nobody can catch up) or a share such as 0.95"
     )
-    consensus_min_traces: Positive = Field(
+    consensus_min_traces: Traces = Field(
         16, description="completed traces before a share of the votes counts for consensus_stop"
     )
-    vote: VoteKind | None = Field(None, description=f"{', '.join(VoteKind)}; default: the policy's own")
-    confidence_window: Positive = Field(
+    vote: VoteKind | None = Field(
+        None, description=f"how answers are weighed: {', '.join(VoteKind)}; default: the policy's own"
+    )
+    confidence_window: Tokens = Field(
         2048, description="tokens in a window of the confidence votes; DeepConf has an option of its own"
     )
     answer: AnswerKind = Field(AnswerKind.BOXED, description="how an answer is read: boxed, choice, number or text")
     system_prompt: str | None = Field(
-        None, description="default: the model's own, or one that asks for a box; '' for none"
+        None, description="what the model is told first; '' for nothing; default: its own, or to box its answer"
     )
-    enable_thinking: bool = Field(True, description="let the model think, where its chat template offers the choice")
+    enable_thinking: bool = Field(True, description="let the model think first, where its template has the choice")
 
     @field_validator("consensus_stop")
     @classmethod
@@ -108,22 +140,45 @@ class SearchConfig(BaseModel):
         return self
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(CheckedModel):
     """What to search with: the model, the engine that runs it and the scorer that judges its thoughts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
     model: str = Field("pawn", description="folder or hub name; pawn is the bundled model")
-    engine: str = Field("auto", description="local or vllm; auto: vllm where a tested build and its GPU are there")
-    engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine as they are")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
-    dtype: str = Field("auto", description="auto, float32, float16, bfloat16")
+    engine: str = Field(
+        "auto", description="what runs it: local, vllm or auto (vllm where a tested build and its GPU are there)"
+    )
+    engine_options: dict[str, Any] = Field(default_factory=dict, description="passed to the engine as it is")
+    device: str = Field("auto", description="where it runs: auto, cpu, cuda, cuda:0 or mps")
+    dtype: str = Field("auto", description="type of its weights: auto, float32, float16 or bfloat16")
     scorer: str = Field(
         "auto", description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own"
     )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
-    kv_budget_tokens: Positive | None = Field(None, description="KV room in tokens; default: what memory allows")
+    kv_budget_tokens: TokensInAll | None = Field(
+        None, description="tokens in the KV cache; default: what fits into memory"
+    )
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="r: share of GPU memory to use")
+
+    @field_validator("device")
+    @classmethod
+    def _is_device(cls, value: str) -> str:
+        if DEVICE.fullmatch(value) is None:
+            raise UserError(f"unknown device {value!r}: use auto, cpu, cuda, cuda:0 or mps")
+        return value
+
+    @field_validator("dtype")
+    @classmethod
+    def _is_dtype(cls, value: str) -> str:
+        if value not in DTYPES:
+            raise UserError(f"unknown dtype {value!r}: use {', '.join(DTYPES)}")
+        return value
+
+    @field_validator("model", "engine", "scorer")
+    @classmethod
+    def _is_named(cls, value: str) -> str:
+        if not value.strip() or "\0" in value:
+            raise ValueError("a name is needed")
+        return value
 
 
 def check_swap(swap_size: int, capacity: int) -> None:
@@ -137,22 +192,32 @@ def build(kind: type[Model], values: Mapping[str, object]) -> Model:
     try:
         return kind(**values)
     except ValidationError as error:
-        raise UserError("; ".join(_sentence(kind, dict(found)) for found in error.errors())) from error
+        raise UserError(sentence_of(kind, error)) from error
 
 
-def _sentence(kind: type[BaseModel], found: dict[str, object]) -> str:
+def sentence_of(kind: type[BaseModel], error: ValidationError) -> str:
+    """What is wrong with which option, in the user's words."""
+    return "; ".join(dict.fromkeys(_finding(kind, dict(found)) for found in error.errors()))
+
+
+def _finding(kind: type[BaseModel], found: dict[str, object]) -> str:
     location = found["loc"]
     assert isinstance(location, tuple)
-    name = ".".join(map(str, location[:1])) or "config"
+    name = str(location[0]) if location else "config"
     if found["type"] == "extra_forbidden":
         return unknown_key(name, kind.model_fields)
-    return f"{name} = {found['input']!r}: {str(found['msg']).lower().removeprefix('value error, ')}"
+    return f"{name} = {_shown(found['input'])}: {str(found['msg']).lower().removeprefix('value error, ')}"
 
 
-def unknown_key(name: str, known: Mapping[str, object]) -> str:
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"
+
+
+def unknown_key(name: str, known: Mapping[str, object], what: str = "option") -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    return f"unknown option {name!r}: {hint}"
+    return f"unknown {what} {_shown(name)}: {hint}"
 
 
 def read_config_file(path: Path) -> dict[str, object]:
@@ -162,7 +227,7 @@ def read_config_file(path: Path) -> dict[str, object]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read config {path}: {error}") from error
+        raise UserError(f"cannot read config {path}: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise UserError(f"config {path} must be a mapping of options to values, not {type(raw).__name__}")
     known = {**SearchConfig.model_fields, **EngineConfig.model_fields}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from gambit.config.options import BranchPoint, PresetSource, SearchConfig, check_swap
+from gambit.config.options import BranchPoint, PresetSource, SearchConfig, build, check_swap
 from gambit.core.errors import UserError
 from gambit.core.types import Sampling
 from gambit.results.vote import Consensus
@@ -22,6 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 DEFAULT_CAPACITY = 64
 DEFAULT_MAX_NEW_TOKENS = 32_768
 PRESET_FILE = "gambit.json"  # in a model's folder
+LENGTHS = ("median_length", "mean_thought_length")  # what a preset says beyond the options of a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,28 @@ def preset_for(model: str, folder: Path | None) -> Preset:
 
 
 def _read_preset(path: Path) -> Preset:
-    known = {field.name for field in dataclasses.fields(Preset)}
+    """Unknown keys are notes for people; known ones are checked like a user's options."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return Preset(**{key: value for key, value in raw.items() if key in known})
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a preset: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is not a preset: it must be an object of options, not {type(raw).__name__}")
+    known = {field.name for field in dataclasses.fields(Preset)}
+    given = {name: value for name, value in raw.items() if name in known and value is not None}
+    try:
+        checked = build(SearchConfig, {name: value for name, value in given.items() if name not in LENGTHS})
+    except UserError as error:
+        raise UserError(f"{path} is not a preset: {error}") from error
+    values: dict[str, Any] = {name: getattr(checked, name) for name in given if name not in LENGTHS}
+    values |= {name: _checked_length(path, name, given[name]) for name in LENGTHS if name in given}
+    return Preset(**values)
+
+
+def _checked_length(path: Path, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{path} is not a preset: {name} = {value!r} must be a number above 0")
+    return value
 
 
 def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
@@ -205,6 +223,10 @@ def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> 
     warnings = []
     if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
         warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")
+    if settings.policy == "gambit" and settings.islands == 1 and settings.num_traces > settings.capacity:
+        warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island has "
+                        f"{settings.capacity} roots and adds traces by branching alone, so that it may end with fewer; "
+                        "raise --capacity, or give --islands 2 or more")  # fmt: skip
     if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
         warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
                         f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip

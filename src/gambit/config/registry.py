@@ -17,7 +17,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "sc": "gambit.search.policies.self_consistency:SelfConsistency",
         "slim-sc": "gambit.search.policies.slim_sc:SlimSc",
         "single": "gambit.search.policies.single:Single",
-        "step": "gambit.search.policies.step:Step",
+        "step": "gambit.search.policies.step:StepPruning",
     },
     "gambit.scorers": {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",
@@ -42,6 +42,14 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+KINDS = {"gambit.policies": "policy", "gambit.scorers": "scorer", "gambit.models": "model",
+         "gambit.engines": "engine", "gambit.benchmarks": "benchmark"}  # fmt: skip
+
+
+def knows(group: str, name: str) -> bool:
+    """Whether a name can be asked for; built-in ones without a look at what is installed, which takes its time."""
+    return name in BUILT_IN[group] or name in _installed(group)
+
 
 def names(group: str) -> list[str]:
     """Everything that can be asked for in a group."""
@@ -55,8 +63,7 @@ def load(group: str, name: str) -> object:
         return getattr(importlib.import_module(module), attribute)
     installed = _installed(group)
     if name not in installed:
-        kind = group.rpartition(".")[2].rstrip("s").replace("policie", "policy")
-        raise UserError(unknown_key(name, dict.fromkeys(names(group))).replace("option", kind))
+        raise UserError(unknown_key(name, dict.fromkeys(names(group)), KINDS[group]))
     return installed[name].load()
 
 

@@ -10,14 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO, TypeAlias, get_args
+from typing import Any, TextIO, TypeAlias, get_args
 
+from gambit.core.chain import BrokenChainError, Chain
 from gambit.core.errors import UserError
 from gambit.core.types import EndReason, StopReason, TraceConfidence
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
-LOG_FORMAT = 1
+LOG_FORMAT = 2  # lines are numbered and chained; those of format 1 are neither
+PLAIN_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +227,14 @@ def to_json(event: Event) -> str:
 
 
 def from_json(line: str) -> Event:
-    """The event of one line."""
+    """The event of one line, whatever its chain says."""
     record = json.loads(line)
+    record.pop("line", None)
+    record.pop("chain", None)
+    return _event_of(record)
+
+
+def _event_of(record: dict[str, Any]) -> Event:
     name = record.pop("event")
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
     if name in _ENUMS:
@@ -237,15 +245,16 @@ def from_json(line: str) -> Event:
 
 
 class LogWriter:
-    """Appends events to a file, each line as soon as it is complete, so that a killed run leaves a readable log."""
+    """Writes events to a file, each line as soon as it is complete, so that a killed run leaves a readable log."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        self._chain = Chain()
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, event: Event) -> None:
-        self._file.write(to_json(event) + "\n")
+        self._file.write(self._chain.link(to_json(event)) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -258,19 +267,36 @@ class LogWriter:
 
 
 def read_log(path: Path) -> Iterator[Event]:
-    """The events of a log file, plain or gzip-compressed (.gz).
+    """The events of a log file, plain or gzip-compressed (.gz), one for each line.
 
-    A last line cut short by a kill is left out, any other broken line is an error.
+    A last line cut short by a kill is left out. Any other broken line is an error that names it, and so is one that
+    does not fit the lines before it; logs of format 1 have no chain to tell by.
     """
+    chain: Chain | None = Chain()
     with _opened(path) as file:
         for number, line in enumerate(_whole_lines(file), start=1):
             try:
-                event = from_json(line)
-            except (ValueError, KeyError, TypeError) as error:
+                event, chain = _read_line(line, chain)
+            except BrokenChainError as error:
+                raise UserError(f"{path}, line {number}: {error}") from error
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UserError(f"{path}, line {number}: not an event of this log format ({error})") from error
-            if isinstance(event, RunStarted) and event.format != LOG_FORMAT:
-                raise UserError(f"{path}: log format {event.format}, this version reads {LOG_FORMAT}")
             yield event
+
+
+def _read_line(line: str, chain: Chain | None) -> tuple[Event, Chain | None]:
+    """The event of a line, and the chain for the next one: None where the header says that there is none."""
+    record = json.loads(line)
+    if record.get("event") not in _KINDS:
+        raise ValueError(f"unknown event {record.get('event')!r}")
+    if record.get("event") == RunStarted.__name__:
+        if record.get("format") == PLAIN_FORMAT:
+            return _event_of(record), None
+        if record.get("format") != LOG_FORMAT:
+            raise ValueError(f"log format {record.get('format')}, this version reads up to {LOG_FORMAT}")
+    if chain is not None:
+        chain.unlink(line.rstrip("\n"), record)
+    return _event_of(record), chain
 
 
 def _opened(path: Path) -> TextIO:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from gambit.core.errors import UserError
+
 
 class ChatMessage(TypedDict):
     """One turn of a chat, as chat templates take it."""
@@ -22,6 +24,12 @@ class Problem:
     question: str | Sequence[ChatMessage]
     id: str = "problem"
     prefix_tokens: tuple[int, ...] = ()  # of the answer: traces continue it, and it counts as part of them
+
+    def __post_init__(self) -> None:
+        """An id names a problem's folder, and must not lead out of the run's."""
+        if self.id in ("", ".", "..") or any(mark in self.id for mark in "/\\\0"):
+            raise UserError(f"the id {self.id!r} cannot name a problem's folder: leave out '/' and '\\', and use "
+                            "letters, digits, '.', '_' and '-'")  # fmt: skip
 
     @property
     def last_message(self) -> str:

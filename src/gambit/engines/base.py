@@ -27,6 +27,7 @@ class EngineInfo:
     versions: Mapping[str, str] = field(default_factory=dict)
     most_traces: int | None = None  # that run at a time; None: as many as the KV cache holds
     most_traces_option: str | None = None  # the engine option that raises it
+    kv_asked_tokens: int | None = None  # as the user said, before it is rounded down to whole blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,21 @@ def check_prompt(info: EngineInfo, num_tokens: int) -> None:
         raise UserError(f"the prompt has {num_tokens} tokens, the model's context is {info.context_tokens}: "
                         "shorten the problem")  # fmt: skip
     if num_tokens + info.block_tokens > info.kv_capacity_tokens:
-        raise UserError(f"a KV budget of {info.kv_capacity_tokens} tokens cannot hold a prompt of {num_tokens} tokens "
-                        "and one block more: raise --kv-budget-tokens")  # fmt: skip
+        raise UserError(f"{_kv_budget(info)} cannot hold a prompt of {num_tokens} tokens and one block more: raise "
+                        f"--kv-budget-tokens to {_whole_blocks(num_tokens + info.block_tokens, info)}")  # fmt: skip
+
+
+def _kv_budget(info: EngineInfo) -> str:
+    if info.kv_asked_tokens in (None, info.kv_capacity_tokens):
+        return f"a KV budget of {info.kv_capacity_tokens} tokens"
+    return (
+        f"a KV budget of {info.kv_asked_tokens} tokens, which is {info.kv_capacity_tokens} in whole blocks of "
+        f"{info.block_tokens},"
+    )
+
+
+def _whole_blocks(num_tokens: int, info: EngineInfo) -> int:
+    return -(-num_tokens // info.block_tokens) * info.block_tokens
 
 
 class Engine(Protocol):
@@ -69,10 +83,12 @@ class Engine(Protocol):
     """
 
     @property
-    def info(self) -> EngineInfo: ...
+    def info(self) -> EngineInfo:
+        """What it runs, and how much fits."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
 
     def open(self, spec: SearchSpec) -> None:
         """Announce a search; its prompt must leave room for at least one token."""

@@ -1,11 +1,11 @@
-"""What travels with a model besides its weights: where it is, its preset, its scorer, its sampling defaults."""
+"""A model's files: where they are, their hashes, and what lies beside the weights (preset, scorer, sampling)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -14,23 +14,28 @@ from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
 from gambit.core.errors import UserError
 from gambit.core.problem import NamedModel
+from gambit.storage.hashing import files_hash
 
 SCORER_FILE = "scorer.safetensors"
 SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM takes every safetensors for weights
 MODELS = "gambit.models"
 BUNDLED = "pawn"  # the model of those who name none
 WEIGHTS_FILE = "model.safetensors"
+GENERATION_FILE = "generation_config.json"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-# A file up to this size is hashed whole; of a larger one its header and samples, so that no start waits for a hash.
-WHOLE_FILE_BYTES = 64 << 20
-SAMPLES_PER_MODEL = 64
-SAMPLE_BYTES = 32 << 10
+OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth")  # where there is no safetensors
+# Beside the weights these decide what a model says: its configuration and its tokenizer. A README does not.
+CONFIGURATION_FILES = ("config.json", "generation_config.json", PRESET_FILE)
+TOKENIZER_FILES = (
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+)  # fmt: skip
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def named_model(model: str) -> NamedModel | None:
     """The model that a package brings along under this name."""
-    if model not in registry.names(MODELS):
+    if not registry.knows(MODELS, model):
         return None
     return cast("NamedModel", registry.load(MODELS, model))
 
@@ -95,17 +100,46 @@ class Generation:
 
 def generation_of(model: str) -> Generation:
     """Empty for a model without one."""
-    from transformers import GenerationConfig
-
-    try:
-        config = GenerationConfig.from_pretrained(model)
-    except (OSError, ValueError):
+    path = side_file(model, GENERATION_FILE)
+    if path is None:
         return Generation((), {})
-    eos: int | Sequence[int] | None = config.eos_token_id
-    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-    names = ("temperature", "top_p", "top_k", "min_p")
-    given = {name: getattr(config, name, None) for name in names} if config.do_sample else {}
-    return Generation(ids, {name: value for name, value in given.items() if value is not None})
+    raw = _read_json(path)
+    eos = raw.get("eos_token_id")
+    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(cast("Sequence[int]", eos))
+    names = ("temperature", "top_p", "top_k", "min_p") if raw.get("do_sample") else ()
+    return Generation(ids, {name: value for name in names if isinstance(value := raw.get(name), int | float)})
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): copy the model's files again") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} must be an object, not {type(raw).__name__}: copy the model's files again")
+    return raw
+
+
+def check_model(model: str) -> None:
+    """Refuse a model whose folder is missing or has broken files, before anything heavy is imported."""
+    source = locate(model)
+    if Path(source).is_dir():
+        check_weights(source)
+        defaults_of(source, generation_of(source))
+
+
+def check_weights(model: str) -> None:
+    """Refuse weights that a broken download left behind, before an engine takes a minute to stumble over them."""
+    for file in weight_files(model):
+        try:
+            with file.open("rb") as content:
+                size = int.from_bytes(content.read(8), "little")
+                header = json.loads(content.read(min(size, file.stat().st_size)))
+            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file} is not a readable safetensors file: copy it again") from error
+        if (found := file.stat().st_size) != 8 + size + end:
+            raise UserError(f"{file} has {found:,} bytes where its header promises {8 + size + end:,}: copy it again")
 
 
 def defaults_of(model: str, generation: Generation) -> ModelDefaults:
@@ -124,31 +158,52 @@ def hidden_size_on_disk(model: str) -> int | None:
     path = _on_disk(model, "config.json")
     if path is None:
         return None
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    size = raw.get("hidden_size") or raw.get("text_config", {}).get("hidden_size")
-    return int(size) if size else None
+    raw = _read_json(path)
+    nested = raw.get("text_config")
+    size = raw.get("hidden_size") or (nested.get("hidden_size") if isinstance(nested, dict) else None)
+    return size if isinstance(size, int) else None
 
 
 def weight_hash(model: str) -> str | None:
-    """A hash of a model's weights, or None where they are not on this disk as safetensors.
+    """A hash of a model's weights, or None where they are not on this disk as safetensors."""
+    files = weight_files(model)
+    return files_hash(files) if files else None
 
-    One file of up to 64 MiB gives its plain SHA-256. Larger ones give `sampled:` and a hash of names, sizes, headers
-    and 64 pieces spread over the whole: other weights, another dtype or another quantisation change it, and it takes
-    well under a second whatever the size.
-    """
-    files = _weight_files(model)
-    if not files:
+
+def identity_hash(model: str) -> str | None:
+    """A hash of a model's weights, configuration and tokenizer; None where the weights are not on this disk."""
+    weights = weight_files(model) or _other_weights(model)
+    if not weights:
         return None
-    if len(files) == 1 and files[0].stat().st_size <= WHOLE_FILE_BYTES:
-        return hashlib.sha256(files[0].read_bytes()).hexdigest()
-    digest = hashlib.sha256()
-    for file in files:
-        for piece in _samples(file, max(1, SAMPLES_PER_MODEL // len(files))):
-            digest.update(piece)
-    return f"sampled:{digest.hexdigest()}"
+    digest = hashlib.sha256(files_hash(weights).encode())
+    for name in (*CONFIGURATION_FILES, *TOKENIZER_FILES):
+        if (path := _on_disk(model, name)) is not None:
+            digest.update(f"{name} {files_hash([path])}".encode())
+    return digest.hexdigest()[:16]
 
 
-def _weight_files(model: str) -> list[Path]:
+def folder_on_disk(model: str) -> Path | None:
+    """Where a model's files are; None for one that only the hub has."""
+    config = _on_disk(model, "config.json")
+    return config.parent if config else None
+
+
+def scorer_file(model: str, scorer: str) -> Path | None:
+    """The checkpoint that a scorer's name stands for, where it stands for one that is on this disk."""
+    if Path(scorer).is_file():
+        return Path(scorer)
+    if scorer == "auto":
+        return _on_disk(model, SCORER_FILE)
+    return _on_disk(model, f"{SCORERS_FOLDER}/{scorer}.safetensors") if re.fullmatch(r"[\w-]+", scorer) else None
+
+
+def _other_weights(model: str) -> list[Path]:
+    folder = folder_on_disk(model)
+    return sorted(path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)) if folder else []
+
+
+def weight_files(model: str) -> list[Path]:
+    """A model's safetensors on this disk, none where one of them is missing."""
     index = _on_disk(model, WEIGHTS_INDEX)
     if index is None:
         single = _on_disk(model, WEIGHTS_FILE)
@@ -172,14 +227,3 @@ def _on_disk(model: str, filename: str) -> Path | None:
         return None
     cached = try_to_load_from_cache(model, filename)
     return Path(cached) if isinstance(cached, str) else None
-
-
-def _samples(file: Path, count: int) -> Iterable[bytes]:
-    size = file.stat().st_size
-    yield f"{file.name} {size}".encode()
-    with file.open("rb") as content:
-        head = content.read(8)
-        yield head + content.read(min(int.from_bytes(head, "little"), 8 << 20))  # the header: names, shapes, dtypes
-        for i in range(count):
-            content.seek(i * max(0, size - SAMPLE_BYTES) // max(1, count - 1))
-            yield content.read(SAMPLE_BYTES)

@@ -1,4 +1,4 @@
-"""Pawn, the bundled tiny reasoning model: its puzzles, its training and its weights; imports no torch by itself."""
+"""Pawn, the bundled tiny reasoning model: its puzzles, how it solves them and its weights; imports no torch itself."""
 
 from pathlib import Path
 

@@ -1,0 +1,1 @@
+"""Votes, token counts, and the result of a search from its events."""

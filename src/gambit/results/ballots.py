@@ -1,14 +1,17 @@
-"""Traces -> ballots: what each weighs under each kind of vote; never counts answers itself."""
+"""What the vote of each trace weighs, for every kind of vote."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+import numpy as np
 
 from gambit.core.tree import Trace, TraceTree
-from gambit.results.vote import Ballot, VoteKind, VoteResult, has_answer, tally
+from gambit.results.vote import Ballot, Combine, Pools, VoteKind, VoteResult, has_answer, tally, tally_pools
+from gambit.text.answers import Equivalent
 
-TOP_SHARE = 0.1  # DeepConf's filtered votes: of the traces that have an answer
+TOP_PERCENTILE = 90.0  # DeepConf's filtered votes: of the traces that have an answer
 
 
 def ballots_of(tree: TraceTree, kind: VoteKind) -> list[Ballot]:
@@ -18,8 +21,17 @@ def ballots_of(tree: TraceTree, kind: VoteKind) -> list[Ballot]:
     return _top(ballots) if is_filtered else ballots
 
 
-def count_votes(ballots: Sequence[Ballot], kind: VoteKind, equivalent: Callable[[str, str], bool]) -> VoteResult:
-    return tally(ballots, equivalent, max if kind is VoteKind.BEST else math.fsum)
+def count_votes(ballots: Sequence[Ballot], kind: VoteKind, equivalent: Equivalent) -> VoteResult:
+    return tally(ballots, equivalent, _combine(kind))
+
+
+def recount_votes(ballots: Sequence[Ballot], kind: VoteKind, pools: Pools) -> VoteResult:
+    """The vote again, with the answers held equal that were so the first time (`VoteResult.pools`)."""
+    return tally_pools(ballots, pools, _combine(kind))
+
+
+def _combine(kind: VoteKind) -> Combine:
+    return max if kind is VoteKind.BEST else math.fsum
 
 
 def _ballot(tree: TraceTree, trace: Trace, kind: VoteKind) -> Ballot:
@@ -43,7 +55,10 @@ def _confidence(trace: Trace, kind: VoteKind) -> float | None:
 
 
 def _top(ballots: Sequence[Ballot]) -> list[Ballot]:
-    """The tenth with the highest weight, at least one; those without an answer are not asked."""
-    ranked = sorted(filter(has_answer, ballots), key=lambda ballot: (-ballot.weight, ballot.trace))
-    kept = {ballot.trace for ballot in ranked[: math.ceil(TOP_SHARE * len(ranked))]}
-    return [ballot for ballot in ballots if ballot.trace in kept or not has_answer(ballot)]
+    """Those at or above the 90th percentile of the weights, interpolated, as in DeepConf's own code: ties included.
+
+    Traces without an answer neither count nor are dropped, so that they are still seen to abstain.
+    """
+    weights = [ballot.weight for ballot in ballots if has_answer(ballot)]
+    threshold = float(np.percentile(weights, TOP_PERCENTILE)) if weights else 0.0
+    return [ballot for ballot in ballots if ballot.weight >= threshold or not has_answer(ballot)]

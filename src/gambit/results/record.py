@@ -1,17 +1,18 @@
-"""The fold of an event log: tree, ledger and result of one search, live or replayed alike; it never runs anything."""
+"""Folds the events of a search, live or from its log, into its tree, its counts and its result."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.tree import TraceState, TraceTree
 from gambit.core.types import Aggregation, StopReason
 from gambit.results.ballots import ballots_of, count_votes
+from gambit.results.html import result_html
+from gambit.results.outline import TraceOutline, outline_of
 from gambit.results.vote import Ballot, VoteEntry, VoteKind, VoteResult
 
 Equivalent = Callable[[str, str], bool]
@@ -45,7 +46,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long traces waited for KV room, first admission and every later one together."""
+    """How long traces waited for KV cache, over all their admissions."""
 
     traces: int = 0  # that waited at all
     steps: int = 0  # of all traces together
@@ -92,6 +93,7 @@ class SearchResult:
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
     log_error: str | None = None  # why its log is incomplete, where it is
+    traces: tuple[TraceOutline, ...] = field(default=(), repr=False, compare=False)  # in this process only
 
     @classmethod
     def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
@@ -101,8 +103,14 @@ class SearchResult:
         )
 
     def to_json(self) -> dict[str, ev.Json]:
-        """Plain values, ready for `json.dumps`."""
-        return dataclasses.asdict(self)
+        """Plain values, ready for `json.dumps`; the traces are in the event log."""
+        values = dataclasses.asdict(dataclasses.replace(self, traces=()))
+        del values["traces"]
+        return values
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, the vote table, the tree."""
+        return result_html(self)
 
 
 @dataclass(slots=True)
@@ -196,25 +204,36 @@ class SearchRecord:
             seconds=self.seconds,
             stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
             waiting=self.waiting,
+            traces=outline_of(self.tree),
         )
 
 
+IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # what an event that cannot be raises
+
+
 def fold(events: Iterable[ev.Event]) -> SearchRecord:
-    """The record of a whole log."""
+    """The record of a whole log; an event that cannot follow those before it is named by its line."""
     record: SearchRecord | None = None
-    for event in events:
-        if isinstance(event, ev.RunStarted):
-            record = SearchRecord(event)
-        elif record is None:
+    for number, event in enumerate(events, start=1):
+        if record is None and not isinstance(event, ev.RunStarted):
             raise UserError("the log does not begin with RunStarted: it is no log of a Gambit run")
-        else:
-            record.apply(event)
+        try:
+            record = _extended(record, event)
+        except IMPOSSIBLE as error:
+            raise UserError(
+                f"line {number} of the log cannot follow the lines before it ({error}): it, or one of them, was changed"
+            ) from error
     if record is None:
         raise UserError("the log is empty")
     return record
 
 
-def replay(path: Path, equivalent: Equivalent) -> SearchResult:
-    """The result, rebuilt from a log file alone."""
-    record = fold(ev.read_log(path))
-    return dataclasses.replace(record.result(record.vote(equivalent)), out_dir=str(path.parent))
+def _extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
+    if record is None:
+        assert isinstance(event, ev.RunStarted)
+        return SearchRecord(event)
+    assert not isinstance(event, ev.RunStarted), "a second run begins"
+    assert record.voted is None, "the search had ended"
+    assert record.stopped is None or isinstance(event, ev.Voted), "the search had stopped"
+    record.apply(event)
+    return record

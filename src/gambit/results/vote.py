@@ -1,12 +1,14 @@
-"""Completed traces -> winner, margin, vote table; never looks at a trace's text or decides what is correct."""
+"""Votes: the answers of completed traces, weighted, become a winner, a margin and a vote table."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
-from gambit.text.answers import canonical
+from gambit.core.errors import UserError
+from gambit.text.answers import Equivalent, canonical
 
 
 class VoteKind(StrEnum):
@@ -54,6 +56,8 @@ class Consensus:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
+    """The vote of one trace."""
+
     trace: int
     answer: str | None
     weight: float
@@ -61,70 +65,97 @@ class Ballot:
     tie_break: float = 0.0  # between answers of equal weight and number the smallest wins
 
 
+Pools = tuple[tuple[str, ...], ...]  # answers that were held equal, by pool
+
+
 @dataclass(frozen=True, slots=True)
 class VoteEntry:
+    """One answer in the vote table, with all the traces that gave it or an equal one."""
+
     answer: str  # the most frequent way this pool writes its answer
     weight: float
     traces: int
     roots: int  # distinct independent roots behind the traces
+    forms: tuple[str, ...] = ()  # every way this pool writes its answer: what was held equal
 
 
 @dataclass(frozen=True, slots=True)
 class VoteResult:
+    """The winning answer and the vote table."""
+
     answer: str | None
     entries: tuple[VoteEntry, ...]  # the winner first
     margin: float  # (first - second) / total weight, in [0, 1]
     num_abstained: int
 
+    @property
+    def pools(self) -> Pools:
+        """Which answers were held equal: with it `tally_pools` repeats the vote without a grader."""
+        return tuple(entry.forms for entry in self.entries)
+
 
 Combine = Callable[[Iterable[float]], float]
 
 
-def tally(
-    ballots: Sequence[Ballot], equivalent: Callable[[str, str], bool], combine: Combine = math.fsum
-) -> VoteResult:
+def tally(ballots: Sequence[Ballot], equivalent: Equivalent, combine: Combine = math.fsum) -> VoteResult:
     """`combine` makes the weight of an answer from those of its traces."""
-    assert all(math.isfinite(b.weight) and b.weight >= 0 for b in ballots), "vote weights are finite and not negative"
-    answered = [(b, b.answer) for b in ballots if b.answer is not None and has_answer(b)]
-    # A scorer that gives every trace 0 knows nothing; then the traces are counted instead of electing the first.
-    is_weightless = not any(ballot.weight for ballot, _ in answered)
-    pools = sorted(_pools(answered, equivalent), key=_tie_break)
-    entries = [_entry(pool, None if is_weightless else combine) for pool in pools]
-    entries.sort(key=lambda entry: (-entry.weight, -entry.traces))  # stable, so what is left of a tie goes to the first
-    winner = entries[0].answer if entries else None
-    return VoteResult(winner, tuple(entries), _margin(entries), len(ballots) - len(answered))
+    answers = [ballot.answer for ballot in ballots if ballot.answer is not None and has_answer(ballot)]
+    return tally_pools(ballots, pools_of(answers, equivalent), combine)
 
 
 def has_answer(ballot: Ballot) -> bool:
     return ballot.answer is not None and bool(canonical(ballot.answer))
 
 
-_Pool = list[tuple[Ballot, str]]
+def pools_of(answers: Iterable[str], equivalent: Equivalent) -> Pools:
+    """Equal answers together, in order of appearance, each way of writing once.
 
-
-def _tie_break(pool: _Pool) -> float:
-    return min(ballot.tie_break for ballot, _ in pool)
-
-
-def _pools(answered: _Pool, equivalent: Callable[[str, str], bool]) -> list[_Pool]:
-    """Equal answers together, in order of appearance; a pool's first answer represents it."""
-    pools: list[_Pool] = []
-    pool_of_form: dict[str, _Pool] = {}
-    for ballot, answer in answered:
+    An answer joins the first pool to all of which it is equal: 12 cm and 12 m do not meet because both are 12.
+    """
+    pools: list[dict[str, list[str]]] = []  # by canonical form, since equal forms need no comparison
+    for answer in dict.fromkeys(answers):
         form = canonical(answer)
-        if form not in pool_of_form:
-            pool = next((pool for pool in pools if equivalent(pool[0][1], answer)), None)
-            if pool is None:
-                pools.append(pool := [])
-            pool_of_form[form] = pool
-        pool_of_form[form].append((ballot, answer))
-    return pools
+        pool = next((pool for pool in pools if form in pool), None) or next(
+            (pool for pool in pools if all(equivalent(written[0], answer) for written in pool.values())), None
+        )
+        if pool is None:
+            pools.append(pool := {})
+        pool.setdefault(form, []).append(answer)
+    return tuple(tuple(chain.from_iterable(pool.values())) for pool in pools)
 
 
-def _entry(pool: _Pool, combine: Combine | None) -> VoteEntry:
-    surface = Counter(answer for _, answer in pool).most_common(1)[0][0]  # ties: the first seen
-    weight = float(len(pool)) if combine is None else combine(ballot.weight for ballot, _ in pool)
-    return VoteEntry(surface, weight, len(pool), len({ballot.root for ballot, _ in pool}))
+def tally_pools(ballots: Sequence[Ballot], pools: Pools, combine: Combine = math.fsum) -> VoteResult:
+    """The vote where it is known which answers are equal, as in a log."""
+    assert all(math.isfinite(b.weight) and b.weight >= 0 for b in ballots), "vote weights are finite and not negative"
+    answered = [ballot for ballot in ballots if has_answer(ballot)]
+    # With all weights 0 the traces are counted instead, or the first answer would win.
+    is_weightless = not any(ballot.weight for ballot in answered)
+    sides = sorted(_sides(answered, pools), key=lambda side: min(ballot.tie_break for ballot in side))
+    entries = [_entry(side, None if is_weightless else combine) for side in sides]
+    entries.sort(key=lambda entry: (-entry.weight, -entry.traces))  # stable, so what is left of a tie goes to the first
+    winner = entries[0].answer if entries else None
+    return VoteResult(winner, tuple(entries), _margin(entries), len(ballots) - len(answered))
+
+
+def _sides(answered: Sequence[Ballot], pools: Pools) -> Iterable[list[Ballot]]:
+    """The ballots of each pool, pools in order of appearance."""
+    pool_of = {answer: number for number, pool in enumerate(pools) for answer in pool}
+    sides: dict[int, list[Ballot]] = {}
+    for ballot in answered:
+        if ballot.answer not in pool_of:
+            raise UserError(
+                f"trace {ballot.trace} answers {ballot.answer!r}, which the recorded vote does not mention: "
+                "the log is incomplete or has been changed"
+            )
+        sides.setdefault(pool_of[ballot.answer], []).append(ballot)
+    return sides.values()
+
+
+def _entry(side: Sequence[Ballot], combine: Combine | None) -> VoteEntry:
+    written = Counter(ballot.answer for ballot in side if ballot.answer is not None)
+    weight = float(len(side)) if combine is None else combine(ballot.weight for ballot in side)
+    answer = written.most_common(1)[0][0]  # ties: the first seen
+    return VoteEntry(answer, weight, len(side), len({ballot.root for ballot in side}), tuple(written))
 
 
 def _margin(entries: Sequence[VoteEntry]) -> float:

@@ -47,7 +47,8 @@ class Scorer(Protocol):
     """
 
     @property
-    def info(self) -> ScorerInfo: ...
+    def info(self) -> ScorerInfo:
+        """Which states it reads and what its scores mean."""
 
     def to(self, device: torch.device) -> Scorer:
         """The same scorer with its weights on a device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -43,6 +44,13 @@ from gambit.search.policies.base import (
 from gambit.search.recorder import Callbacks, Recorder
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.views import trace_view
+
+VOTE_SHARE, MAX_VOTE_SECONDS = 0.1, 5.0  # of a time budget, kept for the vote
+CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
+
+
+def _until_vote(budget_seconds: float) -> float:
+    return budget_seconds - min(VOTE_SHARE * budget_seconds, MAX_VOTE_SECONDS)
 
 
 @dataclass(slots=True)
@@ -127,7 +135,8 @@ class Search:
         elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
-            self._is_settled = is_over(consensus, self.record, self._requirements, self._callbacks.equivalent)
+            equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
+            self._is_settled = is_over(consensus, self.record, self._requirements, equivalent)
         self._stop_if_due()
         self._spent.search += time.perf_counter() - began
 
@@ -151,8 +160,13 @@ class Search:
         self.is_stopped = True
 
     def conclude(self) -> SearchResult:
-        """Take the vote. Comparing answers takes time and needs no engine: any thread may do it."""
-        vote = self.record.vote(self._callbacks.equivalent)
+        """Take the vote. Comparing answers takes time and needs no engine: any thread may do it.
+
+        `budget_seconds` covers it; answers not compared by then are equal only if they are spelled alike.
+        """
+        budget = self._settings.budget_seconds
+        deadline = math.inf if budget is None else self._began + budget
+        vote = self.record.vote(self._callbacks.equivalent_until(deadline))
         votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
         self._recorder.emit(ev.Voted(vote.answer, vote.margin, votes))
         self.result = dataclasses.replace(self.record.result(vote), error=self._error)
@@ -190,7 +204,8 @@ class Search:
         # The cap is never passed: a step that might generate more than what is left is not taken.
         if settings.budget_tokens is not None and self.num_generated + tree.num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS
-        if settings.budget_seconds is not None and time.monotonic() - self._began >= settings.budget_seconds:
+        seconds = math.inf if settings.budget_seconds is None else _until_vote(settings.budget_seconds)
+        if time.monotonic() - self._began >= seconds:
             return StopReason.BUDGET_SECONDS
         return None
 

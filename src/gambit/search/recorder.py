@@ -19,7 +19,7 @@ class Callbacks:
     """What a search calls outside the loop."""
 
     answer_of: Callable[[Sequence[int]], str | None]  # all tokens of a finished trace -> its answer
-    equivalent: Equivalent
+    equivalent_until: Callable[[float], Equivalent]  # are answers equal, as far as a deadline (monotonic) lets one tell
     on_event: Callable[[ev.Event], None]
     decode: Decode | None = None  # for policies that read thoughts
     embed: Embed | None = None  # and compare them as text

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gambit.core.types import ThoughtScore
-from gambit.search.policies.base import Split, ThoughtNeed, ThoughtView
+from gambit.search.policies.base import ThoughtNeed, ThoughtSplit, ThoughtView
 
 Vector = tuple[float, ...]
 Decode = Callable[[Sequence[int]], str]
@@ -69,7 +69,7 @@ class ThoughtReader:
     def collect(self, live: Sequence[int]) -> tuple[ThoughtView, ...]:
         """Thoughts of these traces that ended since the last call, by trace; the others are forgotten."""
         self._open = {trace: self._open.get(trace, _Open()) for trace in live}
-        cut = self._at_boundaries if self._need.split is Split.BLANK_LINES else self._at_markers
+        cut = self._at_boundaries if self._need.split is ThoughtSplit.BLANK_LINES else self._at_markers
         cuts = [found for trace in live for found in cut(trace, self._open[trace])]
         return self._embedded(cuts)
 

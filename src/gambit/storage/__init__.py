@@ -1,0 +1,1 @@
+"""Files: run folders, problems, locks, hashes, the cache folder."""

@@ -1,7 +1,10 @@
-"""Reads problems from the command line, a file or stdin, and names the folder of a run; never solves anything."""
+"""Reads problems from the command line, a file or stdin, checks all of them, and names the folder of a run."""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
 import json
 import re
 import secrets
@@ -15,6 +18,19 @@ from gambit.core.errors import UserError
 from gambit.core.problem import Problem
 
 SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
+TEXT_SUFFIXES = ("", ".txt", ".md", ".tex")
+MANY_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+COLUMNS = ("id", "question", "answer")
+# The longer mark first: that of UTF-32 begins with that of UTF-16.
+MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+Record = dict[str, object]
+Located = Iterator[tuple[str, Record]]  # where a record stands, and the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +44,7 @@ class Problems:
 
 def shard_of(text: str) -> tuple[int, int]:
     """`i/n`: the shard's number, from 0, and how many there are; a shard is every n-th problem from the i-th on."""
-    if re.fullmatch(r"[1-9]\d*/[1-9]\d*", text) is None:
+    if re.fullmatch(r"[1-9]\d{0,8}/[1-9]\d{0,8}", text) is None:
         raise UserError(f"shard {text!r}: give i/n, such as 1/4")
     number, _, count = text.partition("/")
     if int(number) > int(count):
@@ -36,18 +52,51 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(number) - 1, int(count)
 
 
-def read_problems(text: str | None, file: Path | None, stdin: TextIO) -> Problems:
-    """From the argument, else the file, else stdin (also asked for with `-`)."""
+def read_problems(
+    text: str | None, file: Path | None, stdin: TextIO, columns: Mapping[str, str] | None = None
+) -> Problems:
+    """From the argument, else the file, else stdin (also asked for with `-`). `columns`: names of a file's own."""
     if text is not None and file is not None:
         raise UserError("both a problem and --file are given: leave one out")
     if file is not None:
-        content = _read(file)
-        return _from_jsonl(file, content) if file.suffix == ".jsonl" else _single(content)
+        return read_problem_file(file, columns or {})
+    if columns:
+        raise UserError("--map names the columns of a file, and no --file is given")
     if text is not None and text != "-":
-        return _single(text)
+        return _single(text, "the problem")
     if text is None and stdin.isatty():
         raise UserError('no problem is given: gambit solve "…", or --file FILE, or pipe it in')
-    return _single(stdin.read())
+    return _single(decoded(stdin.buffer.read(), "stdin"), "the problem")
+
+
+def read_problem_file(file: Path, columns: Mapping[str, str]) -> Problems:
+    """One problem of a text file, or all of a .jsonl, .json, .csv or .tsv."""
+    suffix = file.suffix.lower()
+    if suffix in TEXT_SUFFIXES:
+        if columns:
+            raise UserError(f"--map names columns, and {file} is one problem of text: use {', '.join(MANY_SUFFIXES)}")
+        return _single(_read(file), str(file))
+    if suffix not in MANY_SUFFIXES:
+        raise UserError(f"cannot read {file}: files of problems end in {', '.join(MANY_SUFFIXES)}, one problem of text "
+                        f"in {', '.join(filter(None, TEXT_SUFFIXES))} or nothing")  # fmt: skip
+    return _many(file, file_records(file, columns))
+
+
+def columns_of(text: str | None) -> dict[str, str]:
+    """`question=prompt,answer=target`: which of a file's columns takes whose place."""
+    if text is None:
+        return {}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        ours, equals, theirs = (piece.strip() for piece in part.partition("="))
+        if not ours or not equals or not theirs:
+            raise UserError(f"--map {text!r} is not of the form question=COLUMN,answer=COLUMN")
+        if ours not in COLUMNS:
+            raise UserError(f"--map {text!r}: {ours!r} is none of {', '.join(COLUMNS)}")
+        if ours in found:
+            raise UserError(f"--map {text!r}: {ours!r} is there twice")
+        found[ours] = theirs
+    return found
 
 
 def new_run_folder() -> Path:
@@ -55,55 +104,147 @@ def new_run_folder() -> Path:
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
 
+# -- text --------------------------------------------------------------------------------------------------------
+
+
+def decoded(content: bytes, source: str) -> str:
+    """UTF-8, or whatever a byte order mark says; anything else is refused with its line."""
+    mark = next((mark for mark in MARKS if content.startswith(mark)), b"")
+    encoding = MARKS.get(mark, "utf-8")
+    try:
+        text = content[len(mark) :].decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content[: len(mark) + error.start].count(b"\n") + 1
+        found = f"byte 0x{error.object[error.start]:02x} is not {encoding.upper()}"
+        raise UserError(f"{source}, line {line}: {found}: save it as UTF-8") from error
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise UserError(f"{source}, line {line}: a NUL character, so that this is no text in UTF-8")
+    return text
+
+
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot read {file}: {reason}") from error
+        content = file.read_bytes()
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+    return decoded(content, str(file))
 
 
-def _single(text: str) -> Problems:
+def _single(text: str, source: str) -> Problems:
     if not text.strip():
-        raise UserError("the problem is empty: give it some text")
+        raise UserError(f"{source} is empty: give it some text")
     return Problems((Problem(text.strip()),))
 
 
-def _from_jsonl(file: Path, content: str) -> Problems:
+# -- files of problems -------------------------------------------------------------------------------------------
+
+
+def file_records(file: Path, columns: Mapping[str, str]) -> Located:
+    """The objects of a file under our names, and where each stands."""
+    text, suffix = _read(file), file.suffix.lower()
+    if suffix == ".json":
+        found = _json_records(file, text)
+    elif suffix in (".csv", ".tsv"):
+        found = _csv_records(file, text, "\t" if suffix == ".tsv" else ",")
+    else:
+        found = records(file, text.split("\n"))
+    for where, record in found:
+        yield where, _renamed(where, record, columns)
+
+
+def records(file: Path, lines: Iterable[str]) -> Located:
+    """Those of a .jsonl; an object's line is its id unless it has one."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{file}, line {number}"
+            yield where, _object(where, _parsed(where, line), number)
+
+
+def _json_records(file: Path, text: str) -> Located:
+    raw = _parsed(str(file), text)
+    for number, record in enumerate(raw if isinstance(raw, list) else [raw], start=1):
+        where = f"{file}, entry {number}"
+        yield where, _object(where, record, number)
+
+
+def _csv_records(file: Path, text: str, delimiter: str) -> Located:
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for number, row in enumerate(reader, start=1):
+            where = f"{file}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise UserError(f"{where}: the header has {len(reader.fieldnames or ())} columns, this row another "
+                                "number: quote fields that hold a separator")  # fmt: skip
+            yield where, {"id": number, **{name: value for name, value in row.items() if value != ""}}
+    except csv.Error as error:
+        raise UserError(f"{file}, line {reader.line_num}: {error}") from error
+
+
+def _parsed(where: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({error})") from error
+
+
+def _object(where: str, record: object, number: int) -> Record:
+    if not isinstance(record, dict):
+        raise UserError(f'{where}: must be an object such as {{"question": "…"}}, not {_kind(record)}')
+    return {**record, "id": number if record.get("id") is None else record["id"]}
+
+
+def _renamed(where: str, record: Record, columns: Mapping[str, str]) -> Record:
+    for theirs in columns.values():
+        if theirs not in record:
+            raise UserError(f"{where}: --map names a column {theirs!r}; it has {_names(record)}")
+    return {**record, **{ours: record[theirs] for ours, theirs in columns.items()}}
+
+
+def _many(file: Path, found: Located) -> Problems:
     problems: dict[str, Problem] = {}
     expected: dict[str, str] = {}
-    for where, record in records(file, content.split("\n")):
+    for where, record in found:
         problem = problem_of(where, record)
         if problem.id in problems:
             raise UserError(f"{where}: the id {problem.id!r} is there twice")
         problems[problem.id] = problem
-        if record.get("answer") is not None:
-            expected[problem.id] = str(record["answer"])
+        if (answer := answer_of(where, record)) is not None:
+            expected[problem.id] = answer
     if not problems:
         raise UserError(f"{file} holds no problem")
     return Problems(tuple(problems.values()), True, expected)
 
 
-def records(file: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, object]]]:
-    """Where each object of a .jsonl stands, and the object; its line is its id unless it has one."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{file}, line {number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where}: not JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise UserError(f'{where}: must be an object such as {{"question": "…"}}')
-        yield where, {"id": number, **record}
-
-
 def problem_of(where: str, record: Mapping[str, object]) -> Problem:
     """The problem of one object."""
-    question, name = record.get("question"), str(record["id"])
+    if "question" not in record:
+        raise UserError(f'{where}: needs a "question" of text; it has {_names(record)}. --map question=COLUMN names '
+                        "another column")  # fmt: skip
+    question, name = record["question"], record["id"]
     if not isinstance(question, str):
-        raise UserError(f'{where}: needs a "question" of text; it has {", ".join(sorted(record.keys() - {"id"}))}')
-    if not SAFE_ID.fullmatch(name):
+        raise UserError(f'{where}: "question" must be text, not {_kind(question)}')
+    if not question.strip():
+        raise UserError(f'{where}: "question" is empty: give it some text')
+    if isinstance(name, bool) or not isinstance(name, str | int) or not SAFE_ID.fullmatch(str(name)):
         raise UserError(f"{where}: the id {name!r} names the problem's folder: use letters, digits, '.', '_' and '-'")
-    return Problem(question, id=name)
+    return Problem(question, id=str(name))
+
+
+def answer_of(where: str, record: Mapping[str, object]) -> str | None:
+    """The right answer, where the object has one."""
+    answer = record.get("answer")
+    if isinstance(answer, bool | list | dict):
+        raise UserError(f'{where}: "answer" must be text or a number, not {_kind(answer)}')
+    return None if answer is None else str(answer)
+
+
+def _names(record: Mapping[str, object]) -> str:
+    return ", ".join(sorted(map(str, record.keys() - {"id"}))) or "nothing else"
+
+
+def _kind(value: object) -> str:
+    """In JSON's words."""
+    kinds = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "text",
+             list: "a list", dict: "an object"}  # fmt: skip
+    return kinds[type(value)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -80,9 +81,50 @@ def check_free(out_dir: Path) -> None:
         raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
 
 
+def check_writable(folder: Path) -> None:
+    """Try to write into a folder, existing or not, before hours go into what is to stand in it."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        for path in missing:  # what was made for the trial goes again
+            with suppress(OSError, ValueError):
+                path.rmdir()
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse a file that exists or cannot be written."""
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another name, or remove it")
+    check_writable(path.parent)
+
+
 def _open_log(out_dir: Path) -> ev.LogWriter:
     check_free(out_dir)
     try:
         return ev.LogWriter(out_dir / LOG_FILE)
     except OSError as error:
         raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
+
+
+def find_logs(run: Path) -> list[Path]:
+    """The event logs that `run` names: the file itself, plain or .gz, or all in a folder, by name."""
+    if run.is_file():
+        return [run]
+    found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern))
+    if not found:
+        raise UserError(f"no {LOG_FILE} in {run}: give the folder of a run, or its log")
+    return found
+
+
+def find_log(run: Path) -> Path:
+    """The only event log that `run` names."""
+    found = find_logs(run)
+    if len(found) > 1:
+        some = ", ".join(str(path.parent) for path in found[:3])
+        raise UserError(f"{run} holds {len(found)} runs: name one of them ({some}{', …' if len(found) > 3 else ''})")
+    return found[0]

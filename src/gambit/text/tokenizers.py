@@ -1,10 +1,12 @@
 """The tokenizer interface, and loading a tokenizer that gives text back as it was."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from gambit.core.errors import UserError
 from gambit.core.problem import ChatMessage
+from gambit.text.tokenizer_json import read_tokenizer_json
 
 
 class Tokenizer(Protocol):
@@ -35,6 +37,9 @@ def load_tokenizer(name_or_path: str, **options: str | bool | None) -> Tokenizer
     class, DeepSeek-R1-0528-Qwen3-8B among them (huggingface/transformers#45488): spaces and newlines are lost, and
     with them every thought boundary. Reading tokenizer.json as it stands is the cure.
     """
+    plain = None if options else read_tokenizer_json(Path(name_or_path))
+    if plain is not None and not _is_garbled(plain):
+        return plain
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:

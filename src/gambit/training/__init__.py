@@ -1,1 +1,1 @@
-"""Everything that makes a scorer: traces and states to disk, fitting, judging; never searches."""
+"""From sampled traces to a scorer: collecting states, fitting, judging."""

@@ -1,4 +1,4 @@
-"""Samples traces, grades them, reads their boundary states and streams all of it to disk; fits nothing.
+"""Collects training data: samples traces, grades them, reads the hidden states at their thought boundaries.
 
 Sampling is a self-consistency search over many problems at once, on any engine; the states come from one teacher-forced
 pass over the finished text (`states.py` says why). A problem counts as done once its shard is in the index.
@@ -20,7 +20,16 @@ from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.solver import Solver
 from gambit.text.boundary import BoundaryRule
-from gambit.training.sampling import Grading, Order, Sampled, Task, ThoughtMarker, ThoughtMeter, Trace, sample
+from gambit.training.sampling import (
+    Grading,
+    Sampled,
+    SampledTrace,
+    SamplingOrder,
+    Task,
+    ThoughtMarker,
+    ThoughtMeter,
+    sample,
+)
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, writing
 from gambit.training.values import Cut, PrefixValue, ValueRun, at_random, read_texts
@@ -31,7 +40,7 @@ _KEPT_SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CollectPlan:
     """How to collect."""
 
     out: Path
@@ -50,7 +59,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Summary:
+class CollectSummary:
     """What a run of `collect` did."""
 
     num_before: int = 0
@@ -70,12 +79,12 @@ class Summary:
 
 def collect(
     tasks: Sequence[Task],
-    plan: Plan,
+    plan: CollectPlan,
     *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Summary:
-    """Sample what is not yet in the folder. Interrupted, it keeps every problem that was written."""
+) -> CollectSummary:
+    """Sample the problems that are not yet in the folder; an interrupted run keeps what it has written."""
     with Collector(plan) as collector:
         summary = collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
         if plan.num_rollouts and not summary.was_stopped:
@@ -88,7 +97,7 @@ def collect(
 class Collector:
     """An engine that samples and, beside it, the model that reads states; serves several collections in turn."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CollectPlan) -> None:
         self._plan = plan
         self._source = models.locate(plan.engine.model)
         self._solver = _solver(plan)  # first: what it leaves of the memory is enough for the other
@@ -109,15 +118,15 @@ class Collector:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         should_stop: Callable[[], bool] = lambda: False,
         may_begin: Callable[[], bool] = lambda: True,
-    ) -> Summary:
+    ) -> CollectSummary:
         """`should_stop`: problems under way are left; `may_begin`: they are finished, others are not begun."""
         plan = self._plan
-        order = Order(plan.search, plan.traces_per_problem, plan.traces_at_once)
+        order = SamplingOrder(plan.search, plan.traces_per_problem, plan.traces_at_once)
         with (
             writing(out, self._header(source)) as writer,
             Grading(plan.search.answer, plan.num_graders) as grading,
         ):
-            summary = Summary(num_before=len(writer.done))
+            summary = CollectSummary(num_before=len(writer.done))
             todo = [task for task in tasks if task.id not in writer.done]
             total = len(todo) + summary.num_before
             on_progress(summary.num_before, total)
@@ -144,7 +153,7 @@ class Collector:
     ) -> list[PrefixValue]:
         """Continue collected traces from prefixes that have no value yet, where their problem is `chosen`."""
         plan = self._plan
-        order = Order(plan.search, plan.num_rollouts, plan.traces_at_once)
+        order = SamplingOrder(plan.search, plan.num_rollouts, plan.traces_at_once)
         with writing(out, self._header(source)), Grading(plan.search.answer, plan.num_graders) as grading:
             run = ValueRun(self._solver, out, order, grading, refused, on_progress, should_stop)
             return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)
@@ -179,7 +188,7 @@ class Collector:
         )
 
 
-def _solver(plan: Plan) -> Solver:
+def _solver(plan: CollectPlan) -> Solver:
     scorer = ThoughtMeter() if plan.with_confidence else ThoughtMarker()
     options = plan.engine.model_dump(exclude_unset=True, exclude={"scorer"})
     if plan.engine.engine == "vllm":  # whose own limit, 256, would leave a GPU half idle
@@ -191,13 +200,13 @@ def _solver(plan: Plan) -> Solver:
 
 
 class _Sink:
-    """Gathers finished problems until a pass over them is worth it, and reads and writes them while sampling goes on.
+    """Reads and writes finished problems in batches, in a thread beside the sampling.
 
     One pass at a time: the next one waits for it, so that memory is bounded by two.
     """
 
     def __init__(
-        self, reader: StateReader, writer: CollectionWriter, summary: Summary, on_written: Callable[[], None]
+        self, reader: StateReader, writer: CollectionWriter, summary: CollectSummary, on_written: Callable[[], None]
     ) -> None:
         self._reader, self._writer, self._summary, self._on_written = reader, writer, summary, on_written
         self._waiting: list[Sampled] = []
@@ -251,7 +260,7 @@ class _Sink:
             summary.num_mixed += 0 < right < len(record.traces)
 
 
-def _reading(prompt: tuple[int, ...], trace: Trace) -> Reading:
+def _reading(prompt: tuple[int, ...], trace: SampledTrace) -> Reading:
     return Reading(prompt, trace.tokens, tuple(trace.boundaries))
 
 

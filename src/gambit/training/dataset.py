@@ -1,4 +1,4 @@
-"""A collection in memory: every trace's steps in one tensor, split by problem; reads disk once, changes nothing."""
+"""A collection in memory: the steps of all traces in one tensor, divided into train, validation and test by problem."""
 
 from __future__ import annotations
 

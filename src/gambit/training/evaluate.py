@@ -1,4 +1,4 @@
-"""Judges scorers on a collection: ranking against the share of steps seen, calibration, baselines; fits nothing."""
+"""Judges scorers on a collection: ranking by share of steps seen, calibration, baselines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import torch
 
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
-from gambit.pawn.judge import FRACTIONS, judge
-from gambit.pawn.puzzles import parse_puzzle
-from gambit.pawn.vocabulary import END, decode
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
+from gambit.training.perfect_judge import PerfectJudge
 from gambit.training.ranking import (
     CURVE,
     QUARTERS,
@@ -35,7 +33,6 @@ from gambit.training.scoring import step_scores
 NUM_BINS = 10
 JUDGE = "perfect judge"
 SHARES = tuple(sorted({*CURVE, *QUARTERS}))
-assert FRACTIONS == QUARTERS, "the judge's shares are those scorers are compared at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class ScorerRanking:
     """One scorer or baseline. AUC is averaged over problems, pairwise accuracy is pooled over all pairs."""
 
     name: str
@@ -71,7 +68,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ScorerComparison:
     """The difference of two mean AUCs, problem by problem."""
 
     scorer: str
@@ -86,20 +83,20 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScorerReport:
     model: str
     source: str
     num_problems: int
     num_mixed: int  # the ones that count: with right and wrong traces
     num_traces: int
     share_right: float
-    rankings: tuple[Ranking, ...]
-    comparisons: tuple[Comparison, ...]
+    rankings: tuple[ScorerRanking, ...]
+    comparisons: tuple[ScorerComparison, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    ranking: Ranking
+    ranking: ScorerRanking
     per_problem: Floats  # mean AUC of each problem
 
 
@@ -108,18 +105,17 @@ def evaluate(
     traces: Ints,
     device: torch.device,
     *,
-    num_rollouts: int = 0,
-    num_workers: int = 1,
-) -> Report:
-    """Scorers by name, each with the collection at its own state position; `num_rollouts` adds pawn's perfect judge."""
+    perfect_judge: PerfectJudge | None = None,
+) -> ScorerReport:
+    """Scorers by name, each with the collection at its own state position; a perfect judge adds the ceiling."""
     data = next(iter(scorers.values()))[1]
     if not len(traces):
         raise UserError("no problem is left to judge by: collect more, or choose another --part")
     measured = {name: _scorer_ranking(name, scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
     baselines = _baselines(data, traces)
-    ceiling = [_judge_ranking(data, traces, num_rollouts, num_workers)] if num_rollouts else []
+    ceiling = [_ranked(JUDGE, data, traces, perfect_judge(data, traces), is_baseline=False)] if perfect_judge else []
     everything = [*measured.values(), *baselines, *ceiling]
-    return Report(
+    return ScorerReport(
         model=data.header.model,
         source=data.header.source,
         num_problems=len(set(data.traces.problem_of[traces].tolist())),
@@ -145,7 +141,7 @@ def _scorer_ranking(name: str, scorer: Scorer, data: Dataset, traces: Ints, devi
         return found
     calibration = tuple(_calibration(share, by_share[share], known.is_correct[traces]) for share in (0.5, 1.0))
     ranking = found.ranking
-    with_calibration = Ranking(
+    with_calibration = ScorerRanking(
         name, False, ranking.auc, ranking.pairwise, ranking.mean_auc, calibration=calibration
     )  # fmt: skip
     return _Measured(with_calibration, found.per_problem)
@@ -161,7 +157,7 @@ def _ranked(
     }
     found = {share: _of_judged(data, traces, each) for share, each in found.items()}
     per_problem = mean_auc([found[share] for share in QUARTERS])
-    ranking = Ranking(
+    ranking = ScorerRanking(
         name=name,
         is_baseline=is_baseline,
         auc={share: mean_estimate(each.auc) for share, each in found.items()},
@@ -206,29 +202,6 @@ def _tokens_seen(data: Dataset, traces: Ints, share: float) -> Ints:
     return seen
 
 
-def _judge_ranking(data: Dataset, traces: Ints, num_rollouts: int, num_workers: int) -> _Measured:
-    """Pawn's ceiling: what a judge reaches that knows each trace's exact state."""
-    if not data.header.source.startswith("pawn:"):
-        raise UserError(f"only pawn's puzzles have a perfect judge; these problems come from {data.header.source!r}")
-    if not data.tokens:
-        raise UserError("the judge reads the traces' text: load the collection with its tokens")
-    of_problem: dict[int, list[int]] = {}
-    for place, trace in enumerate(traces.tolist()):
-        of_problem.setdefault(int(data.traces.problem_of[trace]), []).append(place)
-    puzzles = [parse_puzzle(data.problems[problem].question) for problem in of_problem]
-    texts = [[_text(data.tokens[traces[place]]) for place in places] for places in of_problem.values()]
-    by_share = {share: np.zeros(len(traces)) for share in QUARTERS}
-    for places, judgements in zip(of_problem.values(), judge(puzzles, texts, num_rollouts, num_workers), strict=True):
-        for place, judgement in zip(places, judgements, strict=True):
-            for share, chance in zip(FRACTIONS, judgement.chances, strict=True):
-                by_share[share][place] = chance
-    return _ranked(JUDGE, data, traces, by_share, is_baseline=False)
-
-
-def _text(tokens: Sequence[int]) -> str:
-    return decode(list(tokens)).removesuffix(END)
-
-
 # -- what it means ---------------------------------------------------------------------------------------------
 
 
@@ -248,17 +221,17 @@ def _bin_means(scores: Floats, is_correct: npt.NDArray[np.bool_]) -> tuple[int, 
     return len(scores), float(scores.mean()), float(is_correct.mean())
 
 
-def _comparisons(scorers: Sequence[_Measured], baselines: Sequence[_Measured]) -> list[Comparison]:
+def _comparisons(scorers: Sequence[_Measured], baselines: Sequence[_Measured]) -> list[ScorerComparison]:
     """Every scorer with every baseline, and the scorers with each other."""
     against = [(scorer, other) for scorer in scorers for other in baselines]
     against += [(first, second) for i, first in enumerate(scorers) for second in scorers[i + 1 :]]
     return [
-        Comparison(one.ranking.name, two.ranking.name, mean_estimate(one.per_problem - two.per_problem))
+        ScorerComparison(one.ranking.name, two.ranking.name, mean_estimate(one.per_problem - two.per_problem))
         for one, two in against
     ]
 
 
-def conclusions(report: Report) -> list[str]:
+def conclusions(report: ScorerReport) -> list[str]:
     """In plain words: does each scorer beat what needs no training?"""
     if report.num_mixed == 0:
         return ["no problem has right and wrong traces: nothing can be said about ranking"]

@@ -1,4 +1,4 @@
-"""Fits scorers to a collection and picks the one that ranks held-out problems best; reads no files."""
+"""Fits one scorer by gradient descent, stopped early by its ranking of held-out problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gambit.core.types import Aggregation
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.networks import Spread, as_scorer, build_network
-from gambit.training.objectives import AGGREGATIONS, Batch, Recipe, Unit
+from gambit.training.objectives import AGGREGATIONS, Batch, FitRecipe, Unit
 from gambit.training.ranking import QUARTERS, Floats, Ints, mean_auc, pairs, trace_scores
 from gambit.training.scoring import Steps, network_scores
 
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 class Fitted:
     """A scorer as it was at its best epoch."""
 
-    recipe: Recipe
+    recipe: FitRecipe
     scorer: Scorer
     held_out: Floats  # [problem] AUC, mean over 25, 50, 75 and 100 % of the steps, on validation problems
     epochs: int
@@ -38,7 +38,7 @@ class Fitted:
         return float(np.nanmean(self.held_out))
 
     def clearly_outranks(self, other: Fitted) -> bool:
-        """By more than the standard error of the difference: the best of several by a few problems is often luck."""
+        """Whether it is better by more than the standard error of the difference; less is often luck."""
         gains = self.held_out - other.held_out
         gains = gains[np.isfinite(gains)]
         error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
@@ -46,7 +46,12 @@ class Fitted:
 
 
 def fit(
-    data: Dataset, division: Division, recipe: Recipe, info: ScorerInfo, device: torch.device, say: Say = lambda _: None
+    data: Dataset,
+    division: Division,
+    recipe: FitRecipe,
+    info: ScorerInfo,
+    device: torch.device,
+    say: Say = lambda _: None,
 ) -> Fitted:
     """One fit with early stopping on held-out ranking."""
     began = time.monotonic()
@@ -55,7 +60,7 @@ def fit(
     steps = Steps.of(data, device)
     spread = spread_of(data, train) if recipe.normalises and info.architecture != "sequence" else None
     network = build_network(info.architecture, data.num_features, spread, recipe.width, recipe.blocks).to(device)
-    run = _Run(network, steps, train, recipe, AGGREGATIONS[info.architecture])
+    run = _FitRun(network, steps, train, recipe, AGGREGATIONS[info.architecture])
     best, best_epoch, weights, epoch = np.full(len(data.problems), -1.0), 0, _copied(network), 0
     for epoch in range(1, recipe.max_epochs + 1):
         loss = run.epoch()
@@ -70,10 +75,12 @@ def fit(
     return Fitted(recipe, as_scorer(network, info), best, epoch, best_epoch, time.monotonic() - began)
 
 
-class _Run:
+class _FitRun:
     """The optimiser's side of a fit."""
 
-    def __init__(self, network: nn.Module, steps: Steps, train: Ints, recipe: Recipe, aggregation: Aggregation) -> None:
+    def __init__(
+        self, network: nn.Module, steps: Steps, train: Ints, recipe: FitRecipe, aggregation: Aggregation
+    ) -> None:
         self.aggregation = aggregation
         self._network, self._steps, self._recipe = network, steps, recipe
         self._units = _units(recipe.unit, steps, train)
@@ -139,8 +146,8 @@ def _units(unit: Unit, steps: Steps, train: Ints) -> _Units:
     return _Units(len(rows), steps.device, rows.__getitem__)
 
 
-def _pos_weight(recipe: Recipe, steps: Steps, train: Ints) -> Tensor | None:
-    """Wrong per right among what the loss sees: steps, or traces."""
+def _pos_weight(recipe: FitRecipe, steps: Steps, train: Ints) -> Tensor | None:
+    """Wrong per right among the steps or traces of the loss, to balance the classes."""
     if not recipe.is_balanced:
         return None
     traces = torch.from_numpy(train).to(steps.device)

@@ -1,4 +1,4 @@
-"""Judges checkpoints by a collection's held-out problems, and makes the report plain values; prints nothing."""
+"""Loads checkpoints, judges them on the held-out problems of a collection, and gives the report as JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import Report, conclusions, evaluate
-from gambit.training.ranking import Estimate, Ints
+from gambit.training.evaluate import JUDGE, ScorerRanking, ScorerReport, conclusions, evaluate
+from gambit.training.perfect_judge import judge_by_rollouts
+from gambit.training.ranking import QUARTERS, Estimate, Ints
 from gambit.training.storage import read_header
 
 ALL = "all"
@@ -34,7 +35,7 @@ def judge_scorers(
     num_workers: int = 1,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> ScorerReport:
     """Checkpoints or registered scorers, judged on the same problems of one collection."""
     scorers = {_label(name): _load(name) for name in names}
     skipped: list[str] = []
@@ -53,7 +54,8 @@ def judge_scorers(
         warn(line)
     first = next(iter(loaded.values()))[1]
     traces = _chosen(first, part, [_division_on(name, folder) for name in names])
-    return evaluate(loaded, traces, pick_device(device), num_rollouts=num_rollouts, num_workers=num_workers)
+    perfect_judge = judge_by_rollouts(num_rollouts, num_workers) if num_rollouts else None
+    return evaluate(loaded, traces, pick_device(device), perfect_judge=perfect_judge)
 
 
 def _label(name: str) -> str:
@@ -104,7 +106,7 @@ def _chosen(data: Dataset, part: str, divisions: Sequence[Division | None]) -> I
     return data.of_part(division, Part.TEST if part == AUTO else Part(part))
 
 
-def report_json(report: Report) -> dict[str, Json]:
+def report_json(report: ScorerReport) -> dict[str, Json]:
     """The whole report as plain values, with its conclusions in words."""
     rankings: list[Json] = [
         {
@@ -127,6 +129,26 @@ def report_json(report: Report) -> dict[str, Json]:
     }
     words: list[Json] = [*conclusions(report)]
     return {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
+
+
+def metrics_of(report: ScorerReport, name: str) -> dict[str, Json]:
+    """What a checkpoint's metadata quotes of a report: its own figures, and the perfect judge's where there is one."""
+    rankings = {ranking.name: ranking for ranking in report.rankings}
+    mine, judge = rankings[name], rankings.get(JUDGE)
+    return {
+        "source": report.source,
+        "problems": report.num_mixed,
+        **_aucs(mine),
+        "calibration_error": mine.calibration[-1].error if mine.calibration else None,
+        "ceiling": _aucs(judge) if judge else None,
+    }
+
+
+def _aucs(ranking: ScorerRanking) -> dict[str, Json]:
+    return {
+        "mean_auc": _plain(ranking.mean_auc),
+        "auc": {f"{share:g}": _plain(ranking.auc[share]) for share in QUARTERS},
+    }
 
 
 def _plain(found: Estimate) -> dict[str, Json]:

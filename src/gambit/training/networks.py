@@ -1,4 +1,4 @@
-"""The networks a fit trains, and how a trained one becomes a scorer; the architectures themselves live in scorers/."""
+"""The networks that are trained, and how a trained one becomes a scorer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gambit.scorers.mlp import BLEND, BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
 
 MLP_WIDTH = 512
-SLOPE_GAIN = 30.0  # one number beside a million, all with one learning rate
-SMALLEST_SPREAD = 1e-3  # of a feature: one that hardly varies must not be blown up
+SLOPE_GAIN = 30.0  # one parameter beside a million with the same learning rate
+SMALLEST_SPREAD = 1e-3  # of a feature: one that hardly varies must not be amplified
 ARCHITECTURES = ("mlp", BLEND, "sequence")
 
 
@@ -94,7 +94,7 @@ class BlendNetwork(nn.Module):
 
     @property
     def slope(self) -> Tensor:
-        """Of the confidence in deviations; it finds its place before the layers have learned problems by heart."""
+        """Of the confidence, in standard deviations; scaled up to learn faster than the layers overfit."""
         return SLOPE_GAIN * self.rise
 
     def forward(self, states: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a scorer is fitted to: losses over a batch of traces, and the published recipes beside our own; fits nothing."""
+"""Losses, and the settings of a fit: the published recipes and ours."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class FitRecipe:
     """How one scorer is fitted."""
 
     objective: str
@@ -147,11 +147,11 @@ def terms_of(objective: str) -> list[str]:
     return names
 
 
-_PUBLISHED = Recipe(
+_PUBLISHED = FitRecipe(
     "", rate=1e-4, weight_decay=1e-5, is_decaying=False, batch_size=128, max_epochs=20, patience=5, is_balanced=True,
     normalises=False, input_dropout=0.0,
 )  # fmt: skip
-PUBLISHED: Mapping[str, Recipe] = {
+PUBLISHED: Mapping[str, FitRecipe] = {
     "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.STEP),
     "last-step-bce": dataclasses.replace(_PUBLISHED, objective="last-step-bce", unit=Unit.TRACE),
 }
@@ -165,7 +165,7 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 }  # fmt: skip
 
 
-def recipe_for(objective: str, architecture: str) -> Recipe:
+def recipe_for(objective: str, architecture: str) -> FitRecipe:
     """The published recipe for a published objective, ours for all others."""
     terms_of(objective)
     if objective in PUBLISHED:
@@ -173,7 +173,7 @@ def recipe_for(objective: str, architecture: str) -> Recipe:
         # One step alone says nothing to a scorer that reads histories.
         is_alone = architecture == "sequence" and recipe.unit is Unit.STEP
         return dataclasses.replace(recipe, unit=Unit.TRACE) if is_alone else recipe
-    recipe = Recipe(objective)
+    recipe = FitRecipe(objective)
     if architecture != "sequence":
         return recipe
     # It has far more to overfit with: seen on 130 puzzles, where it was best after a few epochs.

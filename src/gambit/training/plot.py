@@ -1,4 +1,4 @@
-"""Draws ranking curves and calibration as a PNG; needs matplotlib, which nothing else in Gambit needs."""
+"""Draws ranking curves and calibration of scorers as a PNG, with matplotlib."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gambit.training.ranking import CURVE, QUARTERS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gambit.training.evaluate import Ranking, Report
+    from gambit.training.evaluate import ScorerRanking, ScorerReport
 
 # Okabe and Ito: told apart by everybody; two of Tol's where there are more scorers than those.
 SCORERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#44AA99")
@@ -28,7 +28,7 @@ def check_installed() -> None:
         raise UserError("a plot needs matplotlib: pip install 'gambit-search[train]', or leave --plot out")
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: ScorerReport, path: Path) -> None:
     check_installed()
     import matplotlib as mpl
 
@@ -54,7 +54,7 @@ def draw(report: Report, path: Path) -> None:
         plt.close(figure)
 
 
-def _curves(axes: Axes, report: Report, *, is_auc: bool) -> None:
+def _curves(axes: Axes, report: ScorerReport, *, is_auc: bool) -> None:
     shares = CURVE if not is_auc else tuple(sorted({*CURVE, *QUARTERS}))
     colours = {True: iter(BASELINES * 2), False: iter(SCORERS * 4)}
     has_bands = sum(bool(ranking.calibration) for ranking in report.rankings) <= MOST_BANDS
@@ -74,7 +74,7 @@ def _curves(axes: Axes, report: Report, *, is_auc: bool) -> None:
     _plain_frame(axes)
 
 
-def _line(axes, ranking: Ranking, found, known, colour, *, is_partial: bool, has_band: bool) -> None:  # type: ignore[no-untyped-def]
+def _line(axes, ranking: ScorerRanking, found, known, colour, *, is_partial: bool, has_band: bool) -> None:  # type: ignore[no-untyped-def]
     values = [found[share].value for share in known]
     style = "--" if ranking.is_baseline else ":" if is_partial else "-"
     axes.plot(known, values, style, color=colour, label=ranking.name, linewidth=1.6 if ranking.is_baseline else 2.2,
@@ -84,7 +84,7 @@ def _line(axes, ranking: Ranking, found, known, colour, *, is_partial: bool, has
         axes.fill_between(known, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _calibration(axes: Axes, report: Report) -> None:
+def _calibration(axes: Axes, report: ScorerReport) -> None:
     axes.plot([0, 1], [0, 1], color="#dddddd", linewidth=1, zorder=0)
     colours = iter(SCORERS * 4)
     for ranking in report.rankings:

@@ -1,4 +1,4 @@
-"""How well scores rank the traces of one problem: per-problem AUC, pairs won, bootstrap intervals; knows no scorer."""
+"""How well scores rank the traces of a problem: AUC per problem, pairs won, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Estimate:
 
 
 def mean_estimate(values: Floats, seed: int = 0) -> Estimate:
-    """Of the problems that have a value."""
+    """The mean over the problems that have a value."""
     return ratio_estimate(np.nan_to_num(values), np.isfinite(values).astype(np.float64), seed)
 
 

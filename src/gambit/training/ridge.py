@@ -1,7 +1,7 @@
-"""A straight line through the states that sets right apart from wrong traces of one problem, solved in closed form.
+"""Ridge regression within problems, in closed form: a linear scorer of hidden states.
 
-Where problems are few and the signal is weak, a network has learned the problems by heart before it has found what they
-share; a line has less to learn them with. It takes seconds, so that it also finds out which states to read.
+With few problems and a weak signal a network overfits to the problems before it finds what they share; a linear scorer
+has fewer parameters to do so. A fit takes seconds, so that it also serves to choose state position and layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.training.dataset import Dataset, Division
 from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, spread_of
 from gambit.training.networks import Spread, as_scorer, straight_network
-from gambit.training.objectives import AGGREGATIONS, Recipe
+from gambit.training.objectives import AGGREGATIONS, FitRecipe
 from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps
 from gambit.training.scoring import SCORING_STEPS, Steps
 
@@ -29,11 +29,16 @@ STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 NUM_FOLDS = 5
 SMALLEST_VARIANCE = 1e-6
 NEWTON_STEPS = 25
-FLATTEST = 0.05  # logits per deviation of the line: a ranking must survive whatever the calibration says
+FLATTEST = 0.05  # logits per deviation of the line: a flat calibration must not erase the ranking
 
 
 def fit_ridge(
-    data: Dataset, division: Division, recipe: Recipe, info: ScorerInfo, device: torch.device, say: Say = lambda _: None
+    data: Dataset,
+    division: Division,
+    recipe: FitRecipe,
+    info: ScorerInfo,
+    device: torch.device,
+    say: Say = lambda _: None,
 ) -> Fitted:
     """The penalty is chosen by cross-validation, since held-out problems are few.
 
@@ -69,7 +74,7 @@ def _folds(traces: Ints, problem_of: Ints) -> list[Ints]:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What a line is worth on some traces."""
+    """Judges linear scorers on some traces."""
 
     data: Dataset
     steps: Steps
@@ -88,7 +93,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """How states vary among the traces of one problem, and with their outcome, over all problems."""
+    """Covariances of states within problems, with each other and with the outcome, summed over problems."""
 
     covariance: Tensor  # [feature, feature], summed over `count` rows
     slant: Tensor  # [feature]: with the outcome
@@ -96,7 +101,7 @@ class Moments:
 
     @classmethod
     def of(cls, steps: Steps, traces: Ints, spread: Spread) -> Moments:
-        """Of running means after each quarter of the steps, which is what a search compares."""
+        """From running means after each quarter of the steps, which is what a search compares."""
         slant, count = torch.zeros_like(spread.mean, device=steps.device), 0
         covariance = slant.new_zeros(len(slant), len(slant))
         mine = torch.from_numpy(traces).to(steps.device)
@@ -117,11 +122,11 @@ class Moments:
         return cls(covariance, torch.stack([part.slant for part in parts]).sum(0), sum(part.count for part in parts))
 
     def __sub__(self, other: Moments) -> Moments:
-        """Of the problems that are not in the other."""
+        """Those of the problems that are not in the other."""
         return Moments(self.covariance - other.covariance, self.slant - other.slant, self.count - other.count)
 
     def deviation(self, weights: Tensor) -> Tensor:
-        """Of what such weights make of the traces of a problem."""
+        """Standard deviation, within problems, of the scores that these weights give."""
         return (weights @ self.covariance @ weights / self.count).clamp(min=1e-12).sqrt()
 
     def solved(self, strength: float) -> Tensor:
@@ -163,7 +168,7 @@ def calibrated(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tu
 
 
 def _heights(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tuple[Tensor, Tensor]:
-    """Of every training step where it stands along the line, and its label."""
+    """The linear score of every training step, and its label."""
     traces = torch.from_numpy(train).to(steps.device)
     rows = steps.step_rows(traces)
     parts = [

@@ -1,4 +1,4 @@
-"""Samples traces of many problems at once on any engine and grades them meanwhile; stores nothing."""
+"""Samples traces of many problems at once on any engine, and grades them meanwhile."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ThoughtMarker(ThoughtMeter):
 
 
 @dataclass(slots=True)
-class Trace:
+class SampledTrace:
     """A trace while it is being written."""
 
     tokens: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class Sampled:
 
     task: Task
     prompt: tuple[int, ...]
-    traces: list[Trace]
+    traces: list[SampledTrace]
     grades: list[Future[tuple[str | None, bool]]] = field(default_factory=list)
 
     @property
@@ -96,11 +96,11 @@ class Sampled:
 
 
 class Watch:
-    """Follows the searches' events; holds nothing of a problem once it has been taken."""
+    """Gathers traces from the events of running searches, until `take` hands over a problem."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, tuple[int, ...]] = {}
-        self._traces: dict[str, dict[int, Trace]] = {}
+        self._traces: dict[str, dict[int, SampledTrace]] = {}
         self._last_text = ""
 
     def keep_text(self, text: str) -> str | None:
@@ -116,11 +116,11 @@ class Watch:
             self._prompts[problem_id], self._traces[problem_id] = tuple(event.prompt_tokens), {}
         elif isinstance(event, ev.Scored):
             for trace, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
-                mine = self._traces[problem_id].setdefault(trace, Trace())
+                mine = self._traces[problem_id].setdefault(trace, SampledTrace())
                 mine.boundaries.append(num_tokens - 1)
                 mine.confidences.append(score)
         elif isinstance(event, ev.Finished):
-            mine = self._traces[problem_id].setdefault(event.trace, Trace())
+            mine = self._traces[problem_id].setdefault(event.trace, SampledTrace())
             mine.tokens, mine.text, mine.end = event.tokens, self._last_text, str(event.reason)
 
     def take(self, task: Task) -> Sampled:
@@ -129,7 +129,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SamplingOrder:
     """How traces are sampled."""
 
     config: SearchConfig
@@ -138,10 +138,10 @@ class Order:
 
 
 def sample(
-    solver: Solver, tasks: Iterable[Task], order: Order, grading: Grading, refused: list[str],
+    solver: Solver, tasks: Iterable[Task], order: SamplingOrder, grading: Grading, refused: list[str],
     should_stop: Callable[[], bool], may_begin: Callable[[], bool] = lambda: True,
 ) -> Iterator[Sampled]:  # fmt: skip
-    """The problems as they finish, all their traces whole; `refused` gathers those that cannot be sampled.
+    """Problems as they finish, with all their traces; `refused` gathers those that cannot be sampled.
 
     Once `may_begin` says no, those that were begun are finished and no more are.
     """

@@ -1,4 +1,4 @@
-"""Scores every step of stored traces as a search would have seen them, whatever the scorer; ranks nothing."""
+"""Scores every step of stored traces as a search would have."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Steps:
 
     @classmethod
     def of(cls, data: Dataset, device: torch.device) -> Steps:
-        room = DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
-        states = data.states.to(device) if data.states.nbytes < room else data.states
+        free = DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
+        states = data.states.to(device) if data.states.nbytes < free else data.states
         columns = (data.traces.starts, data.traces.num_steps, data.traces.is_correct, data.traces.problem_of)
         starts, num_steps, is_correct, problem_of = (torch.from_numpy(column).to(device) for column in columns)
         labels = torch.from_numpy(data.step_labels).to(device)

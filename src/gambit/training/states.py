@@ -1,4 +1,4 @@
-"""Reads hidden states of finished traces with one teacher-forced forward pass; samples nothing, stores nothing.
+"""Reads the hidden states of finished traces with one teacher-forced forward pass.
 
 Engines hand scores to a search, not states, and each keeps its states elsewhere. One more pass over the finished text
 gives the same numbers whatever engine sampled it, any layer, and both state positions at once. It reads every trace up
@@ -15,7 +15,7 @@ import torch
 
 from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
-from gambit.engines.local.model import pick_device, pick_dtype
+from gambit.engines.local.model import pick_device, pick_dtype, read_with_transformers
 from gambit.engines.shared.layers import LayerChoice
 from gambit.training.storage import state_name
 
@@ -28,7 +28,7 @@ BATCH_TOKENS = {"cuda": 65_536, "mps": 16_384, "cpu": 8_192}
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is to be read: a prompt with what was generated after it, and where the thoughts of that end."""
+    """One trace to read: prompt, generated tokens, and where its thoughts end."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class Reading:
 
     @property
     def length(self) -> int:
-        """How much of it must be fed."""
+        """Tokens to feed: everything up to the last boundary."""
         return len(self.prompt) + self.boundaries[-1] + 1 if self.boundaries else 0
 
     @property
@@ -45,7 +45,7 @@ class Reading:
 
 
 class StateReader:
-    """A model of its own, beside the engine's."""
+    """Loads a second copy of the model, beside the engine's, and reads hidden states with it."""
 
     def __init__(
         self,
@@ -103,10 +103,8 @@ class StateReader:
 
 def _load(model: str, dtype: str, device: torch.device) -> PreTrainedModel:
     """The network without its output layer; its last hidden state is what would enter it."""
-    from transformers import AutoModelForCausalLM
-
     try:
-        whole = AutoModelForCausalLM.from_pretrained(model, dtype=pick_dtype(dtype, device))
+        whole = read_with_transformers(model, pick_dtype(dtype, device))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load model {model!r}: {str(error).strip().partition(chr(10))[0]}") from error
     base: PreTrainedModel = whole.base_model.to(device).eval()

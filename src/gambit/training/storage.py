@@ -1,4 +1,4 @@
-"""A collection on disk: shards of boundary states and an append-only index that alone says what is there.
+"""A collection on disk: shards of hidden states, and an append-only index of the complete ones.
 
 A shard is written whole, synced and renamed before its index line is appended and synced. Whatever a kill leaves behind
 is therefore either in the index and complete, or not in the index and swept away by the next run.
@@ -6,7 +6,6 @@ is therefore either in the index and complete, or not in the index and swept awa
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -19,6 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gambit.core.errors import UserError
+from gambit.storage.lines import append_synced, drop_torn_line, whole_lines
+from gambit.storage.locks import locked
+from gambit.storage.past_options import IN_0_1_0
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +110,7 @@ class CollectionWriter:
         self._append(ShardEntry(file=self._next_name, sha256=digest, problems=tuple(problems)))
 
     def adopt(self, folder: Path, entry: ShardEntry) -> None:
-        """Add a shard of another collection as it is, damaged ones too: reading tells, whatever way they came."""
+        """Add a shard of another collection as it is; a damaged one is reported when it is read."""
         with suppress(FileNotFoundError):
             _write_synced(self._folder / self._next_name, (folder / entry.file).read_bytes())
         self._append(entry.model_copy(update={"file": self._next_name}))
@@ -119,26 +121,19 @@ class CollectionWriter:
 
     def _append(self, entry: ShardEntry) -> None:
         with (self._folder / INDEX_FILE).open("ab") as index:
-            index.write(entry.model_dump_json().encode() + b"\n")
-            index.flush()
-            os.fsync(index.fileno())
+            append_synced(index, entry.model_dump_json())
         self.num_shards += 1
 
 
 @contextmanager
 def writing(folder: Path, header: Header) -> Iterator[CollectionWriter]:
-    """Begin a collection, or go on with the one in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{folder} is being written by another `gambit scorer collect`") from error
+    """Open a folder for writing: a new collection, or the one that is there, resumed."""
+    with locked(folder / LOCK_FILE, f"{folder} is being written by another `gambit scorer collect`"):
         yield _opened(folder, header)
 
 
 def merge(parts: Sequence[Path], out: Path) -> int:
-    """Collections made in the same way, as one; gives its number of problems. Begun before, it is gone on with."""
+    """Join collections made in the same way; gives the number of problems. Resumes where `out` exists already."""
     if out in parts:
         raise UserError(f"{out} is one of the collections: choose a new folder")
     headers = {part: read_header(part) for part in parts}
@@ -173,7 +168,7 @@ def _opened(folder: Path, header: Header) -> CollectionWriter:
     _check_same(folder, found, header)
     for leftover in folder.glob(f"*{_TEMPORARY}"):
         leftover.unlink()
-    _drop_torn_line(folder / INDEX_FILE)
+    drop_torn_line(folder / INDEX_FILE)  # its shard counts as never written
     return CollectionWriter(folder, found, list(read_index(folder)))
 
 
@@ -192,24 +187,15 @@ def _check_alike(folder: Path, header: Header, other: Path, reference: Header) -
 def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, object]]:
     for name in Header.model_fields:
         mine, theirs = getattr(one, name), getattr(other, name)
+        if name == "sampling":  # a setting that one of them does not know had the value of then
+            names = mine.keys() | theirs.keys()
+            mine, theirs = ({key: had.get(key, IN_0_1_0.get(key)) for key in names} for had in (mine, theirs))
         if name not in _MAY_DIFFER and mine != theirs:
             yield name, mine, theirs
 
 
-def _drop_torn_line(index: Path) -> None:
-    """A kill while the last line was being appended: its shard counts as never written."""
-    if not index.exists():
-        return
-    content = index.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with index.open("r+b") as file:
-            file.truncate(len(whole))
-            os.fsync(file.fileno())
-
-
 def _write_synced(path: Path, content: bytes) -> None:
-    """All or nothing under its name, also after a power cut."""
+    """Write a file so that it is complete under its name or not there, also after a power cut."""
     temporary = path.with_name(path.name + _TEMPORARY)
     with temporary.open("wb") as file:
         file.write(content)
@@ -239,17 +225,13 @@ def read_header(folder: Path) -> Header:
 
 
 def read_index(folder: Path) -> Iterator[ShardEntry]:
-    """Every complete line; one that a kill cut short is not there."""
+    """Every complete line of the index."""
     path = folder / INDEX_FILE
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield _parsed(ShardEntry, line, f"{path}, line {number}")
+    for number, line in whole_lines(path):
+        yield _parsed(ShardEntry, line, f"{path}, line {number}")
 
 
-def _parsed(kind: type[Record], content: bytes, where: str) -> Record:
+def _parsed(kind: type[Record], content: str | bytes, where: str) -> Record:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

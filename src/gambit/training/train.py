@@ -1,4 +1,4 @@
-"""From a collection to the best scorer that can be fitted to it, with what its checkpoint says of its making."""
+"""Tries state positions, layers and objectives on a collection, and keeps the best scorer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.fit import Fitted, Say, fit
 from gambit.training.networks import ARCHITECTURES
-from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, Recipe, recipe_for
+from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecipe, recipe_for
 from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header
 from gambit.training.values import with_value_labels
@@ -68,7 +68,7 @@ def train(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     say: Say = lambda _: None,
 ) -> Trained:
-    """Chosen by within-problem ranking and never by telling steps apart.
+    """Fit several scorers and choose by their ranking within held-out problems.
 
     First where to read: one objective on every dataset. Then how: the others on the dataset that won, each of which
     must clearly outrank what came before. Trying all with all takes many times as long, and the best of many by a few
@@ -81,7 +81,7 @@ def train(
     total = len(datasets) + len(others)
     tried: list[tuple[Dataset, Fitted]] = []
 
-    def try_out(data: Dataset, recipe: Recipe) -> None:
+    def try_out(data: Dataset, recipe: FitRecipe) -> None:
         on_progress(len(tried), total)
         fitter = fit_ridge if recipe.objective == RIDGE else fit
         tried.append((data, fitter(data, plan.division, recipe, info_for(data, plan.architecture), device, say)))
@@ -96,12 +96,12 @@ def train(
 
 
 def best_of(fitted: Sequence[Fitted]) -> Fitted:
-    """The first that none behind it clearly outranks."""
+    """The best: one replaces an earlier one only if it clearly outranks it."""
     return functools.reduce(lambda best, other: other if other.clearly_outranks(best) else best, fitted)
 
 
-def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[Recipe]:
-    """The first one finds out where to read."""
+def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[FitRecipe]:
+    """Recipes to try; the first one is used to choose state position and layers."""
     if architecture not in ARCHITECTURES:
         raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
     names = CANDIDATES[architecture] if objective == AUTO else (objective,)

@@ -25,7 +25,7 @@ from gambit.core.problem import Problem
 from gambit.solver import Solver
 from gambit.storage.lines import append_synced, drop_torn_line, whole_lines
 from gambit.training.dataset import Dataset
-from gambit.training.sampling import Grading, Order, Sampled, Task, sample
+from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample
 from gambit.training.storage import ProblemRecord, Shard, read_shards
 
 VALUES_FILE = "values.jsonl"
@@ -160,7 +160,7 @@ class ValueRun:
 
     solver: Solver
     folder: Path
-    order: Order  # as many traces a problem as there are to be rollouts a prefix
+    order: SamplingOrder  # as many traces a problem as there are to be rollouts a prefix
     grading: Grading
     refused: list[str]
     on_progress: Callable[[int, int], None] = lambda done, total: None

@@ -1,4 +1,4 @@
-"""The tree page: one HTML file that shows what a search did, made from its event log alone; it never runs anything."""
+"""The tree page: one HTML file that shows what a search did, made from its event log."""
 
 from gambit.view.page import write_page
 

@@ -1,4 +1,4 @@
-"""The data of the tree page as columns, small enough for thousands of traces; it says nothing about how they look."""
+"""The data of the tree page as columns, small enough for thousands of traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gambit.core.tree import Trace, TraceState
 from gambit.core.types import StopReason
 from gambit.results.record import STOP_WORDS, Equivalent, SearchResult
 from gambit.results.vote import Ballot, VoteEntry, has_answer
-from gambit.text.answers import canonical
 from gambit.view.history import History, PoolSize, pool_sizes
 from gambit.view.text import TokenText, model_name
 
@@ -54,7 +53,7 @@ class VoteRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """One entry per trace in each list; a step that never came is -1."""
+    """One entry per trace in each list; a step that did not come is -1."""
 
     parent: list[int]
     state: list[int]  # index into `PageData.states`
@@ -148,7 +147,7 @@ def build(
             notices=notices,
             facts=_facts(history, result),
         ),
-        votes=_votes(vote.entries, record.ballots(), equivalent),
+        votes=_votes(vote.entries, record.ballots()),
         traces=_trace_columns(history, texts, [len(one) for one in stored]),
         thoughts=_thought_columns(history, texts),
         pool=_pool_columns(pool_sizes(history)),
@@ -252,21 +251,15 @@ def _pool_columns(pool: Sequence[PoolSize]) -> PoolColumns:
 # -- the vote and the facts ------------------------------------------------------------------------------------
 
 
-def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot], equivalent: Equivalent) -> list[VoteRow]:
+def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot]) -> list[VoteRow]:
     rows = [VoteRow(entry.answer, _rounded(entry.weight), [], []) for entry in entries]
-    for ballot in ballots:
-        if ballot.answer is not None and has_answer(ballot):
-            row = _row_of(rows, ballot.answer, equivalent)
-            row.traces.append(ballot.trace)
-            if ballot.root not in row.roots:
-                row.roots.append(ballot.root)
+    row_of = {form: row for entry, row in zip(entries, rows, strict=True) for form in entry.forms}
+    for ballot in filter(has_answer, ballots):
+        row = row_of[str(ballot.answer)]
+        row.traces.append(ballot.trace)
+        if ballot.root not in row.roots:
+            row.roots.append(ballot.root)
     return rows
-
-
-def _row_of(rows: Sequence[VoteRow], answer: str, equivalent: Equivalent) -> VoteRow:
-    form = canonical(answer)
-    same = next((row for row in rows if canonical(row.answer) == form), None)
-    return same or next(row for row in rows if equivalent(row.answer, answer))
 
 
 def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:

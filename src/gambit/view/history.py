@@ -1,18 +1,15 @@
-"""Replays an event log and keeps what the tree forgets: when thoughts ended, who waited, when traces left the pool."""
+"""A replayed event log over time: when thoughts ended, who waited, when traces left the pool."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from gambit.core import events as ev
-from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
-from gambit.results.record import SearchRecord
-from gambit.storage.run_folder import LOG_FILE
+from gambit.results.record import SearchRecord, fold
 
 
 @dataclass(slots=True)
@@ -30,20 +27,30 @@ class TraceHistory:
 
 @dataclass(slots=True)
 class History:
-    """A replayed run."""
+    """A replayed run: its record, and what the tree of that does not keep."""
 
     record: SearchRecord
+    traces: list[TraceHistory]
+    samples: list[ev.Sample]
+    last_step: int
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Notes what events say over time while they pass by."""
+
     traces: list[TraceHistory] = field(default_factory=list)
     samples: list[ev.Sample] = field(default_factory=list)
     last_step: int = 0
 
-    def apply(self, event: ev.Event) -> None:
-        self.record.apply(event)
-        _remember(self.traces, event)
-        if isinstance(event, ev.Sample):
-            self.samples.append(event)
-        if not isinstance(event, ev.RunStarted | ev.Voted):
-            self.last_step = max(self.last_step, event.step)
+    def passing(self, events: Iterable[ev.Event]) -> Iterator[ev.Event]:
+        for event in events:
+            _remember(self.traces, event)
+            if isinstance(event, ev.Sample):
+                self.samples.append(event)
+            if not isinstance(event, ev.RunStarted | ev.Voted):
+                self.last_step = max(self.last_step, event.step)
+            yield event
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +64,13 @@ class PoolSize:
     completed: int
 
 
-def find_log(run: Path) -> Path:
-    """The event log that `run` names: the file itself, or the only one in a folder."""
-    if run.is_file():
-        return run
-    found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern))
-    if not found:
-        raise UserError(f"no {LOG_FILE} in {run}: give the folder of a run, or its log")
-    if len(found) > 1:
-        some = ", ".join(str(path.parent) for path in found[:3])
-        raise UserError(f"{run} holds {len(found)} runs: name one of them ({some}{', …' if len(found) > 3 else ''})")
-    return found[0]
-
-
 def follow(events: Iterable[ev.Event]) -> History:
     """The history of a whole log, or of as much as a kill left of it."""
-    history: History | None = None
-    for event in events:
-        if isinstance(event, ev.RunStarted):
-            history = History(SearchRecord(event))
-        elif history is None:
-            raise UserError("the log does not begin with RunStarted: it is no log of a Gambit run")
-        else:
-            history.apply(event)
-    if history is None:
-        raise UserError("the log is empty")
-    for trace, past in zip(history.record.tree.traces, history.traces, strict=True):
+    watch = _Watch()
+    record = fold(watch.passing(events))
+    for trace, past in zip(record.tree.traces, watch.traces, strict=True):
         past.num_inherited_thoughts = trace.score.count - len(past.thought_scores)
-    return history
+    return History(record, watch.traces, watch.samples, watch.last_step)
 
 
 def _remember(traces: list[TraceHistory], event: ev.Event) -> None:

@@ -1,4 +1,4 @@
-"""Puts a run's data and the page's own files into one HTML file; what they mean is none of its business."""
+"""Puts a run's data and the page's assets into one HTML file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 from gambit.core import events as ev
 from gambit.core.errors import UserError
+from gambit.storage.run_folder import find_log
 from gambit.text.answers import Grader
 from gambit.text.tokenizers import Tokenizer
 from gambit.view import data
-from gambit.view.history import History, find_log, follow
+from gambit.view.history import History, follow
 from gambit.view.text import TokenText, read_tokens, tokenizer_of
 
 SCRIPTS = ("model.js", "paint.js", "tree.js", "charts.js", "panel.js", "main.js")  # later ones use earlier ones

@@ -1,4 +1,4 @@
-"""Token ids -> the bytes they stand for, so that text can be cut at any token; it loads tokenizers, never models."""
+"""Token ids as the bytes they stand for, so that text can be cut at any token."""
 
 from __future__ import annotations
 

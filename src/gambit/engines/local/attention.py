@@ -255,7 +255,7 @@ class RowPlan:
         return _causal(q, torch.cat((keys, k), 2), torch.cat((values, v), 2), call)
 
 
-class Plan(Protocol):
+class AttentionPlan(Protocol):
     """Where the keys and values of a forward pass go and what its queries see."""
 
     def attend(
@@ -305,7 +305,7 @@ def pool_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    pool: Plan,
+    pool: AttentionPlan,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,

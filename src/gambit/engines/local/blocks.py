@@ -1,4 +1,4 @@
-"""Accounts KV room in ref-counted blocks, shared prefixes once; it counts and never touches a tensor."""
+"""Counts KV cache in ref-counted blocks, shared prefixes once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class KvBlocks:
-    """The room of one engine. A block belongs to the search that allocated it and may be shared within that search."""
+    """The KV blocks of one engine. A block belongs to the search that allocated it and may be shared within it."""
 
     def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -33,7 +33,7 @@ class KvBlocks:
         return -(-num_tokens // self.block_tokens)
 
     def allocate(self, count: int, search: int) -> list[int] | None:
-        """New blocks, or None when there is no room for all of them."""
+        """New blocks, or None when there are not enough."""
         if count > self.num_free:
             return None
         blocks = list(range(self._next_id, self._next_id + count))

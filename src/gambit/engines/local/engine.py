@@ -42,6 +42,7 @@ class LocalEngine:
         self._tokenizer = tokenizer
         self._scorer = scorer.to(model.device)
         self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
+        self._kv_asked_tokens = kv_budget_tokens
         room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
         self._clock = Stopwatch()
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
@@ -63,6 +64,7 @@ class LocalEngine:
             kv_capacity_tokens=self._pool.blocks.capacity_tokens,
             block_tokens=self._pool.blocks.block_tokens,
             versions={"torch": torch.__version__},
+            kv_asked_tokens=self._kv_asked_tokens,
         )
 
     @property
@@ -161,17 +163,17 @@ class LocalEngine:
         self._pool.rows.append_tokens(tokens)
         table = self._pool.rows.table  # the table may have grown
         table["is_pending"] = is_boundary
-        doubtful: list[TraceKey] = []
+        unconfident: list[TraceKey] = []  # that their stop rules end
         if confidence is not None:
             _fold_confidence(table, confidence, is_boundary)
-            doubtful = self._pool.follow(confidence)
+            unconfident = self._pool.track_confidence(confidence)
         for search, count in layout.rows_per_search.items():
             self._pool.drafts[search].num_generated += count
         if self._scorer.info.state_position is StatePosition.BOUNDARY:
             self._score(output, np.flatnonzero(was_pending), fed_length)
         else:
             self._score(output, np.flatnonzero(is_boundary), table["num_tokens"])
-        self._finish(layout.is_stop(tokens), doubtful)
+        self._finish(layout.is_stop(tokens), unconfident)
 
     def _score(self, output: ForwardOutput, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
         if len(rows) == 0:
@@ -210,13 +212,13 @@ class LocalEngine:
             found |= zip(wanting, map(tuple, vectors.tolist()), strict=True)
         return found
 
-    def _finish(self, said_stop: npt.NDArray[np.bool_], doubtful: Sequence[TraceKey]) -> None:
+    def _finish(self, said_stop: npt.NDArray[np.bool_], unconfident: Sequence[TraceKey]) -> None:
         table = self._pool.rows.table
         context_left = self._model.context_tokens - 1 - table["prompt_length"]
         is_full = table["num_tokens"] >= np.minimum(table["max_new_tokens"], context_left)
         ended = [(self._pool.rows.traces[row], bool(said_stop[row])) for row in np.flatnonzero(said_stop | is_full)]
         reasons = {trace: EndReason.STOP if stopped else EndReason.LENGTH for trace, stopped in ended}
-        for key in doubtful:
+        for key in unconfident:
             reasons.setdefault(self._pool.searches[key.search].traces[key.trace], EndReason.CONFIDENCE)
         for trace in sorted(reasons, key=lambda trace: trace.key):
             self._pool.finish(trace, reasons[trace])

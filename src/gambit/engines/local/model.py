@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from gambit.core.errors import UserError
-from gambit.engines.local.attention import ATTENTION_NAME, DecodePlan, Plan, pool_attention
+from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, pool_attention
 from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
+from gambit.engines.local.llama import LlamaModel, read_llama
+from gambit.models.files import weight_files
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+SMALL_MODEL_BYTES = 256 << 20
 CPU_KV_BYTES = 4 << 30  # the room for keys and values on a device that shares its memory with everything else
 
 
@@ -31,12 +36,12 @@ class ForwardOutput:
 class PoolModel:
     """A model whose attention reads the pool's rows; its last hidden states are what enters the output layer."""
 
-    def __init__(self, model: PreTrainedModel, name: str) -> None:
+    def __init__(self, model: PreTrainedModel | LlamaModel, name: str) -> None:
         self.name = name
         self.device = model.device
         self.dtype = model.dtype
         self.config = model.config.get_text_config()
-        self._model = _with_pool_attention(model, name)
+        self._model = model if isinstance(model, LlamaModel) else _with_pool_attention(model, name)
         self._head_input: list[torch.Tensor] = []
         head = self._model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._keep_states)
@@ -51,7 +56,7 @@ class PoolModel:
         self._head_input[:] = [args[0]]
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, inner: Sequence[int] = ()
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> ForwardOutput:
         """`tokens` and `positions` are [n, length]. `inner`: layers whose states are wanted too, lowest first."""
         if self._fused is not None and isinstance(plan, DecodePlan):
@@ -60,7 +65,7 @@ class PoolModel:
 
     @torch.inference_mode()
     def _run_modules(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: Plan, inner: Sequence[int] = ()
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> Output:
         try:
             out = self._model(
@@ -144,16 +149,47 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[PoolModel, Tokenizer]:
     """A model from a folder or a hub name."""
-    from transformers import AutoModelForCausalLM
-
     picked = pick_device(device)
+    with _one_thread_if_small(name):
+        model, tokenizer = _read(name, pick_dtype(dtype, picked))
+        return PoolModel(model.to(picked), name), tokenizer
+
+
+def _read(name: str, dtype: torch.dtype | str) -> tuple[PreTrainedModel | LlamaModel, Tokenizer]:
+    own_dtype = dtype if isinstance(dtype, torch.dtype) else None
+    model = read_llama(Path(name), own_dtype) if Path(name).is_dir() else None
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=pick_dtype(dtype, picked))
-        tokenizer = load_tokenizer(name)
+        return model or read_with_transformers(name, dtype), load_tokenizer(name)
     except (OSError, ValueError) as error:
         # transformers explains itself over many lines; the first says what is wrong.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
             f"cannot load model {name!r}: {reason} Give a folder with a transformers model or a hub name."
         ) from error
-    return PoolModel(model.to(picked), name), tokenizer
+
+
+@contextmanager
+def _one_thread_if_small(name: str) -> Iterator[None]:
+    """On a busy machine threads wait for each other longer than a small model takes to load and to be tried."""
+    threads = torch.get_num_threads()
+    size = sum(file.stat().st_size for file in weight_files(name))
+    if 0 < size < SMALL_MODEL_BYTES:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def read_with_transformers(name: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Any architecture; without the bar that transformers draws while it loads."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""Who is in the pool and who holds KV room: admission, eviction, rows shared on branching; never reads a token."""
+"""The traces of the local engine: admission, eviction, and KV blocks shared on branching."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
 from gambit.engines.local.stopwatch import Stopwatch
 from gambit.engines.shared.confidence import ConfidenceTracks
-from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota
+from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.scorers.memory import Histories
@@ -64,11 +64,11 @@ class Pool:
         self.drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)  # of the step under way, by search
 
     def schedule(self) -> None:
-        """Begin a step: running traces get room first, waiting ones only what nobody had to give up."""
+        """Begin a step: running traces get blocks first, waiting ones only those that cost no eviction."""
         self._step += 1
         self.drafts.clear()
         with self._clock.part("scheduling"):
-            if not self._make_room():
+            if not self._allocate():
                 self._admit()
 
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
@@ -76,11 +76,11 @@ class Pool:
         self.drop(trace)
         self.drafts[trace.key.search].finished.append(TraceEnd(trace.key.trace, reason, tokens, confidence))
 
-    def follow(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
+    def track_confidence(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
         """Fold in the confidence of each row's new token; gives the traces that their stop rules end."""
         keys = [trace.key for trace in self.rows.traces]
-        followed = self.tracks.pick(keys)
-        return self.tracks.fold([keys[at] for at in followed], confidence[followed]) if len(followed) else []
+        tracked = self.tracks.pick(keys)
+        return self.tracks.fold([keys[at] for at in tracked], confidence[tracked]) if len(tracked) else []
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 
@@ -110,10 +110,10 @@ class Pool:
         search.traces[spec.key.trace] = trace
         self._waiting.append(trace)
 
-    # -- KV room -----------------------------------------------------------------------------------------------
+    # -- KV blocks ---------------------------------------------------------------------------------------------
 
-    def _make_room(self) -> bool:
-        """Give every running row a block for the token it feeds next; True if that cost anyone its room."""
+    def _allocate(self) -> bool:
+        """Give every running row a block for the token it feeds next; True if that evicted a trace."""
         table, block_tokens = self.rows.table, self.blocks.block_tokens
         at_block_start = np.flatnonzero((table["prompt_length"] + table["num_tokens"]) % block_tokens == 0)
         hungry = sorted((self.rows.traces[row] for row in at_block_start), key=lambda trace: trace.key)
@@ -152,7 +152,7 @@ class Pool:
 
     def _standing(self, trace: LiveTrace) -> Standing:
         spec, score = trace.spec, trace.score.value(self._aggregation)
-        return Standing(spec.on_pressure, spec.island, score, trace.key.trace, trace.admission)
+        return standing(spec.on_pressure, spec.island, score, trace.key.trace, trace.admission)
 
     def _evict(self, trace: LiveTrace) -> None:
         action = action_on(trace.spec.on_pressure, self._num_live(trace.key.search)[trace.spec.island])
@@ -172,14 +172,14 @@ class Pool:
         self.drafts[trace.key.search].evicted.append(Eviction(trace.key.trace, action, score, len(tokens), kept))
 
     def _admit(self) -> None:
-        """Waiting traces in order, while there is room that costs no running trace anything."""
+        """Waiting traces in order, while their blocks evict no running trace."""
         while self._waiting:
             if self._try_admit(self._waiting[0]):
                 self._waiting.pop(0)
             elif len(self.rows) or not self._drop_held_prefix():
                 break
         if self._waiting and not len(self.rows):
-            raise EngineError(f"a KV budget of {self.blocks.capacity_tokens} tokens has no room for a waiting trace: "
+            raise EngineError(f"a KV budget of {self.blocks.capacity_tokens} tokens cannot hold a waiting trace: "
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
 
     def _try_admit(self, trace: LiveTrace) -> bool:

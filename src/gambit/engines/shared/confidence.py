@@ -1,4 +1,4 @@
-"""Token confidence of live traces and DeepConf's stop rule, the same on every engine; never sees logits or a policy."""
+"""Token confidence of live traces and DeepConf's stop rule, the same on every engine."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class ConfidenceTracks(Generic[Key]):
         return [keys[at] for at in np.flatnonzero(is_low)]
 
     def pick(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """Which of these traces are followed, by position."""
+        """Which of these traces are tracked, by position."""
         return np.fromiter((at for at, key in enumerate(keys) if key in self._slot_of), np.int64)
 
     def end(self, key: Key) -> TraceConfidence | None:
-        """Forget a trace; None for one that was never followed."""
+        """Forget a trace; None for one that was not tracked."""
         slot = self._slot_of.pop(key, None)
         if slot is None:
             return None

@@ -21,21 +21,21 @@ def most_over_quota(used_tokens: Mapping[int, float], quota_tokens: Mapping[int,
 
 
 class Standing(NamedTuple):
-    """What decides when a running trace goes."""
+    """What decides when a running trace is evicted; it changes with its score and its admission."""
 
-    rule: OnPressure
-    island: int
-    score: float | None
-    trace: int
+    eviction_key: tuple[float, ...]  # the larger, the sooner
     admission: int  # ordinal
+    island: int
+    spares_islands: bool
 
-    @property
-    def eviction_key(self) -> tuple[float, ...]:
-        """The larger, the sooner: the last admitted, or the lowest score (youngest on a tie)."""
-        if self.rule.action is PressureAction.QUEUE:
-            return (self.admission,)
-        goes_first = (self.score is None) == self.rule.unscored_first
-        return (goes_first, 0.0 if self.score is None else -self.score, self.trace)
+
+def standing(rule: OnPressure, island: int, score: float | None, trace: int, admission: int) -> Standing:
+    """The last admitted goes first, or the lowest score (the youngest on a tie)."""
+    if rule.action is PressureAction.QUEUE:
+        return Standing((admission,), admission, island, rule.spares_islands)
+    goes_first = (score is None) == rule.unscored_first
+    key = (goes_first, 0.0 if score is None else -score, trace)
+    return Standing(key, admission, island, rule.spares_islands)
 
 
 def action_on(rule: OnPressure, num_live: int) -> PressureAction:
@@ -46,11 +46,11 @@ def action_on(rule: OnPressure, num_live: int) -> PressureAction:
 def eviction_order(running: Iterable[T], standing_of: Callable[[T], Standing], num_live: Mapping[int, int]) -> list[T]:
     """Running traces of one search in the order in which they would go; `num_live`: live traces by island."""
     standings = sorted(((standing_of(trace), trace) for trace in running), key=lambda entry: entry[0].eviction_key)
-    if not any(standing.rule.spares_islands for standing, _ in standings):
+    if not any(each.spares_islands for each, _ in standings):
         return [trace for _, trace in reversed(standings)]
     islands: defaultdict[int, list[tuple[Standing, T]]] = defaultdict(list)
-    for standing, trace in standings:
-        islands[standing.island].append((standing, trace))
+    for each, trace in standings:
+        islands[each.island].append((each, trace))
     crowded = _from_the_largest(islands, dict(num_live))
     # Each is the last of its island now: they wait for their turn as in plain sampling, the last admitted first.
     left = sorted((entry for rest in islands.values() for entry in rest), key=lambda entry: -entry[0].admission)

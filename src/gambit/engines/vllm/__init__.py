@@ -1,1 +1,1 @@
-"""Gambit inside stock vLLM: its worker scores, its scheduler evicts; the only folder that imports vLLM."""
+"""The vLLM engine: its worker scores thoughts, its scheduler evicts by score; only `compat` imports vLLM."""

@@ -1,4 +1,4 @@
-"""The start-up self-check: one short generation shows that states, branches and evictions are what they should be."""
+"""The start-up self-check: a short generation that compares states, branches and evictions with what is expected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gambit.core.errors import EngineError
 from gambit.core.types import Eviction, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
 from gambit.engines.base import SearchSpec
 from gambit.engines.vllm.engine import VllmEngine
-from gambit.engines.vllm.messages import Report
+from gambit.engines.vllm.messages import StepReport
 from gambit.text.boundary import BoundaryRule
 
 SEARCH = -1
@@ -23,13 +23,13 @@ _NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 
 @dataclass(slots=True)
 class _Seen:
-    reports: list[Report] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)
     evicted: list[Eviction] = field(default_factory=list)
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of those that finished
     inherited: dict[int, int] = field(default_factory=dict)  # by branch
 
 
-def has_room(engine: VllmEngine) -> bool:
+def fits(engine: VllmEngine) -> bool:
     """A budget of a few blocks cannot hold the check itself."""
     return engine.info.kv_capacity_tokens >= 3 * len(SCORES) * max(engine.info.block_tokens, NEW_TOKENS)
 
@@ -90,7 +90,7 @@ def _length(trace: int) -> int:
     return trace + 2 + NEW_TOKENS
 
 
-def _wrong_states(reports: list[Report]) -> list[str]:
+def _wrong_states(reports: list[StepReport]) -> list[str]:
     checked, mismatches = sum(r.checked for r in reports), sum(r.mismatches for r in reports)
     if checked == 0:
         return ["the worker gave no states"]

@@ -1,12 +1,12 @@
-"""The engine protocol over vLLM's engine core: keeps the traces' tokens, turns reports into steps; knows no policy."""
+"""The engine protocol over vLLM's engine core: submits traces, keeps their tokens, turns reports into steps."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 from gambit.core.errors import EngineError
 from gambit.core.types import (
@@ -27,60 +27,63 @@ from gambit.core.types import (
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
-from gambit.engines.vllm.inside.histories import closing_id
-from gambit.engines.vllm.messages import Announcement, Order, Report
-from gambit.engines.vllm.token_columns import LiveTrace, TokenColumns, packed
+from gambit.engines.vllm.histories import closing_id
+from gambit.engines.vllm.messages import Announcement, EvictedRow, StepReport, TraceTask
+from gambit.engines.vllm.submitted import SubmittedTrace, TokenColumns, packed
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import ThoughtState, advance, boundaries, pack
 from gambit.text.tokenizers import Tokenizer
 
 _DETECTOR_MEMORY = 3  # tokens after which the thought detector no longer depends on what came before them
 END_REASONS = frozenset(reason.value for reason in EndReason)
-_STUCK_STEPS = 100  # steps in which waiting traces found no room although nothing runs
+_STUCK_STEPS = 100  # steps in which no waiting trace was admitted although nothing runs
+T = TypeVar("T")
 
 
 class Core(Protocol):
-    """What the front needs of vLLM."""
+    """vLLM's engine core, as this engine speaks to it."""
 
-    def add(self, order: Order, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None: ...
+    def add(
+        self, task: TraceTask, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]
+    ) -> None: ...
 
     def abort(self, request_ids: list[str]) -> None: ...
 
-    def step(self) -> Report | None:
-        """The next report; None when there is none yet (asynchronous scheduling fills its pipeline first)."""
+    def step(self) -> StepReport | None:
+        """The next report; None when there is none yet: asynchronous scheduling fills its pipeline first."""
 
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
-class OpenSearch:
+class SubmittedSearch:
     """One search on this engine."""
 
     spec: SearchSpec
-    traces: dict[int, LiveTrace] = field(default_factory=dict)
+    traces: dict[int, SubmittedTrace] = field(default_factory=dict)
     is_announced: bool = False
-    kept: dict[int, str] = field(default_factory=dict)  # requests of ended traces whose histories stay
+    kept: dict[int, str] = field(default_factory=dict)  # requests of ended traces whose histories are kept
 
 
 class VllmEngine:
     """Runs the traces of all open searches in vLLM's continuous batch."""
 
     def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
-        """`remembers`: the scorer has histories, of which the scheduler must hear when nobody needs them."""
-        self.seconds_waiting = 0.0  # so far, of vLLM's core for its device: above zero, the core's own work is hidden
+        """`remembers`: the scorer has histories; the scheduler is told when one is no longer needed."""
+        self.seconds_waiting = 0.0  # so far, of vLLM's core for its device; above 0 the core's own work costs no time
         self._core = core
         self._info = info
         self._tokenizer = tokenizer
-        self._searches: dict[int, OpenSearch] = {}
+        self._searches: dict[int, SubmittedSearch] = {}
         self._closed: list[int] = []  # not yet told to the scheduler
-        self._live: dict[str, LiveTrace] = {}
+        self._live: dict[str, SubmittedTrace] = {}
         self._columns = TokenColumns()
         self._remembers = remembers
         self._dropped: list[str] = []  # requests, not yet told to the scheduler
         self._num_requests = 0
         self._num_stuck = 0
-        self._held: Report | None = None  # fetched, not yet read
-        self._late: list[tuple[str, str, float | None]] = []  # queued traces whose last token came with the news
+        self._held: StepReport | None = None  # fetched, not yet read
+        self._late: list[EvictedRow] = []  # queued traces whose last token came with the news
         self._failure: EngineError | None = None
 
     @property
@@ -96,20 +99,20 @@ class VllmEngine:
     def open(self, spec: SearchSpec) -> None:
         assert spec.search not in self._searches and spec.prompt
         check_prompt(self._info, len(spec.prompt))
-        self._searches[spec.search] = OpenSearch(spec)
+        self._searches[spec.search] = SubmittedSearch(spec)
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
         self._submit_all(specs, [self._history_of(self._searches[spec.key.search], spec) for spec in specs])
 
     def submit_checks(self, specs: Sequence[TraceSpec]) -> None:
-        """Traces of the self-check, whose states the worker proves."""
+        """Traces of the self-check: the worker also reports which tokens their states would make."""
         self._submit_all(specs, [None] * len(specs), is_check=True)
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         traces = {key: self._searches[key.search].traces[key.trace] for key in keys}
         for trace in traces.values():
             self._drop(trace)
-        self._let_go()
+        self._send_aborts()
         return {key: tuple(trace.tokens) for key, trace in traces.items()}
 
     def progress(self, search: int) -> Mapping[int, Progress]:
@@ -123,7 +126,7 @@ class VllmEngine:
         self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
         if self._searches[search].kept:
             self._dropped.append(closing_id(search))
-            self._let_go()
+            self._send_aborts()
         if self._searches.pop(search).is_announced:
             self._closed.append(search)
 
@@ -145,9 +148,26 @@ class VllmEngine:
     ) -> None:
         search = self._searches[spec.key.search]
         trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
+        task = self._task(search, trace, history_of, noise_key, followers, is_check=is_check)
+        tokens = [*search.spec.prompt, *trace.tokens]
+        left = spec.max_new_tokens - spec.inherited
+        self._guarded(lambda: self._core.add(task, trace.request, tokens, left, sorted(search.spec.stop_ids)))
+        search.is_announced, self._closed = True, []
+        search.traces[spec.key.trace] = self._live[trace.request] = trace
+
+    def _task(
+        self,
+        search: SubmittedSearch,
+        trace: SubmittedTrace,
+        history_of: str | None,
+        noise_key: int,
+        followers: int,
+        *,
+        is_check: bool,
+    ) -> TraceTask:
+        spec = trace.spec
         flags, is_pending = self._detector(search, trace)
-        parent = search.traces[spec.parent.trace].request if spec.parent is not None else None
-        order = Order(
+        return TraceTask(
             search=spec.key.search,
             trace=spec.key.trace,
             prompt_tokens=len(search.spec.prompt),
@@ -159,7 +179,7 @@ class VllmEngine:
             score=(spec.score.count, spec.score.total, spec.score.position_total, spec.score.last),
             flags=flags,
             is_pending=is_pending,
-            parent=parent,
+            parent=search.traces[spec.parent.trace].request if spec.parent is not None else None,
             history_of=history_of,
             noise_key=noise_key,
             temperature=spec.sampling.temperature,
@@ -173,17 +193,12 @@ class VllmEngine:
             is_check=is_check,
             followers=followers,
         )
-        tokens = [*search.spec.prompt, *trace.tokens]
-        left = spec.max_new_tokens - spec.inherited
-        self._guarded(lambda: self._core.add(order, trace.request, tokens, left, sorted(search.spec.stop_ids)))
-        search.is_announced, self._closed = True, []
-        search.traces[spec.key.trace] = self._live[trace.request] = trace
 
-    def _announcement(self, search: OpenSearch) -> dict[str, object] | None:
+    def _announcement(self, search: SubmittedSearch) -> dict[str, object] | None:
         return None if search.is_announced else asdict(Announcement.of(search.spec, self._closed))
 
-    def _history_of(self, search: OpenSearch, spec: TraceSpec) -> str | None:
-        """The request whose first thoughts are the trace's own; an unknown one is refused before any trace is sent."""
+    def _history_of(self, search: SubmittedSearch, spec: TraceSpec) -> str | None:
+        """The request whose first thoughts are also this trace's; an unknown one is refused before anything is sent."""
         if not self._remembers or not spec.score.count:
             return None
         source = spec.parent or spec.history_of
@@ -192,12 +207,12 @@ class VllmEngine:
             raise lost_history(spec.key, source, spec.score.count)
         return requests[source.trace]
 
-    def _child(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
+    def _child(self, search: SubmittedSearch, spec: TraceSpec) -> SubmittedTrace:
         assert spec.parent is not None
         parent = search.traces[spec.parent.trace]
         assert spec.inherited <= len(parent.tokens)
         is_done = not parent.is_thinking_at(spec.inherited)
-        return LiveTrace(
+        return SubmittedTrace(
             spec,
             self._next_request(),
             parent.tokens[: spec.inherited],
@@ -206,17 +221,17 @@ class VllmEngine:
             parent.thinking_length if is_done else None,
         )
 
-    def _detached(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
+    def _detached(self, search: SubmittedSearch, spec: TraceSpec) -> SubmittedTrace:
         """A root, or a child whose parent is no longer here."""
         assert len(spec.prefix) == spec.inherited
         thinking_length = None if search.spec.rule.start.is_thinking else 0
-        return LiveTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0, thinking_length)
+        return SubmittedTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0, thinking_length)
 
     def _next_request(self) -> str:
         self._num_requests += 1
         return str(self._num_requests)
 
-    def _detector(self, search: OpenSearch, trace: LiveTrace) -> tuple[int, bool]:
+    def _detector(self, search: SubmittedSearch, trace: SubmittedTrace) -> tuple[int, bool]:
         """The detector's state after the inherited tokens, and whether the last of them ends an unscored thought."""
         rule, tokens = search.spec.rule, trace.tokens
         if trace.spec.parent is None:
@@ -231,7 +246,7 @@ class VllmEngine:
             state, is_boundary = advance(rule, state, token)
         return pack(state), is_boundary and trace.scored_length < len(tokens)
 
-    def _drop(self, trace: LiveTrace) -> None:
+    def _drop(self, trace: SubmittedTrace) -> None:
         search, number = self._searches[trace.spec.key.search], trace.spec.key.trace
         self._columns.forget_rows()
         del self._live[trace.request]
@@ -240,8 +255,8 @@ class VllmEngine:
         if self._remembers and search.spec.keeps_histories:
             search.kept[number] = trace.request
 
-    def _let_go(self) -> None:
-        """Abort what was dropped; what has ended by itself too, since its history is kept for whom we might branch."""
+    def _send_aborts(self) -> None:
+        """Abort the dropped requests; those that ended by themselves too, whose histories were kept for branches."""
         dropped, self._dropped = self._dropped, []
         if dropped and self._failure is None:
             self._guarded(lambda: self._core.abort(dropped))
@@ -263,12 +278,12 @@ class VllmEngine:
         used = report.kv_used_blocks * self._info.block_tokens
         return StepBatch(searches, used, self._info.kv_capacity_tokens, seconds)
 
-    def step_report(self) -> tuple[Report, dict[int, SearchStep]]:
+    def step_report(self) -> tuple[StepReport, dict[int, SearchStep]]:
         """One step, and what vLLM's scheduler said about it."""
         report = self._next_report()
         return report, {search: draft.freeze() for search, draft in self._read(report).items()}
 
-    def _next_report(self) -> Report:
+    def _next_report(self) -> StepReport:
         """The next engine step in which a trace got a token or lost its place.
 
         A prompt may be computed in several, and asynchronous scheduling admits a trace one step before its first
@@ -277,54 +292,55 @@ class VllmEngine:
         report, self._held = self._held or self._fetch(), None
         while not (report.rows or report.evicted or report.finished):
             following = self._fetch()
-            if following.evicted:  # who was admitted must be known before who lost its room again
+            if following.evicted:  # an admission must be read before the eviction of the same trace
                 self._held = following
                 break
             following.admitted[:0] = report.admitted
             report = following
         return report
 
-    def _fetch(self) -> Report:
+    def _fetch(self) -> StepReport:
         while (report := self._guarded(self._core.step)) is None:
             pass
         self._num_stuck = self._num_stuck + 1 if report.is_empty and not report.num_running else 0
         if self._num_stuck > _STUCK_STEPS:
-            raise EngineError(f"a KV budget of {self._info.kv_capacity_tokens} tokens has no room for a waiting trace: "
+            raise EngineError(f"a KV budget of {self._info.kv_capacity_tokens} tokens cannot hold a waiting trace: "
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
         return report
 
-    def _read(self, report: Report) -> dict[int, StepDraft]:
-        """A report may speak of traces that were stopped in the meantime; nobody wants to know of them."""
+    def _read(self, report: StepReport) -> dict[int, StepDraft]:
+        """A report may still name traces that were stopped in the meantime; these rows are dropped."""
         drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)
         self._put_off_queueing(report)
-        self._read_room(report, drafts)
+        self._read_evictions(report, drafts)
+        self._read_admissions(report, drafts)
         if report.rows:
             for search, count in self._columns.add(report.rows, report.tokens, self._live).items():
                 drafts[search].num_generated = count
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
-        embedded = {request: tuple(vector) for request, vector in report.embedded}
-        for request, score, length in report.scored:
+        for request, score, length, embedding in report.scored:
             if (trace := self._live.get(request)) is not None:
                 trace.scored_length = length
-                thought = ThoughtScore(trace.spec.key.trace, score, length, embedded.get(request))
+                vector = None if embedding is None else tuple(embedding)
+                thought = ThoughtScore(trace.spec.key.trace, score, length, vector)
                 drafts[trace.spec.key.search].scored.append(thought)
         self._read_ends(report, drafts)
         if self._remembers:
-            self._let_go()
+            self._send_aborts()
         self._dropped.clear()
         return drafts
 
-    def _put_off_queueing(self, report: Report) -> None:
-        """Asynchronous scheduling queues a trace while a token of it is under way; it said that token before."""
+    def _put_off_queueing(self, report: StepReport) -> None:
+        """Asynchronous scheduling queues a trace while a token of it is under way; the token comes first."""
         if not (report.evicted or self._late):
             return
         queue, speaking = PressureAction.QUEUE.value, set(report.rows)
         late = [lost for lost in report.evicted if lost[1] == queue and lost[0] in speaking]
         report.evicted, self._late = [*self._late, *(lost for lost in report.evicted if lost not in late)], late
 
-    def _read_room(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
+    def _read_evictions(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
         for request, name, score in report.evicted:
             if (trace := self._live.get(request)) is None:
                 continue
@@ -335,28 +351,27 @@ class VllmEngine:
             drafts[trace.spec.key.search].evicted.append(lost)
             if not is_queued:
                 self._drop(trace)
-        for request, cached, waited in report.admitted:
-            if (trace := self._live.get(request)) is not None:
-                prompt = len(self._searches[trace.spec.key.search].spec.prompt)
-                reused = min(max(cached - prompt, 0), len(trace.tokens))
-                won = Admission(trace.spec.key.trace, reused, len(trace.tokens) - reused, waited)
-                drafts[trace.spec.key.search].admitted.append(won)
 
-    def _read_ends(self, report: Report, drafts: defaultdict[int, StepDraft]) -> None:
-        ended = sorted((self._live[r].spec.key, r, reason) for r, reason in report.finished if r in self._live)
-        measured = {request: TraceConfidence(int(count), *rest) for request, (count, *rest) in report.confidences}
-        for key, request, reason in ended:
+    def _read_admissions(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
+        for request, *counts in report.admitted:
+            if (trace := self._live.get(request)) is not None:
+                drafts[trace.spec.key.search].admitted.append(Admission(trace.spec.key.trace, *counts))
+
+    def _read_ends(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
+        ended = [(self._live[row[0]], *row[1:]) for row in report.finished if row[0] in self._live]
+        for trace, reason, confidence in sorted(ended, key=lambda end: end[0].spec.key):
+            key = trace.spec.key
             if reason not in END_REASONS:
                 self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
-            trace = self._live[request]
-            done = TraceEnd(key.trace, EndReason(reason), tuple(trace.tokens), measured.get(request))
+            measured = None if confidence is None else TraceConfidence(int(confidence[0]), *confidence[1:])
+            done = TraceEnd(key.trace, EndReason(reason), tuple(trace.tokens), measured)
             drafts[key.search].finished.append(done)
             self._drop(trace)
 
     # -- failures ----------------------------------------------------------------------------------------------
 
-    def _guarded(self, call):
-        """A call into vLLM. Whatever goes wrong there ends this engine, and traces keep the tokens known here."""
+    def _guarded(self, call: Callable[[], T]) -> T:
+        """A call into vLLM. An error there ends this engine; traces keep the tokens known here."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -367,6 +382,6 @@ class VllmEngine:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             self._fail(EngineError(f"vLLM failed: {reason}"), error)
 
-    def _fail(self, failure: EngineError, cause: Exception | None = None) -> None:
+    def _fail(self, failure: EngineError, cause: Exception | None = None) -> NoReturn:
         self._failure = failure
         raise failure from cause

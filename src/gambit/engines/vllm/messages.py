@@ -1,4 +1,4 @@
-"""What travels between the front, vLLM's scheduler and its workers: plain values that msgpack carries; no behaviour."""
+"""Messages between the engine front, vLLM's scheduler and its workers: plain values that msgpack can carry."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import OnPressure, PressureAction, RunningScore, Sampling, StopRule, TraceKey
+from gambit.core.types import OnPressure, PressureAction, RunningScore, StopRule, TraceKey
 from gambit.engines.base import SearchSpec
 from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 
-ORDER = "gambit"  # where an order lies in SamplingParams.extra_args, and a report in EngineCoreOutput
+MESSAGE = "gambit"  # the key of a task in SamplingParams.extra_args, and of a report in EngineCoreOutput
 
 
 @dataclass(frozen=True, slots=True)
 class GambitConfig:
     """vLLM's `additional_config`: how scheduler and workers of this engine behave.
 
-    The scorer travels as the object it is. vLLM pickles its config for the processes it starts itself; nothing is
-    ever unpickled that did not come from this process, so scorers from anywhere work without a registry.
+    The scorer travels as an object: vLLM pickles its config for the processes that it starts, and they unpickle what
+    this process has made. So a scorer of any package works without a registry.
     """
 
     scorer: Scorer
     exact_noise: bool
     kv_budget_tokens: int | None
-    short_cuts: bool = False  # for usual tokens only what they need; branches copy their parents' last blocks
-    fused_scorer: bool = False  # a scorer of two layers is one kernel among the model's own
+    fast_path: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
+    fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
 
     def compute_hash(self) -> str:
-        """Of what changes the compiled model: a new scorer costs no new compilation unless it reads other layers."""
+        """vLLM compiles a model anew for another hash: of a scorer only the layers that it reads matter."""
         return f"gambit {self.scorer.info.layers}"
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A search, told to the scheduler with its first trace, since vLLM has no other way in."""
+    """A search as the scheduler sees it; sent with its first trace, since only requests reach the scheduler."""
 
     search: int
     blank_line: list[int]
@@ -78,8 +78,8 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """One trace as scheduler and workers see it; it travels in its request's extra_args."""
+class TraceTask:
+    """One trace as scheduler and workers see it; sent in the extra_args of its request."""
 
     search: int
     trace: int
@@ -91,7 +91,7 @@ class Order:
     island: int
     score: tuple[int, float, float, float]
     flags: int  # the thought detector's, after the inherited tokens
-    is_pending: bool  # the last inherited token is a boundary whose thought nobody has scored
+    is_pending: bool  # the last inherited token is a boundary whose thought has not been scored
     parent: str | None  # its request, for the confidence of the thought it is in the middle of
     noise_key: int
     temperature: float
@@ -99,7 +99,7 @@ class Order:
     top_k: int
     min_p: float
     history_of: str | None = None  # the request whose first thoughts, as many as `score` counts, are its own too
-    confidence_window: int = 0  # 0: nobody wants to know
+    confidence_window: int = 0  # tokens; 0: its confidence is not measured
     stop_threshold: float | None = None  # of its stop rule, whose window that is
     embedding_size: int = 0
     announcement: dict[str, Any] | None = None
@@ -131,17 +131,13 @@ class Order:
         return None if self.announcement is None else Announcement(**self.announcement)
 
     def pack(self) -> dict[str, Any]:
-        return {ORDER: {name: getattr(self, name) for name in _ORDER_FIELDS}}  # asdict would copy every value
+        return {MESSAGE: {name: getattr(self, name) for name in _TASK_FIELDS}}  # asdict would copy every value
 
     @classmethod
-    def unpack(cls, extra_args: dict[str, Any] | None) -> Order | None:
+    def unpack(cls, extra_args: dict[str, Any] | None) -> TraceTask | None:
         """None for a request that is not ours (vLLM's own warm-up)."""
-        packed = (extra_args or {}).get(ORDER)
+        packed = (extra_args or {}).get(MESSAGE)
         return None if packed is None else cls(**{**packed, "score": tuple(packed["score"])})
-
-
-def sampling_fields(sampling: Sampling) -> dict[str, float]:
-    return {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
 @dataclass(slots=True)
@@ -156,18 +152,22 @@ class RowValues:
     waited: float = 0.0  # seconds for which the host had nothing to do but wait for the device
 
 
+EvictedRow = tuple[str, str, float | None]  # request, action, score
+AdmittedRow = tuple[str, int, int, int]  # request, and what `core.types.Admission` takes after the trace
+ScoredRow = tuple[str, float, int, Sequence[float] | None]  # request, and what `ThoughtScore` takes
+FinishedRow = tuple[str, str, Sequence[float] | None]  # request, reason, and what `TraceConfidence` takes
+
+
 @dataclass(slots=True)
-class Report:
-    """What one engine step did. Sparse: besides the new tokens, only events cross a process border."""
+class StepReport:
+    """What one engine step did. Besides the new tokens, only events cross a process border."""
 
     rows: list[str] = field(default_factory=list)  # requests that got a token
     tokens: list[int] = field(default_factory=list)
-    evicted: list[tuple[str, str, float | None]] = field(default_factory=list)  # request, action, score
-    admitted: list[tuple[str, int, int]] = field(default_factory=list)  # request, cached tokens, waited steps
-    scored: list[tuple[str, float, int]] = field(default_factory=list)  # request, score, length at the boundary
-    finished: list[tuple[str, str]] = field(default_factory=list)  # request, reason
-    confidences: list[tuple[str, list[float]]] = field(default_factory=list)  # of finished ones that asked for it
-    embedded: list[tuple[str, list[float]]] = field(default_factory=list)  # of scored ones that asked for it
+    evicted: list[EvictedRow] = field(default_factory=list)
+    admitted: list[AdmittedRow] = field(default_factory=list)
+    scored: list[ScoredRow] = field(default_factory=list)
+    finished: list[FinishedRow] = field(default_factory=list)
     stopped_thinking: list[str] = field(default_factory=list)
     mismatches: int = 0  # self-check: rows whose state does not make the token that was sampled
     checked: int = 0
@@ -176,20 +176,20 @@ class Report:
     kv_used_blocks: int = 0
     seconds_scheduling: float = 0.0
     seconds_scoring: float = 0.0
-    seconds_waiting: float = 0.0  # in asynchronous scheduling: above zero, what the host does is hidden by the device
+    seconds_waiting: float = 0.0  # of the host for the device, in asynchronous scheduling
 
     @property
     def is_empty(self) -> bool:
         return not (self.rows or self.evicted or self.admitted or self.finished)
 
     def pack(self) -> dict[str, Any]:
-        """As one flat list: a dict of names per step would cost more than its contents."""
-        return {ORDER: [getattr(self, name) for name in _REPORT_FIELDS]}
+        """As one flat list: the names of the fields would take longer to send than most of their values."""
+        return {MESSAGE: [getattr(self, name) for name in _REPORT_FIELDS]}
 
     @classmethod
-    def unpack(cls, params: dict[str, Any]) -> Report:
-        return cls(*params[ORDER])
+    def unpack(cls, params: dict[str, Any]) -> StepReport:
+        return cls(*params[MESSAGE])
 
 
-_ORDER_FIELDS = tuple(f.name for f in dataclasses.fields(Order))
-_REPORT_FIELDS = tuple(f.name for f in dataclasses.fields(Report))
+_TASK_FIELDS = tuple(f.name for f in dataclasses.fields(TraceTask))
+_REPORT_FIELDS = tuple(f.name for f in dataclasses.fields(StepReport))

@@ -1,4 +1,4 @@
-"""What vLLM may read of a model's folder: it takes every safetensors file for weights, a scorer's among them."""
+"""A view of a model's folder without its scorer: vLLM would load every safetensors file in it as weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from gambit.core.errors import UserError
 from gambit.models.files import SCORER_FILE
+from gambit.storage.cache import cache_folder
 
 _INDEX = "model.safetensors.index.json"  # where there is one, vLLM reads what it names and nothing else
 
@@ -20,8 +22,7 @@ def weights_folder(model: str) -> str:
     source = Path(model)
     if not (source / SCORER_FILE).is_file() or (source / _INDEX).is_file():
         return model
-    view = _place_for(source.resolve())
-    view.mkdir(parents=True, exist_ok=True)
+    view = _view_of(source.resolve())
     wanted = {entry.name: entry.resolve() for entry in source.iterdir() if entry.name != SCORER_FILE}
     for link in list(view.iterdir()):
         if not link.is_symlink() or link.resolve() != wanted.get(link.name):
@@ -32,9 +33,17 @@ def weights_folder(model: str) -> str:
     return str(view)
 
 
-def _place_for(source: Path) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    if not os.access(cache if cache.is_dir() else cache.parent, os.W_OK):
-        cache = Path(tempfile.gettempdir())
+def _view_of(source: Path) -> Path:
+    """In the cache, or in the folder for temporary files where the cache cannot be written."""
     digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
-    return cache / "gambit" / "models" / f"{source.name}-{digest}"
+    parts = ("models", f"{source.name}-{digest}")
+    try:
+        view = cache_folder(*parts)
+        view.mkdir(parents=True, exist_ok=True)
+        if os.access(view, os.W_OK):
+            return view
+    except (OSError, UserError):
+        pass
+    view = Path(tempfile.gettempdir(), "gambit", *parts)
+    view.mkdir(parents=True, exist_ok=True)
+    return view

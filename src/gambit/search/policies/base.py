@@ -127,7 +127,7 @@ class Wake:
     on_boundary: bool = False
 
 
-class Split(StrEnum):
+class ThoughtSplit(StrEnum):
     """Where a thought ends."""
 
     MARKERS = "markers"  # before a discourse marker
@@ -138,7 +138,7 @@ class Split(StrEnum):
 class ThoughtNeed:
     """How a policy wants the thoughts that it compares."""
 
-    split: Split
+    split: ThoughtSplit
     min_tokens: int
     embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
 
@@ -173,14 +173,18 @@ class Policy(Protocol[State]):
     default_vote: ClassVar[VoteKind]
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> Policy[State]: ...
+    def from_settings(cls, settings: SearchSettings) -> Policy[State]:
+        """The policy for one search; `settings.options_of(Options)` gives its own options."""
 
     @property
-    def wake(self) -> Wake: ...
+    def wake(self) -> Wake:
+        """When it wants to be asked."""
 
-    def initial_state(self) -> State: ...
+    def initial_state(self) -> State:
+        """What `decide` gets the first time, before any trace has been started."""
 
-    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]: ...
+    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]:
+        """The next state and what is to be done, from this state and the pool as it is."""
 
 
 def requirements_of(policy: Policy[State]) -> Requirements:

@@ -22,8 +22,8 @@ from gambit.search.policies.base import (
     PoolView,
     Prune,
     Requirements,
-    Split,
     ThoughtNeed,
+    ThoughtSplit,
     ThoughtView,
     Wake,
     top_up,
@@ -53,7 +53,7 @@ class SlimScOptions(BaseModel):
 
     variant: Variant = Field(Variant.DIVERSITY, description="which of a pair goes: diversity or random")
     embedder: str = Field(STATES, description="states (the engine's own), or a sentence-transformers model by name")
-    split: Split | None = Field(
+    split: ThoughtSplit | None = Field(
         None, description="markers or blank_lines; default: markers for a sentence model, blank_lines for states"
     )
     min_thought_tokens: int | None = Field(
@@ -81,8 +81,8 @@ class SlimScOptions(BaseModel):
 
     @property
     def need(self) -> ThoughtNeed:
-        split = self.split or (Split.BLANK_LINES if self.uses_states else Split.MARKERS)
-        shortest = MARKER_TOKENS if split is Split.MARKERS else 1
+        split = self.split or (ThoughtSplit.BLANK_LINES if self.uses_states else ThoughtSplit.MARKERS)
+        shortest = MARKER_TOKENS if split is ThoughtSplit.MARKERS else 1
         return ThoughtNeed(split, self.min_thought_tokens or shortest, None if self.uses_states else self.embedder)
 
 
@@ -133,7 +133,7 @@ class SlimSc:
 
     @property
     def wake(self) -> Wake:
-        if self.options.need.split is Split.MARKERS:
+        if self.options.need.split is ThoughtSplit.MARKERS:
             return Wake(every_steps=POLL_STEPS, on_completion=True)
         return Wake(on_boundary=True, on_completion=True)
 

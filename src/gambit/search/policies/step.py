@@ -24,7 +24,7 @@ class StepOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPruning:
     """STEP: memory-triggered pruning by hidden-state scores.
 
     A trace without a finished thought counts as 0 and goes first, then the lowest mean, the latest on a tie. What is
@@ -43,7 +43,7 @@ class Step:
     pruned_vote: bool = False
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> Step:
+    def from_settings(cls, settings: SearchSettings) -> StepPruning:
         return cls(settings.num_traces, settings.capacity, settings.options_of(StepOptions).pruned_vote)
 
     @property

@@ -40,8 +40,8 @@ class Charts {
     ink.restore();
     this.legend(poolChart.top, "Pool", [["running", colours.run, 1], ["waiting", colours.wait, 1], ["ghosts", colours.ghost, 1],
       ["completed", colours.done, 0]]);
-    const room = this.run.run.kv_capacity;
-    this.legend(kvChart.top, room ? `KV cache, tokens (room for ${number(room)})` : "KV cache, tokens", []);
+    const size = this.run.run.kv_capacity;
+    this.legend(kvChart.top, size ? `KV cache, tokens (of ${number(size)})` : "KV cache, tokens", []);
     this.scale(kvChart.top + CHART_HEIGHT);
   }
 
@@ -130,7 +130,7 @@ class Charts {
     const sample = nearest(kv.step, step);
     if (at < 0 || sample < 0) return;
     const sizes = ["running", "waiting", "ghosts", "completed"].map((name) => `${pool[name][at]} ${name}`);
-    const room = this.run.run.kv_capacity, share = room ? ` · ${Math.round((100 * kv.used[sample]) / room)} %` : "";
+    const size = this.run.run.kv_capacity, share = size ? ` · ${Math.round((100 * kv.used[sample]) / size)} %` : "";
     this.note(`step ${number(Math.round(step))} · ${sizes.join(" · ")}`, x, CHART_TOP + 10);
     this.note(`${number(kv.used[sample])} tokens at step ${number(kv.step[sample])}${share}`, x,
       CHART_TOP + CHART_HEIGHT + CHART_GAP + 10);

@@ -168,7 +168,7 @@ const HELP = [
 ];
 
 const READING = "Blue and thick: a high score; orange and thin: a low one; thin grey: no scored thought yet; " +
-  "dotted: silent, waiting for room or a ghost. Bold answers won the vote.";
+  "dotted: silent, waiting for KV cache or a ghost. Bold answers won the vote.";
 
 function helpBox() {
   return [list(HELP.map(([keys, does]) => [el("kbd", {}, keys), does])), el("p", { class: "quiet" }, READING)];

@@ -1,4 +1,4 @@
-"""Which models have the one structure that `fused.py` writes out: found by their modules; computes nothing."""
+"""Which models have the one structure that `torch_decode.py` writes out: found by their modules; computes nothing."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
-from gambit.engines.local.attention import DecodePlan, LayerCall, Plan, PoolStore, PromptPlan
+from gambit.engines.local.attention import AttentionPlan, DecodePlan, LayerCall, PoolStore, PromptPlan
 from gambit.engines.local.decode.native import native_decode
 from gambit.engines.local.decode.native_args import CompiledStack, can_compile
 from gambit.engines.local.decode.structure import can_fuse
@@ -64,7 +64,7 @@ class _Trunk(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
+class FusedLinear:
     """One or several linear layers of the same input as one product."""
 
     weight: torch.Tensor  # [in, out]
@@ -99,13 +99,13 @@ class Layer:
     """One decoder layer."""
 
     before_attention: Norm
-    qkv: Projection
+    qkv: FusedLinear
     head_norms: Norm | None  # of queries and keys side by side
-    output: Projection
+    output: FusedLinear
     before_mlp: Norm
-    gate_up: Projection
+    gate_up: FusedLinear
     activation: Callable[[torch.Tensor], torch.Tensor]
-    down: Projection
+    down: FusedLinear
     heads: int
     kv_heads: int
 
@@ -138,7 +138,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> tor
 
 # States after the final norm [n, hidden], logits [n, vocabulary], and [n, hidden] of each inner layer asked for.
 Output = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
-Forward = Callable[[torch.Tensor, torch.Tensor, Plan], Output]  # tokens, positions, both [n, length]
+Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], Output]  # tokens, positions, both [n, length]
 
 
 class Stack(Protocol):
@@ -251,7 +251,7 @@ _HALF_TOLERANCE = 0.1
 class _Listening:
     """A plan that notes what the layers ask for."""
 
-    plan: Plan
+    plan: AttentionPlan
     calls: list[LayerCall]
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
@@ -305,7 +305,7 @@ def _fuse(layer: _DecoderLayer) -> Layer:
     )
 
 
-def _join(*linears: nn.Linear) -> Projection:
+def _join(*linears: nn.Linear) -> FusedLinear:
     """The weights side by side, and the modules made slices of them: a model is never in memory twice."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     if weight.device.type == "cpu":
@@ -316,7 +316,7 @@ def _join(*linears: nn.Linear) -> Projection:
         first += linear.out_features
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
-    return Projection(weight.t(), bias)
+    return FusedLinear(weight.t(), bias)
 
 
 def _norm(module: _RmsNorm) -> Norm:

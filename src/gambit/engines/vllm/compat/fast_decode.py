@@ -1,8 +1,8 @@
-"""The usual token of a decoding request, planned and booked here in a fraction of vLLM's time; the rest is vLLM's.
+"""Fast path for plain decode steps: one more token of a running request, planned and booked in a fraction of the time.
 
-Depends on vLLM's version as the adapter does, and with it the hand-over: both are used with tried versions alone.
-Nothing here has to be complete: a request that is not surely usual takes vLLM's own way, and vLLM hashes and caches by
-counts, so that it catches up with whatever is not done in one step in the next.
+Whatever is not surely a plain decode is left to vLLM. Both leave the same state behind: tests/test_vllm_fast_decode.py
+compares it field by field. vLLM hashes and caches blocks by counts, so that it catches up in the next step with what is
+not done in one.
 """
 
 from __future__ import annotations
@@ -13,35 +13,29 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.request import Request
 
-from gambit.engines.vllm.compat import adapter
-from gambit.engines.vllm.compat.adapter import RUNNING
+from gambit.engines.vllm.compat.scheduler_access import RUNNING, blocks_only_grow
 
 NO_TOKEN = -1
-# Since 0.27 vLLM counts what is under way, and after a preemption what of that is stale.
-_COUNTS_FLIGHT = "num_in_flight_tokens" in Request.__init__.__code__.co_names
-_STALE = "num_stale_output_tokens" if _COUNTS_FLIGHT else "async_tokens_to_discard"
-# Of a step; since 0.32 vLLM tells those that may run from those that may be admitted.
-_LIMITS = ("max_num_running_reqs", "max_num_active_reqs", "max_num_scheduled_tokens")
+# Features with which a step does more than add one token to a request.
+_MORE_THAN_DECODING = (
+    "connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts", "num_lookahead_tokens",
+    "num_spec_tokens", "lora_config", "defer_block_free", "use_pp",
+)  # fmt: skip
 
 
 class _Decoding(NamedTuple):
     request: Any
-    said: list[int]
-    everything: list[int]  # the prompt, and what it said
-    stops: frozenset[int]
+    output: list[int]
+    tokens: list[int]  # the prompt and the output
+    stop_ids: frozenset[int]
     limit: int  # this many tokens end it
 
 
-def are_possible(scheduler: Any, block_tokens: int) -> bool:
-    """Whether one token of one plain request is all that a step can bring, and its blocks only grow."""
-    has_more = any(
-        getattr(scheduler, name, None)
-        for name in ("connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts",
-                     "num_lookahead_tokens", "num_spec_tokens", "lora_config", "defer_block_free", "use_pp")
-    )  # fmt: skip
-    return not has_more and adapter.blocks_only_grow(scheduler) and scheduler.block_size == block_tokens
+def is_possible(scheduler: Any, block_tokens: int) -> bool:
+    """Whether a step adds at most one token to a plain request, and its blocks only grow."""
+    does_more = any(getattr(scheduler, name, None) for name in _MORE_THAN_DECODING)
+    return not does_more and blocks_only_grow(scheduler) and scheduler.block_size == block_tokens
 
 
 def _touches_blocks(computed: int, length: int, block_tokens: int) -> bool:
@@ -49,47 +43,56 @@ def _touches_blocks(computed: int, length: int, block_tokens: int) -> bool:
     return not (computed % block_tokens and min(computed + 1, length) % block_tokens)
 
 
-class ShortCuts:
-    """Put into one scheduler, for its lifetime."""
+class FastDecode:
+    """Hooks into one scheduler, for its lifetime."""
 
     def __init__(self, scheduler: Any, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._in_flight = 1 if isinstance(scheduler, AsyncScheduler) else 0  # placeholders of a token under way
+        self._is_async = isinstance(scheduler, AsyncScheduler)
+        self._num_placeholders = 1 if self._is_async else 0  # of a token under way
         self._max_model_len = scheduler.max_model_len
         self._decoding: dict[str, _Decoding] = {}
+        # Since 0.27 vLLM counts tokens in flight, and under another name those that a preemption has made stale.
+        self._counts_in_flight = True
+        self._stale = "num_stale_output_tokens"
         self._scheduler = scheduler
-        (self._blocks_of,) = scheduler.kv_cache_manager.coordinator.single_type_managers
-        self._aside: list[_Decoding] = []  # in the step that is being scheduled
-        self._blocks: dict[str, Any] = {}  # what they have got in it
-        self._order: list[Any] = []  # of all that run in it
-        self._spare_allocations(scheduler.kv_cache_manager)
-        self._put_back_what_is_aside(scheduler)
+        (self._block_manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers
+        self._planned: list[_Decoding] = []  # in the step that is being scheduled
+        self._new_blocks: dict[str, Any] = {}  # that they have got in it
+        self._order: list[Any] = []  # of all requests that run in it
+        self._hook_allocation(scheduler.kv_cache_manager)
+        self._hook_planning(scheduler)
 
     def begin(self, request: Any) -> None:
         params = request.sampling_params
         if params.min_tokens or params.repetition_detection is not None or request.use_structured_output:
             return
-        stops = frozenset({*(params.stop_token_ids or ()), params.eos_token_id})
+        self._counts_in_flight = hasattr(request, "num_in_flight_tokens")
+        self._stale = "num_stale_output_tokens" if self._counts_in_flight else "async_tokens_to_discard"
+        stop_ids = frozenset({*(params.stop_token_ids or ()), params.eos_token_id})
         limit = min(self._max_model_len, request.num_prompt_tokens + request.max_tokens)
         self._decoding[request.request_id] = _Decoding(
-            request, request._output_token_ids, request._all_token_ids, stops, limit
+            request, request._output_token_ids, request._all_token_ids, stop_ids, limit
         )
 
     def end(self, request_id: str) -> None:
         self._decoding.pop(request_id, None)
 
-    @contextmanager
-    def setting_aside(self) -> Iterator[None]:
-        """In a step in which no running request can lose its blocks: vLLM looks at those alone that are not usual.
+    # -- planning a step ---------------------------------------------------------------------------------------
 
-        What it makes of them is completed as if it had looked at all.
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Around `schedule`, in a step in which no running request can lose its blocks.
+
+        Plain decodes are taken out of vLLM's list of running requests and planned here; the hooks then add them to
+        vLLM's plan, which ends up as if vLLM had planned all of them.
         """
         scheduler, running = self._scheduler, self._scheduler.running
-        self._aside, growing = self._usual(running)
-        self._blocks = self._grow(growing) if growing else {}
-        count = len(self._aside)
-        aside = {known.request.request_id for known in self._aside}
-        scheduler.running = [request for request in running if request.request_id not in aside]
+        self._planned, growing = self._plain_decodes(running)
+        self._new_blocks = self._add_blocks(growing) if growing else {}
+        count = len(self._planned)
+        planned = {known.request.request_id for known in self._planned}
+        scheduler.running = [request for request in running if request.request_id not in planned]
         self._shift_limits(-count)
         self._order = running
         try:
@@ -97,14 +100,16 @@ class ShortCuts:
         finally:
             self._shift_limits(count)
             scheduler.running = [*running, *scheduler.running[len(running) - count :]]  # and those it has admitted
-            self._aside = []
+            self._planned = []
 
     def _shift_limits(self, by: int) -> None:
-        for name in _LIMITS:
-            if hasattr(self._scheduler, name):
-                setattr(self._scheduler, name, getattr(self._scheduler, name) + by)
+        """Of a step: what is planned here takes its share of them."""
+        self._scheduler.max_num_running_reqs += by
+        self._scheduler.max_num_scheduled_tokens += by
+        if hasattr(self._scheduler, "max_num_active_reqs"):
+            self._scheduler.max_num_active_reqs += by
 
-    def _usual(self, running: list[Any]) -> tuple[list[_Decoding], list[_Decoding]]:
+    def _plain_decodes(self, running: list[Any]) -> tuple[list[_Decoding], list[_Decoding]]:
         """Requests that surely decode one token, and those of them for which the block manager has something to do."""
         found: list[_Decoding] = []
         growing: list[_Decoding] = []
@@ -118,7 +123,7 @@ class ShortCuts:
             computed = request.num_computed_tokens
             if (
                 known is not None and computed + 2 < known.limit
-                and (length := len(known.everything)) + request.num_output_placeholders - computed == 1
+                and (length := len(known.tokens)) + request.num_output_placeholders - computed == 1
                 and (before is None or request.request_id in before)
             ):  # fmt: skip
                 is_growing = _touches_blocks(computed, length, block_tokens)
@@ -130,9 +135,9 @@ class ShortCuts:
             is_first = False
         return found, growing
 
-    def _grow(self, growing: list[_Decoding]) -> dict[str, tuple[list[int]]]:
-        """Cache what has been filled, and give a block to whom the next token needs one."""
-        manager, cache = self._blocks_of, self._scheduler.kv_cache_manager.cache_blocks
+    def _add_blocks(self, growing: list[_Decoding]) -> dict[str, tuple[list[int]]]:
+        """Cache the blocks that are full, and give a new one to each request whose next token needs it."""
+        manager, cache = self._block_manager, self._scheduler.kv_cache_manager.cache_blocks
         full = [known.request for known in growing if not known.request.num_computed_tokens % self._block_tokens]
         new = manager.block_pool.get_new_blocks(len(full))
         if getattr(manager, "_record_new_block_ids", True):
@@ -140,99 +145,113 @@ class ShortCuts:
         for request, block in zip(full, new, strict=True):
             manager.req_to_blocks[request.request_id].append(block)
         for known in growing:
-            cache(known.request, min(known.request.num_computed_tokens + 1, len(known.everything)))
+            cache(known.request, min(known.request.num_computed_tokens + 1, len(known.tokens)))
         return {request.request_id: ([block.block_id],) for request, block in zip(full, new, strict=True)}
 
-    def _put_back_what_is_aside(self, scheduler: Any) -> None:
+    def _hook_planning(self, scheduler: Any) -> None:
         make_data, update = scheduler._make_cached_request_data, scheduler._update_after_schedule
 
         def make_all_data(*args: Any, **kwargs: Any) -> Any:
             data = make_data(*args, **kwargs)
-            names = [known.request.request_id for known in self._aside]
+            names = [known.request.request_id for known in self._planned]
             data.req_ids += names
-            data.new_block_ids += [self._blocks.get(name) for name in names]
-            data.num_computed_tokens += [known.request.num_computed_tokens for known in self._aside]
+            data.new_block_ids += [self._new_blocks.get(name) for name in names]
+            data.num_computed_tokens += [known.request.num_computed_tokens for known in self._planned]
             data.num_output_tokens += [
-                len(known.said) + known.request.num_output_placeholders for known in self._aside
+                len(known.output) + known.request.num_output_placeholders for known in self._planned
             ]  # fmt: skip
             return data
 
         def update_all(output: Any) -> None:
             update(output)
-            if self._aside:
+            if self._planned:
                 self._complete(output)
 
         scheduler._make_cached_request_data, scheduler._update_after_schedule = make_all_data, update_all
 
     def _complete(self, output: Any) -> None:
-        """As if vLLM had planned those that are aside too."""
-        scheduler, in_flight, aside = self._scheduler, self._in_flight, {}
-        for known in self._aside:
-            request = known.request
-            request.num_computed_tokens += 1
-            request.num_output_placeholders += in_flight
-            if _COUNTS_FLIGHT:
-                request.num_in_flight_tokens += 1
-            aside[request.request_id] = 1
-        given = aside | output.num_scheduled_tokens
+        """Add the requests planned here to vLLM's plan of the step."""
+        self._advance()
+        planned = {known.request.request_id: 1 for known in self._planned}
+        given = planned | output.num_scheduled_tokens
         # In vLLM's order: those that ran, then those that are new.
         ordered = {request.request_id: given[request.request_id] for request in self._order
                    if request.request_id in given}  # fmt: skip
         output.num_scheduled_tokens = ordered | given
-        output.total_num_scheduled_tokens += len(aside)
+        output.total_num_scheduled_tokens += len(planned)
+        scheduler = self._scheduler
         if output.num_common_prefix_blocks:  # newer versions do not count them
             manager, first = scheduler.kv_cache_manager, self._order[0].request_id
             output.num_common_prefix_blocks = manager.get_num_common_prefix_blocks(first)
         if not scheduler.use_v2_model_runner:
-            scheduler.prev_step_scheduled_req_ids.update(aside)
+            scheduler.prev_step_scheduled_req_ids.update(planned)
 
-    def take(self, scheduled: Any, output: Any) -> tuple[dict[str, int], Any]:
-        """Book the usual tokens of a step.
+    def _advance(self) -> None:
+        """What vLLM notes of each request that it has scheduled for one token."""
+        placeholders, counts_in_flight = self._num_placeholders, self._counts_in_flight
+        # Without pipeline stages a request may decode in the very next step.
+        next_step = self._scheduler.current_step + 1
+        sets_next_step = self._is_async and self._scheduler.use_v2_model_runner
+        for known in self._planned:
+            request = known.request
+            request.num_computed_tokens += 1
+            request.num_output_placeholders += placeholders
+            if counts_in_flight:
+                request.num_in_flight_tokens += 1
+            if sets_next_step:
+                request.next_decode_eligible_step = next_step
 
-        Gives the token of each scheduled request, NO_TOKEN for those left to vLLM, and what is scheduled of these.
+    # -- booking a step's tokens -------------------------------------------------------------------------------
+
+    def book(self, scheduled: Any, output: Any) -> tuple[dict[str, int], Any]:
+        """Append the tokens of plain decodes to their requests.
+
+        Returns the token of each scheduled request, NO_TOKEN for those left to vLLM, and the part of `scheduled` that
+        is left to it.
         """
         tokens: dict[str, int] = {}
         rest: dict[str, int] = {}
         sampled, row_of = output.sampled_token_ids, output.req_id_to_index
-        block_tokens, in_flight, decoding = self._block_tokens, self._in_flight, self._decoding
+        block_tokens, placeholders, decoding = self._block_tokens, self._num_placeholders, self._decoding
+        counts_in_flight, stale = self._counts_in_flight, self._stale
         cache = self._scheduler.kv_cache_manager.cache_blocks
         for request_id, count in scheduled.num_scheduled_tokens.items():
             if count == 1 and (known := decoding.get(request_id)) is not None:
-                request, said, everything, stops, limit = known
+                request, said, everything, stop_ids, limit = known
                 new = sampled[row_of[request_id]] if sampled else ()
                 length = len(everything) + 1
                 if (  # a first token ends a prefill
-                    len(new) == 1 and said and length < limit and new[0] not in stops
-                    and request.status is RUNNING and not getattr(request, _STALE)
+                    len(new) == 1 and said and length < limit and new[0] not in stop_ids
+                    and request.status is RUNNING and not getattr(request, stale)
                 ):  # fmt: skip
                     (token,) = new
                     said.append(token)
                     everything.append(token)
-                    request.num_output_placeholders -= in_flight
-                    if _COUNTS_FLIGHT:
+                    request.num_output_placeholders -= placeholders
+                    if counts_in_flight:
                         request.num_in_flight_tokens -= 1
                     tokens[request_id] = token
                     # A block is hashed with its last token, and cached with the next, or before that is scheduled.
                     if length % block_tokens == 0:
                         request.update_block_hashes()
-                    elif in_flight and length % block_tokens == 1:
+                    elif placeholders and length % block_tokens == 1:
                         cache(request, request.num_computed_tokens - request.num_output_placeholders)
                     continue
             tokens[request_id] = NO_TOKEN
             rest[request_id] = count
-        unusual = copy(scheduled)
-        unusual.num_scheduled_tokens = rest
-        return tokens, unusual
+        left = copy(scheduled)
+        left.num_scheduled_tokens = rest
+        return tokens, left
 
-    def _spare_allocations(self, manager: Any) -> None:
-        """Most tokens need no block manager."""
+    def _hook_allocation(self, manager: Any) -> None:
+        """Skip the block manager for tokens that need nothing of it."""
         real, nothing, block_tokens = manager.allocate_slots, manager.empty_kv_cache_blocks, self._block_tokens
 
         def allocate(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            is_usual = num_new_tokens == 1 and request.status is RUNNING
-            if is_usual and not _touches_blocks(request.num_computed_tokens, request.num_tokens, block_tokens):
+            is_plain = num_new_tokens == 1 and request.status is RUNNING
+            if is_plain and not _touches_blocks(request.num_computed_tokens, request.num_tokens, block_tokens):
                 return nothing
-            if self._aside and "has_scheduled_reqs" in kwargs:
+            if self._planned and "has_scheduled_reqs" in kwargs:
                 kwargs["has_scheduled_reqs"] = True
             return real(request, num_new_tokens, *args, **kwargs)
 

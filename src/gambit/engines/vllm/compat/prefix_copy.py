@@ -1,7 +1,7 @@
-"""A branch gets its parent's last blocks as copies, so that of its prefix one token alone is computed again.
+"""Copies of a parent's last KV blocks for its branches, so that a branch computes one token of its prefix, not a block.
 
-vLLM shares full blocks only: a branch would read up to a block of tokens once more, and a step in which anybody reads
-several tokens is slower for all who are in it, since vLLM's CUDA graph of a whole step is for one token each.
+vLLM shares full blocks only: a branch would compute up to a block of tokens once more. A step in which some request
+computes several tokens is slower for all, since vLLM's CUDA graph of a whole step is for one token each.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gambit.engines.vllm.compat import adapter
+from gambit.engines.vllm.compat.scheduler_access import RUNNING, blocks_from
 
 MOST_BLOCKS = 2  # of a branch: the one being filled, and one that was filled too late to be in the cache
 
 
-def hand_over(
+def copy_prefixes(
     scheduler: Any, output: Any, parent_of: Callable[[str], str | None], block_tokens: int
 ) -> list[tuple[int, int]]:
-    """Cuts what is planned for branches down to their last token; gives the blocks to copy before, from and to.
+    """Shortens what is planned for branches to their last token; returns the blocks to copy before, from and to.
 
-    vLLM's own books need no change: to them a branch has computed its prefix in this step, as it would have.
+    vLLM's own records need no change: by them a branch has computed its prefix in this step, as it would have.
     """
-    if getattr(output, "new_block_ids_to_zero", None):  # wiped after we would have filled them
+    if getattr(output, "new_block_ids_to_zero", None):  # vLLM wipes these after the copies
         return []
     copies: list[tuple[int, int]] = []
     planned = dict(output.num_scheduled_tokens) if output.scheduled_new_reqs else {}
@@ -36,7 +36,7 @@ def hand_over(
         first = new.num_computed_tokens // block_tokens
         own = new.block_ids[0][first : last // block_tokens + 1]
         # The parent may lack the last one, where it holds nothing but the token that is computed now.
-        copies += zip(adapter.blocks_from(scheduler, parent.request_id, first), own, strict=False)
+        copies += zip(blocks_from(scheduler, parent.request_id, first), own, strict=False)
         new.num_computed_tokens = last
         output.num_scheduled_tokens[new.req_id] = 1
         output.total_num_scheduled_tokens -= count - 1
@@ -44,11 +44,11 @@ def hand_over(
 
 
 def _is_complete(child: Any) -> bool:
-    """Nothing of it is left for later steps, and it has said nothing: every token is its parent's too."""
+    """Nothing of it is left for later steps, and it has generated nothing: every token is its parent's too."""
     return bool(child.num_computed_tokens == child.num_tokens == child.num_prompt_tokens)
 
 
 def _has_computed(parent: Any, count: int, planned: dict[str, int]) -> bool:
     """Its first tokens, in steps before this one; those still under way are computed before the blocks are copied."""
     before = int(parent.num_computed_tokens) - planned.get(parent.request_id, 0)
-    return before >= count and parent.status is adapter.RUNNING
+    return before >= count and parent.status is RUNNING

@@ -1,4 +1,4 @@
-"""A scorer's kernels recorded once and launched by one call; knows no vLLM.
+"""A scorer's kernels as CUDA graphs: recorded once, launched by one call.
 
 Launching them one by one costs the host more than they cost the device: 0.6 ms of a step on an H200's host.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import torch
-
-from gambit.scorers.base import Scorer, ThoughtBatch
 
 SMALLEST = 8  # rows; batches are padded to the next recorded size
 
@@ -21,22 +20,18 @@ class Recording(Protocol):
     def replay(self) -> None: ...
 
 
+Score = Callable[[torch.Tensor], torch.Tensor]  # of states
 Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Recording, torch.Tensor]]
 
 
 class RecordedScorer:
     """Scores of states alone. What it returns is overwritten by the next call: copy it on the same stream."""
 
-    def __init__(self, scorer: Scorer, like: torch.Tensor, most_rows: int, record: Recorder) -> None:
+    def __init__(self, score: Score, like: torch.Tensor, most_rows: int, record: Recorder) -> None:
         """`like`: [1, hidden], of the dtype and device of the states to come."""
         self._states = like.new_zeros(most_rows, like.shape[1])
         self._sizes = sizes_up_to(most_rows)
-        nothing = torch.zeros(1, device=like.device)  # the confidence that such a scorer does not look at
-
-        def scores(size: int) -> torch.Tensor:
-            return scorer.score(ThoughtBatch(self._states[:size], nothing.expand(size)))
-
-        self._recordings = [record(lambda size=size: scores(size)) for size in self._sizes]  # type: ignore[misc]
+        self._recordings = [record(partial(score, self._states[:size])) for size in self._sizes]
 
     def score(self, states: torch.Tensor) -> torch.Tensor:
         rows = len(states)
@@ -74,7 +69,7 @@ def cuda_recorder(stream: torch.cuda.Stream) -> Recorder:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """float32 products with factors of 11 bits, which bf16 states have anyway less than.
+    """float32 products with factors of 11 bits, and the states have 8 (bf16).
 
     In full precision a few multiprocessors are busy with them for a third of a millisecond, beside the model's own.
     """

@@ -1,4 +1,4 @@
-"""Numbers of a step's rows on their way from the device to the host, beside the model's own work; knows no vLLM."""
+"""Copies of a step's row values from the device to the host, on a stream beside the model's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SideStream:
     """A stream of its own on a GPU: what runs there holds up neither the sampling nor the next forward pass."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @property
     def is_apart(self) -> bool:
@@ -50,7 +50,7 @@ class PendingScores(Protocol):
 
 
 class DeviceRows:
-    """Row values of one step; reading them waits for their copy only, and the host for nothing before that."""
+    """Row values of one step; reading them waits for their copy, and nothing before that waits."""
 
     def __init__(self, side: SideStream) -> None:
         self._side = side
@@ -86,7 +86,8 @@ class DeviceRows:
         """`waited`: seconds for which the host had nothing to do but wait for this step."""
         if self._side.is_apart and self._marks:
             self._marks[-1].synchronize()
-        found, seconds = {}, self._seconds()
+        found: dict[str, npt.NDArray[np.float32]] = {}
+        seconds = self._seconds()
         for names, widths, host in self._sent:
             parts = np.split(host.numpy(), np.cumsum(widths)[:-1], axis=1) if len(names) > 1 else [host.numpy()]
             found |= dict(zip(names, parts, strict=True))
@@ -108,12 +109,12 @@ class DeviceRows:
             self._marks.append(time.perf_counter())
             return
         # Waiting for one sleeps instead of asking the driver again and again.
-        self._marks.append(torch.cuda.Event(enable_timing=True, blocking=True))
+        self._marks.append(torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
         self._marks[-1].record()
 
     def _seconds(self) -> float:
         """Of the device, once it has passed the last mark."""
         pairs = list(zip(self._marks[::2], self._marks[1::2], strict=True))
         if self._side.is_apart:
-            return sum(begin.elapsed_time(end) for begin, end in pairs) / 1000
-        return sum(end - begin for begin, end in pairs)
+            return float(sum(begin.elapsed_time(end) for begin, end in pairs)) / 1000
+        return float(sum(end - begin for begin, end in pairs))

@@ -1,0 +1,35 @@
+"""`gambit merge`: one bench run out of its shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gambit.cli.commands import made_command
+from gambit.cli.terminal import OK, exit_with, say
+
+
+def merge(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="The folders of the shards.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the whole run.")],
+) -> None:
+    """Put the shards of a bench run together."""
+
+    def body() -> int:
+        from gambit.bench.merge import merge_shards
+        from gambit.storage.run_folder import check_writable
+
+        check_writable(out)
+        for note in merge_shards(folders, out):
+            say(note)
+        return OK
+
+    exit_with(body)
+
+
+def command() -> object:
+    return made_command(merge, "merge")

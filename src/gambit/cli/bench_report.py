@@ -1,0 +1,34 @@
+"""`gambit report`: tables, figures and a page of a bench run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gambit.cli.commands import made_command
+from gambit.cli.terminal import OK, exit_with
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder that `gambit bench` wrote.", show_default=False)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,
+) -> None:
+    """Make tables, figures and a page of a bench run."""
+
+    def body() -> int:
+        from gambit.bench.report import write_report
+
+        made = write_report(folder, with_trees=not no_trees)
+        typer.echo(made.json if as_json else made.markdown)
+        return OK
+
+    exit_with(body)
+
+
+def command() -> object:
+    return made_command(report, "report")

@@ -1,0 +1,214 @@
+"""`gambit scorer collect` and `merge`: traces of problems, their grades and their states, on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gambit.cli.session import only_our_warnings, prepare_libraries
+from gambit.cli.terminal import OK, exit_with, put, say
+from gambit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from gambit.training.collect import CollectPlan
+    from gambit.training.sampling import Task
+
+AUTO = "auto"
+GPU_TRACES, CPU_TRACES = 1024, 64  # traces sampled at a time
+MANY = 10_000_000
+
+
+class Positions(StrEnum):
+    BEFORE = "before"
+    BOUNDARY = "boundary"
+    BOTH = "both"
+
+
+Device = Annotated[str, typer.Option(metavar="TEXT", help="auto, cpu, cuda, cuda:0 or mps.")]
+
+
+def collect(
+    problems: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", help="A .jsonl, .json or .csv with question and answer, or pawn:SPLIT (scorer, dev, test)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the collection; resumed if it exists.")],
+    columns: Annotated[
+        str | None,
+        typer.Option("--map", metavar="KEY=VALUE", help="Names of the file's columns, as in question=prompt."),
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="TEXT", help="Folder or hub name.")] = "pawn",
+    traces: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="INT", help="Traces a problem.")] = 16,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MANY, metavar="INT", help="First problems only (pawn: 600).")
+    ] = None,
+    shard: Annotated[
+        str, typer.Option(metavar="TEXT", help="i/n: only every n-th problem, from the i-th on; `merge` joins.")
+    ] = "1/1",
+    seed: Annotated[int, typer.Option(metavar="INT", help="Of puzzles and sampling.")] = 0,
+    engine: Annotated[str, typer.Option(metavar="TEXT", help="local, vllm or auto.")] = AUTO,
+    engine_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Passed to the engine.")] = None,
+    device: Device = AUTO,
+    dtype: Annotated[str, typer.Option(metavar="TEXT", help="auto, float32, float16 or bfloat16.")] = AUTO,
+    memory_ratio: Annotated[
+        float,
+        typer.Option(
+            min=0.05, max=1.0, metavar="NUMBER", help="The engine's share of a GPU; the states' model lies beside it."
+        ),
+    ] = 0.6,
+    traces_at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65_536, metavar="INT", help="Traces sampled at a time (default: 1024 on a GPU, 64 elsewhere)."
+        ),
+    ] = None,
+    layers: Annotated[
+        str, typer.Option(metavar="TEXT", help="Layers to store, such as -1,-9; -1 is the last, after its norm.")
+    ] = "-1",
+    state_position: Annotated[Positions, typer.Option(metavar="TEXT", help="Which states to store.")] = Positions.BOTH,
+    confidence: Annotated[bool, typer.Option(help="Store token confidence too: the baseline of `eval`.")] = True,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, max=MANY, metavar="INT", help="Longest trace (default: the model's).")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=100, metavar="NUMBER", help="Default: the model's own.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="Default: the model's own.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, max=MANY, metavar="INT", help="Default: the model's own.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Default: as in `gambit solve`.")] = None,
+    answer: Annotated[
+        str, typer.Option(metavar="TEXT", help="How an answer is read: boxed, choice, number or text.")
+    ] = "boxed",
+    graders: Annotated[int, typer.Option(min=1, max=64, metavar="INT", help="Processes that compare answers.")] = 2,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, max=10**9, metavar="INT", help="Tokens a pass of the states' model.")
+    ] = None,
+    rollouts: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65_536, metavar="INT", help="Continuations of each prefix, for `train --labels values`."
+        ),
+    ] = 0,
+    prefixes: Annotated[
+        int, typer.Option(min=1, max=MANY, metavar="INT", help="Prefixes a trace, each up to a random thought.")
+    ] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
+) -> None:
+    """Sample traces of problems, grade them and store the states at their thought boundaries."""
+
+    def body() -> int:
+        from gambit.cli.options import key_values
+        from gambit.config.options import EngineConfig, SearchConfig, build
+        from gambit.core.types import StatePosition
+        from gambit.engines.choice import check_engine
+        from gambit.models.files import check_model
+        from gambit.storage.problems import columns_of, shard_of
+        from gambit.storage.run_folder import check_writable
+        from gambit.training.collect import CollectPlan
+        from gambit.training.sampling import PAWN_SOURCE
+
+        first, every = shard_of(shard)
+        tasks = _tasks(problems, columns_of(columns), limit, seed)[first::every]
+        settings = {"seed": seed, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
+                    "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
+        options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
+                   "engine_options": key_values(engine_option or [], "--engine-option")}  # fmt: skip
+        plan = CollectPlan(
+            out=out,
+            source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
+            engine=build(EngineConfig, options),
+            search=build(SearchConfig, {name: value for name, value in settings.items() if value is not None}),
+            traces_per_problem=traces,
+            traces_at_once=traces_at_once or usual_traces_at_once(device),
+            layers=layers_of(layers),
+            positions=tuple(StatePosition) if state_position is Positions.BOTH else (StatePosition(state_position),),
+            with_confidence=confidence,
+            batch_tokens=batch_tokens,
+            num_graders=graders,
+            num_rollouts=rollouts,
+            prefixes_per_trace=prefixes,
+        )
+        check_engine(plan.engine)
+        check_model(plan.engine.model)
+        check_writable(out)
+        return _collect(tasks, plan, quiet)
+
+    exit_with(body)
+
+
+def merge(
+    parts: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="That `collect --shard` wrote.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the whole collection.")],
+) -> None:
+    """Put collections that were made in the same way together."""
+
+    def body() -> int:
+        from gambit.storage.run_folder import check_writable
+        from gambit.training.storage import merge as run
+        from gambit.training.values import merge_values
+
+        check_writable(out)
+        put(f"{out}: {run(parts, out)} problems")
+        merge_values(parts, out)
+        return OK
+
+    exit_with(body)
+
+
+def _collect(tasks: Sequence[Task], plan: CollectPlan, is_quiet: bool) -> int:
+    from gambit.cli.scorer_display import progress, summary_line
+    from gambit.cli.signals import StopSignal
+    from gambit.training.collect import collect as run
+
+    began = time.monotonic()
+    prepare_libraries()
+    with (
+        only_our_warnings(is_quiet=is_quiet),
+        progress("collecting", is_quiet=is_quiet) as advance,
+        StopSignal(lambda: None) as stop,
+    ):
+        summary = run(tasks, plan, on_progress=advance, should_stop=stop)
+    put(summary_line(summary, plan.out, time.monotonic() - began))
+    for reason in summary.refused[:5]:
+        say(f"left out: {reason}", style="yellow")
+    return stop.exit_code
+
+
+def _tasks(source: str, columns: Mapping[str, str], limit: int | None, seed: int) -> list[Task]:
+    from gambit.storage.problems import MANY_SUFFIXES, read_problem_file
+    from gambit.training.sampling import PAWN_SOURCE, Task, pawn_tasks
+
+    if source.startswith(PAWN_SOURCE):
+        return pawn_tasks(source.removeprefix(PAWN_SOURCE), limit or 600, seed)
+    path = Path(source)
+    if path.suffix.lower() not in MANY_SUFFIXES:
+        raise UserError(f"{source!r} is neither a file of problems ({', '.join(MANY_SUFFIXES)}) nor pawn:SPLIT")
+    found = read_problem_file(path, columns)
+    unanswered = [problem.id for problem in found.problems if problem.id not in found.expected]
+    if unanswered:
+        raise UserError(f'{source}: {unanswered[0]} has no "answer", and a trace can only be graded by one')
+    return [Task(problem, found.expected[problem.id]) for problem in found.problems[:limit]]
+
+
+def usual_traces_at_once(device: str) -> int:
+    from gambit.engines.local.model import pick_device
+
+    return GPU_TRACES if pick_device(device).type == "cuda" else CPU_TRACES
+
+
+def layers_of(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UserError(f"layers {text!r}: give numbers such as -1,-9") from error

@@ -1,0 +1,226 @@
+"""`gambit solve`: checks everything that can be checked without the model, then loads it and searches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from gambit.cli.commands import BriefCommand, HelpAll, made_command
+from gambit.cli.options import with_config_options
+from gambit.cli.results import Shown, Style, Tally
+from gambit.cli.session import loaded, only_our_warnings
+from gambit.cli.terminal import exit_with, is_watched, put, say, stderr
+from gambit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from gambit.cli.display import Display
+    from gambit.cli.signals import StopSignal
+    from gambit.config.options import EngineConfig, SearchConfig
+    from gambit.core.events import Event
+    from gambit.results.record import SearchResult
+    from gambit.solver import Solver
+    from gambit.storage.problems import Problems
+
+FILE_HELP = "A .jsonl, .json, .csv or .tsv of problems, or a text file with one."
+MAP_HELP = "Names of the file's columns, as in question=prompt,answer=target."
+
+
+@dataclass(frozen=True, slots=True)
+class SolveJob:
+    """One call of `gambit solve`, checked as far as it can be without the model."""
+
+    problems: Problems
+    search: SearchConfig
+    engine: EngineConfig
+    folder: Path
+    concurrency: int
+    style: Style
+    output: Path | None
+
+
+def solve(
+    problem: Annotated[
+        str | None, typer.Argument(help="The problem; - or nothing reads it from stdin.", metavar="PROBLEM")
+    ] = None,
+    *,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help=FILE_HELP)] = None,
+    columns: Annotated[str | None, typer.Option("--map", metavar="KEY=VALUE", help=MAP_HELP)] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML of options; flags override it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="For logs and results (default: a new one in runs/).")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a line of JSON per problem to this new file too.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=1024, metavar="INT", help="Problems of a file searched at a time.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the answer alone: no live view, table or warnings.")
+    ] = False,
+    help_all: HelpAll = False,
+    **flags: str | bool | None,
+) -> None:
+    """Search for the answer to a problem, or to each of a file.
+
+    Exit codes: 0 done, 1 failure, 2 your input, 3 not one problem got an answer, 130 interrupted.
+    """
+
+    def body() -> int:
+        from gambit.storage.problems import columns_of, new_run_folder, read_problems
+
+        search, engine = read_configs(config, flags)
+        problems = read_problems(problem, file, sys.stdin, columns_of(columns))
+        folder = out or new_run_folder()
+        style = Style(as_json, quiet, problems.is_many)
+        job = SolveJob(problems, search, engine, folder, concurrency, style, output)
+        _check(job)
+        return _run(job)
+
+    exit_with(body)
+
+
+def command() -> object:
+    """With an option for every field of the configs."""
+    return made_command(with_config_options(solve), "solve", BriefCommand)
+
+
+def read_configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
+    """Flags over the YAML file; what neither names is left to the model's preset."""
+    from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
+    from gambit.search.choice import check_search
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    values = overlaid(read_config_file(file) if file else {}, given)
+    search = build(SearchConfig, {key: value for key, value in values.items() if key in SearchConfig.model_fields})
+    engine = build(EngineConfig, {key: value for key, value in values.items() if key in EngineConfig.model_fields})
+    check_search(search)  # an unknown policy or option is refused before the model is loaded
+    return search, engine
+
+
+def _check(job: SolveJob) -> None:
+    """Whatever would only be found after the model is loaded."""
+    from gambit.engines.choice import check_engine
+    from gambit.models.files import check_model
+    from gambit.storage.run_folder import check_free, check_new_file, check_writable
+
+    check_engine(job.engine)
+    check_free(job.folder)
+    check_writable(job.folder)
+    if job.output is not None:
+        check_new_file(job.output)
+    _check_questions(job.problems, job.engine.model)
+    check_model(job.engine.model)
+
+
+def _check_questions(problems: Problems, model: str) -> None:
+    """A model that answers only some questions says so of every one."""
+    from gambit.models.files import named_model
+
+    named = named_model(model)
+    if named is None:
+        return
+    for problem in problems.problems:
+        try:
+            named.check_question(problem.last_message)
+        except UserError as error:
+            raise UserError(f"problem {problem.id}: {error}" if problems.is_many else str(error)) from error
+
+
+def _run(job: SolveJob) -> int:
+    """Load, search, show."""
+    num_problems = len(job.problems.problems)
+    with open_session(job.engine, job.folder, num_problems, is_quiet=job.style.is_quiet) as session:
+        code = _show_all(job, session)
+    return session.stop.exit_code or code
+
+
+@dataclass(frozen=True, slots=True)
+class SolveSession:
+    """A loaded model with what surrounds it on a terminal."""
+
+    solver: Solver
+    display: Display
+    stop: StopSignal
+
+    def listener(self, problem_id: str) -> Callable[[Event], None] | None:
+        """Feeds the live view, where there is one."""
+        return partial(self.display.on_event, problem_id) if self.display.is_live else None
+
+
+@contextmanager
+def open_session(
+    engine: EngineConfig, folder: Path, num_problems: int = 1, *, is_quiet: bool = False
+) -> Iterator[SolveSession]:
+    from gambit.cli.display import Display
+    from gambit.cli.signals import StopSignal
+
+    with (
+        Display(stderr(), is_live=is_watched() and not is_quiet, num_problems=num_problems) as display,
+        only_our_warnings(display, is_quiet=is_quiet),
+        loaded(engine, display) as solver,
+        StopSignal(display.stopping) as stop,
+        _log_hint(folder),
+    ):
+        yield SolveSession(solver, display, stop)
+
+
+@contextmanager
+def _log_hint(folder: Path) -> Iterator[None]:
+    """A run that fails says where its votes so far are."""
+    try:
+        yield
+    except Exception as error:
+        if any(folder.glob("**/events.jsonl")) and not isinstance(error, UserError):
+            error.add_note(f"what was found until then is logged: gambit replay {folder}")
+        raise
+
+
+def _results(job: SolveJob, session: SolveSession) -> Iterator[SearchResult]:
+    """As they come."""
+    solver, stop = session.solver, session.stop
+    if job.problems.is_many:
+        on_event = session.display.on_event if session.display.is_live else None
+        return solver.solve_many(
+            job.problems.problems, job.search, concurrency=job.concurrency, out_dir=job.folder, on_event=on_event,
+            should_stop=stop,
+        )  # fmt: skip
+    [problem] = job.problems.problems
+    listener = session.listener(problem.id)
+    return iter([solver.solve(problem, job.search, out_dir=job.folder, should_stop=stop, on_event=listener)])
+
+
+def _show_all(job: SolveJob, session: SolveSession) -> int:
+    """Print each result as it comes; the exit code is that of the worst."""
+    tally, expected = Tally(), job.problems.expected
+    with _opened(job.output) as output:
+        for result in _results(job, session):
+            gold = expected.get(result.problem_id)
+            is_right = None if gold is None else session.solver.grade(result.answer, gold)
+            shown = Shown(result, gold, is_right)
+            if output is not None:
+                output.write(f"{shown.to_json()}\n")
+            with session.display.paused():
+                job.style.show(shown)
+            tally.add(shown)
+    if missing := len(job.problems.problems) - len(tally.codes):
+        say(f"stopped early: {missing} problems were not begun")
+    if expected and not job.style.as_json and not job.style.is_quiet:
+        put(f"{tally.num_right} of {len(expected)} right")
+    return tally.exit_code
+
+
+def _opened(path: Path | None) -> AbstractContextManager[TextIO | None]:
+    """Line by line, so that what was found survives whatever ends the run."""
+    if path is None:
+        return nullcontext()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("x", encoding="utf-8", buffering=1)

@@ -1,0 +1,274 @@
+"""Llama, Qwen2 and Qwen3 read straight from a folder: importing transformers' models takes longer than a search.
+
+The modules have the names of transformers' own and compute the same numbers (tests compare them bit by bit). A folder
+that says anything else than what is written out here is left to transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+
+from gambit.engines.local.attention import AttentionPlan, LayerCall
+from gambit.models.files import weight_files
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [n, length, head dim]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+# What may stand in a config.json for these formulas to hold; absent means the same.
+_PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False,
+          "rope_scaling": None, "quantization_config": None, "auto_map": None}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """The fields of a config.json that the modules are built from."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    dtype: torch.dtype
+    has_biases: bool  # of queries, keys and values
+    has_head_norms: bool
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Self | None:
+        """None for a config that says anything else."""
+        rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw.get("rope_theta")}
+        if not _is_plain(raw, rope):
+            return None
+        try:
+            return cls._of(raw, float(rope["rope_theta"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @classmethod
+    def _of(cls, raw: Mapping[str, Any], rope_theta: float) -> Self:
+        return cls(
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=int(raw["hidden_size"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            num_hidden_layers=int(raw["num_hidden_layers"]),
+            num_attention_heads=int(raw["num_attention_heads"]),
+            num_key_value_heads=int(raw["num_key_value_heads"]),
+            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]),
+            max_position_embeddings=int(raw["max_position_embeddings"]),
+            rms_norm_eps=float(raw["rms_norm_eps"]),
+            rope_theta=rope_theta,
+            tie_word_embeddings=bool(raw["tie_word_embeddings"]),
+            dtype=DTYPES[raw.get("dtype") or raw["torch_dtype"]],
+            has_biases=raw["model_type"] == "qwen2",
+            has_head_norms=raw["model_type"] == "qwen3",
+        )
+
+    def get_text_config(self) -> Self:
+        """As transformers' configs have it: this one is of text alone."""
+        return self
+
+
+def _is_plain(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> bool:
+    return (
+        raw.get("model_type") in MODEL_TYPES
+        and all(raw.get(name, value) == value for name, value in _PLAIN.items())
+        and set(rope) == {"rope_type", "rope_theta"}
+        and rope["rope_type"] == "default"
+        and set(raw.get("layer_types") or ()) <= {"full_attention"}
+    )
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.variance_epsilon = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * scaled.to(x.dtype)
+
+
+class RotaryEmbedding(nn.Module):
+    rope_type = "default"
+
+    def __init__(self, config: LlamaShape) -> None:
+        super().__init__()
+        self._dim, self._theta = config.head_dim, config.rope_theta
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> Rotation:
+        exponents = torch.arange(0, self._dim, 2, dtype=torch.float) / self._dim
+        angles = positions[..., None].float() * (1.0 / self._theta**exponents).to(x.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LlamaShape, index: int) -> None:
+        super().__init__()
+        self.head_dim, self._index = config.head_dim, index
+        queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.has_biases)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.has_biases)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.has_biases)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        self._call = LayerCall(config.head_dim**-0.5, sliding_window=None, softcap=None, sinks=None)
+        self._has_norms = config.has_head_norms
+        if config.has_head_norms:
+            self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, pool: AttentionPlan) -> torch.Tensor:
+        q, k, v = (self._heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        if self._has_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = _rotated(q.transpose(1, 2), rotation), _rotated(k.transpose(1, 2), rotation), v.transpose(1, 2)
+        out = pool.attend(self._index, q, k, v, self._call)
+        joined: torch.Tensor = self.o_proj(out.reshape(*x.shape[:-1], -1))
+        return joined
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_dim)
+
+
+def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    cosines, sines = (part.unsqueeze(1) for part in rotation)
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: LlamaShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: LlamaShape, index: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, index)
+        self.mlp = Mlp(config)
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: torch.Tensor, rotation: Rotation, pool: AttentionPlan) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, pool)
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Trunk(nn.Module):
+    def __init__(self, config: LlamaShape) -> None:
+        super().__init__()
+        # A weight is given, since drawing one at random on the meta device imports torch's compiler.
+        empty = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=empty)
+        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = RotaryEmbedding(config)
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaOutput:
+    """Under transformers' names: logits of the last position, and what entered each layer."""
+
+    logits: torch.Tensor
+    hidden_states: Sequence[torch.Tensor]
+
+
+class LlamaModel(nn.Module):
+    """A causal LM whose attention is the pool's."""
+
+    def __init__(self, config: LlamaShape) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Trunk(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def base_model(self) -> Trunk:
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        pool: AttentionPlan,
+        output_hidden_states: bool = False,
+        **_: object,
+    ) -> LlamaOutput:
+        """Other options of transformers' models (no cache, one logit) are how this one always runs."""
+        x = self.model.embed_tokens(input_ids)
+        rotation = self.model.rotary_emb(x, position_ids)
+        entered = []
+        for layer in self.model.layers:
+            if output_hidden_states:
+                entered.append(x)
+            x = layer(x, rotation, pool)
+        return LlamaOutput(self.lm_head(self.model.norm(x)[:, -1:]), entered)
+
+
+def read_llama(folder: Path, dtype: torch.dtype | None) -> LlamaModel | None:
+    """The model in a folder, on the CPU, or None if transformers has to read it. `dtype` None: the model's own."""
+    try:
+        config = LlamaShape.read(dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        return None
+    files = weight_files(str(folder))
+    if config is None or not files:
+        return None
+    weights = _read_weights(files, dtype or config.dtype)
+    if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    return _with_weights(config, weights)
+
+
+def _read_weights(files: Sequence[Path], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    # Some old checkpoints carry the rotary frequencies, which are computed here.
+    return {name: tensor.to(dtype) for name, tensor in found.items() if not re.search(r"rotary_emb\.inv_freq$", name)}
+
+
+def _with_weights(config: LlamaShape, weights: Mapping[str, torch.Tensor]) -> LlamaModel | None:
+    with torch.device("meta"):
+        model = LlamaModel(config)
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if {name: tensor.shape for name, tensor in weights.items()} != expected:
+        return None
+    model.load_state_dict(weights, assign=True)
+    return model.requires_grad_(False).eval()

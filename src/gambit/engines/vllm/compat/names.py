@@ -1,0 +1,197 @@
+"""What Gambit uses of vLLM, by class: what is called, overridden, read and set, and in which versions it exists.
+
+tests/test_vllm_names.py compares this list with the source of this package and with the installed vLLM;
+scripts/vllm_names.py checks it against the source of another version and writes it to docs/vllm.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+VERSIONS = ("0.25.1", "0.27.0", "0.32.0")
+# Names that not every version has; the code that uses them asks for them first.
+ONLY_IN = {
+    "Request.async_tokens_to_discard": ("0.25.1",),
+    "Request.num_in_flight_tokens": ("0.27.0", "0.32.0"),
+    "Request.num_stale_output_tokens": ("0.27.0", "0.32.0"),
+    "Scheduler.aux_output_connector": ("0.32.0",),
+    "Scheduler.enable_return_routed_experts": ("0.25.1", "0.27.0"),
+    "Scheduler.max_num_active_reqs": ("0.32.0",),
+    "SingleTypeKVCacheManager._record_new_block_ids": ("0.27.0", "0.32.0"),
+}
+
+
+class Use(StrEnum):
+    """What Gambit does with a name."""
+
+    IMPORTED = "imported"
+    CALLED = "called"
+    OVERRIDDEN = "overridden"  # in a subclass
+    REPLACED = "replaced"  # on an instance, by a function or an object that passes calls on
+    READ = "read"
+    SET = "set"
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Names of one class, or of a module, as words in a string."""
+
+    module: str
+    owner: str = ""  # empty: the module itself
+    imported: str = ""
+    called: str = ""
+    overridden: str = ""
+    replaced: str = ""
+    read: str = ""
+    set: str = ""
+
+    def uses(self) -> Iterator[tuple[str, Use]]:
+        for use in Use:
+            for name in getattr(self, use.value).split():
+                yield name, use
+
+    def versions(self, name: str) -> tuple[str, ...]:
+        return ONLY_IN.get(f"{self.owner}.{name}", VERSIONS)
+
+
+TOUCHED = (
+    # -- start and configuration
+    Touched("vllm", imported="SamplingParams"),
+    Touched("vllm.sampling_params", imported="RequestOutputKind"),
+    Touched("vllm.sampling_params", "RequestOutputKind", read="DELTA"),
+    Touched(
+        "vllm.sampling_params", "SamplingParams",
+        read="extra_args min_tokens repetition_detection stop_token_ids eos_token_id", set="extra_args max_tokens seed",
+    ),
+    Touched("vllm.engine.arg_utils", imported="EngineArgs"),
+    Touched("vllm.engine.arg_utils", "EngineArgs", called="create_engine_config"),
+    Touched("vllm.usage.usage_lib", imported="UsageContext"),
+    Touched("vllm.usage.usage_lib", "UsageContext", read="LLM_CLASS"),
+    Touched("vllm.platforms", imported="current_platform"),
+    Touched("vllm.platforms.interface", "Platform", called="is_cpu", read="device_type"),
+    Touched("vllm.envs", imported="disable_envs_cache"),
+    Touched("vllm.model_executor.model_loader.utils", imported="get_model_cls"),
+    Touched("vllm.model_executor.models.interfaces", imported="supports_eagle3"),
+    Touched("vllm.model_executor.models.interfaces", "SupportsEagle3", called="set_aux_hidden_state_layers"),
+    Touched("vllm.model_executor.models.interfaces_base", "VllmModelForTextGeneration", called="compute_logits"),
+    Touched("vllm.triton_utils", imported="HAS_TRITON tl triton"),
+    Touched("vllm.utils.torch_utils", imported="get_accelerator_view_from_cpu_tensor"),
+    Touched(
+        "vllm.config.vllm", "VllmConfig",
+        read="additional_config cache_config device_config model_config scheduler_config use_v2_model_runner",
+        set="additional_config",
+    ),
+    Touched("vllm.config.cache", "CacheConfig", read="block_size num_gpu_blocks", set="num_gpu_blocks_override"),
+    Touched("vllm.config.device", "DeviceConfig", read="device_type"),
+    Touched("vllm.config.scheduler", "SchedulerConfig", read="max_num_seqs", set="async_scheduling"),
+    Touched(
+        "vllm.config.model", "ModelConfig", called="get_hidden_size get_vocab_size",
+        read="architecture dtype enforce_eager hf_text_config max_model_len",
+    ),
+    # -- the engine core
+    Touched("vllm.v1.executor.abstract", imported="Executor"),
+    Touched("vllm.v1.executor.abstract", "Executor", called="get_class shutdown"),
+    Touched("vllm.v1.engine", imported="EngineCoreOutput EngineCoreOutputs EngineCoreRequest FinishReason"),
+    Touched("vllm.v1.engine", "EngineCoreOutput", read="finish_reason kv_transfer_params new_token_ids request_id"),
+    Touched("vllm.v1.engine", "EngineCoreOutputs", read="outputs"),
+    Touched("vllm.v1.engine", "FinishReason", read="LENGTH STOP"),
+    Touched("vllm.v1.engine.core", "EngineCore", read="model_executor"),
+    Touched("vllm.v1.engine.core_client", imported="EngineCoreClient"),
+    Touched(
+        "vllm.v1.engine.core_client", "EngineCoreClient",
+        called="abort_requests add_request get_output make_client shutdown",
+    ),
+    Touched("vllm.v1.engine.core_client", "InprocClient", read="engine_core"),
+    Touched("vllm.v1.engine.core_client", "MPClient", read="_finalizer resources"),
+    Touched("vllm.v1.engine.core_client", "SyncMPClient", read="outputs_queue"),
+    Touched("vllm.v1.engine.core_client", "BackgroundResources", read="engine_dead"),
+    # -- the scheduler
+    Touched("vllm.v1.core.sched.async_scheduler", imported="AsyncScheduler"),
+    Touched("vllm.v1.core.sched.scheduler", imported="Scheduler"),
+    Touched(
+        "vllm.v1.core.sched.scheduler", "Scheduler",
+        overridden="__init__ _free_request _preempt_request add_request finish_requests schedule update_from_output",
+        called="_free_request finish_requests get_num_unfinished_requests",
+        replaced="_make_cached_request_data _update_after_schedule",
+        read="aux_output_connector block_size cache_config connector current_step defer_block_free ec_connector "
+             "enable_return_routed_experts kv_cache_config "
+             "kv_cache_manager lora_config max_model_len max_num_active_reqs max_num_running_reqs "
+             "max_num_scheduled_tokens num_lookahead_tokens num_spec_tokens prev_step_scheduled_req_ids requests "
+             "running use_pp use_v2_model_runner vllm_config",
+        set="max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens running",
+    ),
+    Touched("vllm.v1.request", imported="RequestStatus"),
+    Touched("vllm.v1.request", "RequestStatus", read="FINISHED_ABORTED RUNNING"),
+    Touched(
+        "vllm.v1.request", "Request", called="update_block_hashes",
+        read="_all_token_ids _output_token_ids async_tokens_to_discard is_prefill_chunk max_tokens num_computed_tokens "
+             "num_in_flight_tokens num_output_placeholders num_prompt_tokens num_stale_output_tokens num_tokens "
+             "priority request_id sampling_params status use_structured_output",
+        set="next_decode_eligible_step num_computed_tokens num_in_flight_tokens num_output_placeholders priority "
+            "status",
+    ),
+    Touched(
+        "vllm.v1.core.sched.output", "SchedulerOutput",
+        read="finished_req_ids new_block_ids_to_zero num_common_prefix_blocks num_scheduled_tokens "
+             "scheduled_cached_reqs scheduled_new_reqs total_num_scheduled_tokens",
+        set="num_common_prefix_blocks num_scheduled_tokens total_num_scheduled_tokens",
+    ),
+    Touched(
+        "vllm.v1.core.sched.output", "NewRequestData",
+        read="block_ids num_computed_tokens req_id sampling_params", set="num_computed_tokens",
+    ),
+    Touched(
+        "vllm.v1.core.sched.output", "CachedRequestData",
+        read="new_block_ids num_computed_tokens num_output_tokens req_ids resumed_req_ids",
+        set="new_block_ids num_computed_tokens num_output_tokens req_ids",
+    ),
+    # -- KV blocks
+    Touched("vllm.v1.kv_cache_interface", imported="FullAttentionSpec"),
+    Touched("vllm.v1.kv_cache_interface", "KVCacheConfig", read="kv_cache_groups num_blocks"),
+    Touched("vllm.v1.kv_cache_interface", "KVCacheGroupSpec", read="kv_cache_spec"),
+    Touched(
+        "vllm.v1.core.kv_cache_manager", "KVCacheManager", called="get_num_common_prefix_blocks",
+        replaced="allocate_slots", read="block_pool cache_blocks coordinator empty_kv_cache_blocks",
+    ),
+    Touched(
+        "vllm.v1.core.kv_cache_coordinator", "KVCacheCoordinator", called="get_blocks", read="single_type_managers"
+    ),
+    Touched(
+        "vllm.v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager",
+        read="_record_new_block_ids block_pool new_block_ids req_to_blocks", set="new_block_ids",
+    ),
+    Touched("vllm.v1.core.block_pool", "BlockPool", called="get_new_blocks get_num_free_blocks"),
+    Touched("vllm.v1.core.kv_cache_utils", "KVCacheBlock", read="block_id"),
+    # -- the worker and its model runner, V1 and V2
+    Touched("vllm.v1.worker.cpu_worker", imported="CPUWorker"),
+    Touched("vllm.v1.worker.gpu_worker", imported="Worker"),
+    Touched(
+        "vllm.v1.worker.gpu_worker", "Worker",
+        overridden="compile_or_warm_up_model execute_model load_model sample_tokens", read="model_runner",
+    ),
+    Touched("vllm.v1.worker.worker_base", "WorkerBase", read="device is_driver_worker model_config vllm_config"),
+    Touched("vllm.v1.outputs", imported="AsyncModelRunnerOutput ModelRunnerOutput"),
+    Touched("vllm.v1.outputs", "AsyncModelRunnerOutput", called="get_output", overridden="get_output"),
+    Touched("vllm.v1.outputs", "ModelRunnerOutput", read="req_id_to_index req_ids sampled_token_ids"),
+    Touched(
+        "vllm.v1.worker.gpu_model_runner", "GPUModelRunner", called="get_model", replaced="sampler",
+        read="execute_model_state input_batch kv_cache_config kv_caches model query_start_loc",
+        set="use_aux_hidden_state_outputs",
+    ),
+    Touched(
+        "vllm.v1.worker.gpu_model_runner", "ExecuteModelState",
+        read="aux_hidden_states hidden_states sample_hidden_states",
+    ),
+    Touched("vllm.v1.worker.gpu_input_batch", "InputBatch", read="req_ids"),
+    Touched("vllm.v1.utils", "CpuGpuBuffer", read="gpu"),
+    Touched(
+        "vllm.v1.worker.gpu.model_runner", "GPUModelRunner", called="get_model", replaced="sampler",
+        read="execute_model_state kv_cache_config kv_caches model", set="use_aux_hidden_state_outputs",
+    ),
+    Touched(
+        "vllm.v1.worker.gpu.model_runner", "ExecuteModelState", read="aux_hidden_states hidden_states input_batch"
+    ),
+    Touched("vllm.v1.worker.gpu.input_batch", "InputBatch", read="logits_indices req_ids"),
+)  # fmt: skip

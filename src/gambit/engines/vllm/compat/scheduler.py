@@ -1,0 +1,203 @@
+"""vLLM's schedulers with Gambit's rule of eviction, and one report per step instead of one output per request."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from gambit.engines.vllm.compat import scheduler_access as access
+from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, is_possible
+from gambit.engines.vllm.compat.model_runner import row_values
+from gambit.engines.vllm.compat.prefix_copy import copy_prefixes
+from gambit.engines.vllm.messages import GambitConfig, TraceTask
+from gambit.engines.vllm.processes import ignore_interrupts, join_front
+from gambit.engines.vllm.scheduling import StepOutput, TraceScheduling
+
+
+class _GambitScheduling:
+    """Mixed into vLLM's schedulers.
+
+    With scheduling_policy="priority" vLLM takes max((priority, arrival)) among the running requests when an
+    allocation fails. Priorities are set just before a step in which that will happen, so that vLLM chooses the trace
+    that engines/shared/eviction.py names; `_preempt_request` then does with it what its rule says.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        join_front()
+        config: GambitConfig = self.vllm_config.additional_config
+        self._block_tokens = self.cache_config.block_size
+        access.hold_back_blocks(self)
+        self._blocks_only_grow = access.blocks_only_grow(self)
+        is_fast = config.fast_path and is_possible(self, self._block_tokens)
+        self._fast_decode = FastDecode(self, self._block_tokens) if is_fast else None
+        self._traces = TraceScheduling(
+            config.scorer, access.usable_blocks(self), self._block_tokens, is_async=isinstance(self, AsyncScheduler)
+        )
+        self._gathering: list[Any] = []  # requests that came before others of their group
+        self._is_ranked = False  # whether this step may have victims
+        self._in_schedule = False
+        self._only_decodes = False  # the last step: one token for every running request, no prompt is left
+
+    # -- requests come and go ----------------------------------------------------------------------------------
+
+    def add_request(self, request: Any) -> None:
+        if not self._traces.has_begun:  # vLLM before 0.32 sets handlers of its own once the scheduler is made
+            ignore_interrupts()
+        task = TraceTask.unpack(request.sampling_params.extra_args)
+        assert task is not None, "a request that Gambit did not make"
+        self._traces.add(request.request_id, task)
+        self._gathering.append(request)
+        if not task.followers:
+            self._admit_group()
+
+    def _admit_group(self) -> None:
+        """Traces that were submitted together begin together: a step that reads a prompt costs more than a plain one.
+
+        From another process requests arrive one by one, while steps go on.
+        """
+        group, self._gathering = self._gathering, []
+        for request in group:
+            super().add_request(request)
+            if self._fast_decode is not None:
+                self._fast_decode.begin(request)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._traces.free(request.request_id)
+        if self._fast_decode is not None:
+            self._fast_decode.end(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """The front aborts: what still runs ends, and no history of these is needed any more."""
+        ended = super().finish_requests(request_ids, *args, **kwargs)
+        if request_ids is not None:
+            self._traces.release([request_ids] if isinstance(request_ids, str) else request_ids)
+        return ended
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        self._traces.begin_step()
+        self._rank_if_tight()
+        spent = time.perf_counter() - began
+        self._in_schedule = True
+        try:
+            with self._failing_allocation(), self._planning_decodes():
+                output = super().schedule(*args, **kwargs)
+        finally:
+            self._in_schedule = False
+            self._is_ranked = False
+        began = time.perf_counter()
+        self._complete(output)
+        self._traces.add_seconds(spent + time.perf_counter() - began)
+        return output
+
+    def _complete(self, output: Any) -> None:
+        """What the workers need to know beside vLLM's own plan."""
+        if self._fast_decode is not None:
+            copies = copy_prefixes(self, output, self._traces.parent_of, self._block_tokens)
+            if copies:
+                access.attach_copies(output, copies)
+        self._note_admissions(output)
+        counts = output.num_scheduled_tokens
+        self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)
+        if (thoughts := self._traces.rows_to_score(list(counts))) is not None:
+            access.attach_thoughts(output, thoughts)
+
+    def _note_admissions(self, output: Any) -> None:
+        for request_id in access.newly_scheduled(output):
+            request = self.requests[request_id]
+            cached = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+            self._traces.admit(request_id, cached, request.num_tokens)
+
+    def _planning_decodes(self) -> AbstractContextManager[None]:
+        """Where no trace can be evicted, vLLM need not look at those that just decode."""
+        if self._fast_decode is None or self._is_ranked:
+            return nullcontext()
+        return self._fast_decode.planning()
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        report = self._traces.begin_report()
+        tokens, outputs = self._take_tokens(scheduler_output, model_runner_output)
+        began = time.perf_counter()
+        rows = model_runner_output.req_id_to_index
+        output = StepOutput(tokens, access.finished(outputs), row_values(model_runner_output), rows)
+        # A step that is already under way computes one more token of a stopped request, which is dropped.
+        access.stop_requests(self, self._traces.read(report, output))
+        self._traces.close(report, access.thoughts_of(scheduler_output))
+        report.num_running = len(self.running)
+        report.num_waiting = int(self.get_num_unfinished_requests()) - report.num_running
+        report.kv_used_blocks = access.used_blocks(self)
+        report.seconds_scheduling += time.perf_counter() - began
+        if report.is_empty and not report.num_waiting + report.num_running:
+            return {}
+        return access.outputs_of(report.pack())
+
+    def _take_tokens(self, scheduler_output: Any, model_runner_output: Any) -> tuple[dict[str, int], Any]:
+        """The new token of each request, in the order of scheduling, and what vLLM returns beside."""
+        tokens, left = {}, scheduler_output
+        if self._fast_decode is not None:
+            tokens, left = self._fast_decode.book(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(left, model_runner_output)
+        tokens |= access.new_tokens(outputs)
+        for request in left.num_scheduled_tokens:
+            if tokens.get(request) == NO_TOKEN:
+                del tokens[request]
+        return tokens, outputs
+
+    # -- memory pressure ---------------------------------------------------------------------------------------
+
+    def _rank_if_tight(self) -> None:
+        """Where the running requests need more blocks than are free, rank them for eviction."""
+        missing = access.missing_blocks(self, self._block_tokens, only_decodes=self._only_decodes)
+        if self._traces.failing is None and missing <= 0:
+            return
+        if not self._blocks_only_grow:
+            self._traces.lose_blocks()
+        running = (request.request_id for request in self.running)
+        # The self-check makes an allocation fail although nothing is missing: then one victim must be known.
+        order = self._traces.eviction_order(running, self._blocks_from, max(missing, 1))
+        place = {request: len(order) - index for index, request in enumerate(order)}
+        for request in self.running:
+            request.priority = place[request.request_id]
+        # The next victim last: where vLLM evicts the very request it is placing, it leaves the rest of the list
+        # without a token in that step.
+        self.running.sort(key=lambda request: request.priority)
+        self._is_ranked = True
+
+    def _blocks_from(self, request_id: str, start: int) -> list[int]:
+        return access.blocks_from(self, request_id, start)
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._traces.lose_blocks([request.request_id])
+        if not self._in_schedule:  # vLLM resets its caches
+            super()._preempt_request(request, *args, **kwargs)
+            return
+        if not self._is_ranked:
+            raise RuntimeError("vLLM preempts in a step for which Gambit counted enough blocks: "
+                               "its block arithmetic has changed")  # fmt: skip
+        priority = self._traces.evict(request.request_id, is_last=not self.running)
+        if priority is None:
+            access.end_request(self, request)
+        else:
+            request.priority = priority
+            super()._preempt_request(request, *args, **kwargs)
+
+    def _failing_allocation(self) -> AbstractContextManager[None]:
+        """Self-check: one allocation fails although blocks are free, to see that the victim is the right one."""
+        failing, self._traces.failing = self._traces.failing, None
+        return nullcontext() if failing is None else access.failing_once(self, failing)
+
+
+class GambitScheduler(_GambitScheduling, Scheduler):
+    """For synchronous scheduling."""
+
+
+class GambitAsyncScheduler(_GambitScheduling, AsyncScheduler):
+    """For asynchronous scheduling; vLLM recognises it by its base."""

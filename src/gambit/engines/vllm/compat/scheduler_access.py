@@ -1,0 +1,156 @@
+"""What is read of vLLM's scheduler and of what goes in and out of it, and the few calls into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import RequestStatus
+
+from gambit.core.types import EndReason
+from gambit.engines.vllm.compat.config import num_blocks
+from gambit.engines.vllm.histories import ThoughtRows
+
+RUNNING = RequestStatus.RUNNING
+# Attributes that Gambit adds to vLLM's SchedulerOutput: plain attributes survive the way between processes.
+_THOUGHTS = "gambit_thoughts"
+_COPIES = "gambit_copies"
+
+
+# -- blocks ---------------------------------------------------------------------------------------------------------
+
+
+def usable_blocks(scheduler: Any) -> int:
+    return num_blocks(scheduler.vllm_config)
+
+
+def free_blocks(scheduler: Any) -> int:
+    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def used_blocks(scheduler: Any) -> int:
+    return usable_blocks(scheduler) - free_blocks(scheduler)
+
+
+def hold_back_blocks(scheduler: Any) -> None:
+    """Take what is over the budget out of circulation, for good."""
+    surplus = free_blocks(scheduler) - usable_blocks(scheduler)
+    if surplus > 0:
+        scheduler.kv_cache_manager.block_pool.get_new_blocks(surplus)
+
+
+def blocks_from(scheduler: Any, request_id: str, start: int) -> list[int]:
+    """A request's blocks without the first `start`."""
+    groups = scheduler.kv_cache_manager.coordinator.get_blocks(request_id)
+    return [block.block_id for block in (groups[0] if len(groups) == 1 else [*chain(*groups)])[start:]]
+
+
+def blocks_only_grow(scheduler: Any) -> bool:
+    """Whether a running request keeps its blocks and new ones are appended; a sliding window gives some back."""
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+
+
+def missing_blocks(scheduler: Any, block_tokens: int, *, only_decodes: bool) -> int:
+    """How many blocks the running requests want in the next step beyond those that are free; at most 0: enough."""
+    groups = len(scheduler.kv_cache_config.kv_cache_groups)
+    free = free_blocks(scheduler)
+    # No step can want more than one block per trace and those that its share of prompt tokens fills.
+    prefill = 0 if only_decodes else scheduler.max_num_scheduled_tokens // block_tokens
+    if free > groups * (len(scheduler.running) + prefill):
+        return 0
+    return groups * sum(_blocks_wanted(request, block_tokens) for request in scheduler.running) - free
+
+
+def _blocks_wanted(request: Any, block_tokens: int) -> int:
+    have = request.num_computed_tokens
+    end = request.num_tokens + request.num_output_placeholders
+    return -(-end // block_tokens) - -(-have // block_tokens)
+
+
+@contextmanager
+def failing_once(scheduler: Any, request_id: str) -> Iterator[None]:
+    """Let one allocation of a request fail."""
+    manager = scheduler.kv_cache_manager
+    real, has_failed = manager.allocate_slots, False
+
+    def allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal has_failed
+        if request.request_id == request_id and not has_failed:
+            has_failed = True
+            return None
+        return real(request, *args, **kwargs)
+
+    manager.allocate_slots = allocate
+    try:
+        yield
+    finally:
+        manager.allocate_slots = real
+
+
+# -- requests -------------------------------------------------------------------------------------------------------
+
+
+def end_request(scheduler: Any, request: Any) -> None:
+    """End a request that vLLM has just taken out of the running ones; workers learn it with the same step."""
+    request.status = RequestStatus.FINISHED_ABORTED
+    scheduler._free_request(request)
+
+
+def stop_requests(scheduler: Any, request_ids: list[str]) -> None:
+    """End requests between two steps, as an abort would."""
+    if request_ids:
+        scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+
+# -- what a step schedules ------------------------------------------------------------------------------------------
+
+
+def newly_scheduled(scheduler_output: Any) -> list[str]:
+    """New requests, and those that vLLM queued before (model runner V1 lists these apart)."""
+    new = [data.req_id for data in scheduler_output.scheduled_new_reqs]
+    return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
+
+
+def attach_thoughts(scheduler_output: Any, thoughts: ThoughtRows) -> None:
+    setattr(scheduler_output, _THOUGHTS, thoughts)
+
+
+def thoughts_of(scheduler_output: Any) -> ThoughtRows | None:
+    return getattr(scheduler_output, _THOUGHTS, None)
+
+
+def attach_copies(scheduler_output: Any, copies: list[tuple[int, int]]) -> None:
+    setattr(scheduler_output, _COPIES, copies)
+
+
+def copies_of(scheduler_output: Any) -> list[tuple[int, int]]:
+    """Blocks whose content goes into others before the step, from and to."""
+    return getattr(scheduler_output, _COPIES, [])
+
+
+# -- what a step gives ----------------------------------------------------------------------------------------------
+
+
+def outputs_of(params: dict[str, Any]) -> dict[int, EngineCoreOutputs]:
+    """One output that carries everything, instead of one per request."""
+    return {0: EngineCoreOutputs(outputs=[EngineCoreOutput("gambit", [], kv_transfer_params=params)])}
+
+
+def new_tokens(outputs: Mapping[int, EngineCoreOutputs]) -> dict[str, int]:
+    return {output.request_id: output.new_token_ids[0] for output in _outputs(outputs) if output.new_token_ids}
+
+
+def finished(outputs: Mapping[int, EngineCoreOutputs]) -> list[tuple[str, str]]:
+    """Requests that vLLM ended in a step, and why."""
+    ended = [output for output in _outputs(outputs) if output.finish_reason is not None]
+    reasons = {FinishReason.STOP: EndReason.STOP.value, FinishReason.LENGTH: EndReason.LENGTH.value}
+    return [(o.request_id, reasons.get(o.finish_reason, f"vllm: {o.finish_reason}")) for o in ended]
+
+
+def _outputs(outputs: Mapping[int, EngineCoreOutputs]) -> list[EngineCoreOutput]:
+    return outputs[0].outputs if 0 in outputs else []

@@ -1,0 +1,154 @@
+"""vLLM's worker with Gambit's scorer on its device: scores of every row, sampling noise, copies of blocks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from gambit.engines.shared.sampling import token_confidence
+from gambit.engines.vllm.compat import model_runner
+from gambit.engines.vllm.compat.config import num_layers
+from gambit.engines.vllm.compat.scheduler_access import copies_of, thoughts_of
+from gambit.engines.vllm.histories import ThoughtRows
+from gambit.engines.vllm.messages import GambitConfig, TraceTask
+from gambit.engines.vllm.processes import join_front
+from gambit.engines.vllm.scoring.host_copy import DeviceRows
+from gambit.engines.vllm.scoring.row_sampling import RowSampling
+from gambit.engines.vllm.scoring.row_scoring import RowScoring, StepRows
+from gambit.scorers.memory import on_device
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+
+class _AsyncRows(AsyncModelRunnerOutput):
+    """An output that is still being computed, with the rows' values on their way beside it."""
+
+    def __init__(self, inner: Any, rows: DeviceRows) -> None:
+        self._inner = inner
+        self._rows = rows
+
+    def get_output(self) -> Any:
+        began = time.perf_counter()
+        output = self._inner.get_output()
+        waited = time.perf_counter() - began
+        return model_runner.attach_rows(output, self._rows.values(waited))
+
+
+class GambitWorker(Worker):
+    """Launches scores and noise with each step and does not wait for the device."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        join_front()
+        result = super().load_model(*args, **kwargs)
+        config: GambitConfig = self.vllm_config.additional_config
+        most_rows = self.vllm_config.scheduler_config.max_num_seqs
+        # Before vLLM measures what memory is left, so that the scorer is counted.
+        self._scoring = RowScoring(config.scorer, num_layers(self.vllm_config), self.device, most_rows)
+        if self._scoring.layers.inner:
+            model_runner.ask_for_layers(self.model_runner, self._scoring.layers.inner)
+        self._exact_noise = config.exact_noise
+        self._sampling = RowSampling(self.device)
+        self._thoughts: ThoughtRows | None = None  # of the step under way
+        self._confidences: torch.Tensor | None = None
+        self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
+        # Always: a later search may ask for confidence, and where nothing is asked for it costs one call per step.
+        model_runner.tap_sampler(self.model_runner, self._see_logits)
+        return result
+
+    def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
+        model = self.model_config
+        width = model.get_hidden_size() * len(self._scoring.layers.numbers)
+        like = torch.zeros(1, width, dtype=model.dtype, device=self.device)
+        if self.vllm_config.additional_config.fused_scorer:
+            # Before vLLM is ready: from then on it warns of kernels that are compiled, and its seed is set.
+            self._scoring.fuse(like)
+        result = super().compile_or_warm_up_model(*args, **kwargs)
+        if not model.enforce_eager:
+            self._scoring.record(like)
+        return result
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if copies := copies_of(scheduler_output):
+            self._copy_blocks(copies)
+        self._note_rows(scheduler_output)
+        self._thoughts = thoughts_of(scheduler_output)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    @torch.inference_mode()
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """After the steps that were launched before, and before the one to come: all are on one stream."""
+        sources, targets = on_device(np.array(copies).T.copy(), self.device)
+        for blocks in model_runner.blocks_by_layer(self.model_runner):
+            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+
+    def _note_rows(self, scheduled: Any) -> None:
+        new = scheduled.scheduled_new_reqs
+        tasks = [(each.req_id, TraceTask.unpack(each.sampling_params.extra_args)) for each in new]
+        self._sampling.update(scheduled.finished_req_ids, tasks)
+        if self._exact_noise:
+            known = scheduled.scheduled_cached_reqs
+            cached = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
+            cached |= {each.req_id: each.num_computed_tokens for each in new}
+            self._sampling.place(cached, scheduled.num_scheduled_tokens)
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        states = model_runner.sampled_states(self.model_runner)
+        if states is None:
+            return super().sample_tokens(grammar_output)
+        rows = DeviceRows(self._scoring.side)
+        self._scoring.read(states, model_runner.inner_states(self.model_runner), rows, self._asked())
+        late = self._check(states)
+        if self._exact_noise or self._wants_confidence:
+            self._rows = self._sampling.known(self._row_ids())
+        output = super().sample_tokens(grammar_output)
+        self._rows = None
+        if self._confidences is not None:
+            late["confidences"], self._confidences = self._confidences, None
+        if late:
+            with rows.computed(*late.values()):
+                rows.send(late)
+        return self._with_rows(output, rows)
+
+    def _with_rows(self, output: Any, rows: DeviceRows) -> Any:
+        if output is None or rows.is_empty or not self.is_driver_worker:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return _AsyncRows(output, rows)
+        return model_runner.attach_rows(output, rows.values()) if output.req_ids else output
+
+    def _asked(self) -> StepRows:
+        return StepRows(self._thoughts, self._row_ids, self._sampling.embedding_size, self.is_driver_worker)
+
+    def _row_ids(self) -> list[str]:
+        return model_runner.row_ids(self.model_runner)
+
+    def _check(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the states would make greedy. Not beside the model: its output layer may talk to other ranks."""
+        if not self._sampling.has_checks:
+            return {}
+        logits = model_runner.compute_logits(self.model_runner, states)
+        return {} if logits is None else {"greedy": logits.argmax(-1)}
+
+    @property
+    def _wants_confidence(self) -> bool:
+        return self._scoring.scorer.info.needs_confidence or self._sampling.wants_confidence
+
+    def _see_logits(self, logits: torch.Tensor) -> None:
+        """Between the forward pass and vLLM's sampler."""
+        if self._rows is None or logits is None:  # nothing is asked for, or this rank has no logits
+            return
+        if self._wants_confidence:
+            self._confidences = token_confidence(logits)
+        if self._exact_noise:
+            tokens = self._sampling.draw(logits, self._rows)
+            # vLLM samples greedily then; infinity wins whatever the dtype.
+            logits.scatter_(1, tokens[:, None], float("inf"))

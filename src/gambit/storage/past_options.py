@@ -1,0 +1,60 @@
+"""What was in effect in Gambit 0.1.0 where a user gave no option; its folders record only the options given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gambit.core.events import Json
+
+# Every option of a search and an engine stands here. For one that came later it is what 0.1.0 did without it, so that
+# a folder made then is resumed, and compared with, as it was made.
+IN_0_1_0: Mapping[str, Json] = {
+    "policy": "gambit",
+    "policy_options": {},
+    "preset": "model",
+    "capacity": None,
+    "num_traces": None,
+    "islands": 1,
+    "swap_size": None,
+    "check_interval": None,
+    "warmup_tokens": None,
+    "hard_floor": 0.1,
+    "child_temperature": 1.0,
+    "branch_point": "last_token",
+    "ghost_parents": False,
+    "max_new_tokens": None,
+    "temperature": None,
+    "top_p": None,
+    "top_k": None,
+    "min_p": None,
+    "seed": 0,
+    "budget_tokens": None,
+    "budget_seconds": None,
+    "budget_traces": None,
+    "consensus_stop": "off",
+    "consensus_min_traces": 16,
+    "vote": None,
+    "confidence_window": 2048,
+    "answer": "boxed",
+    "system_prompt": None,
+    "enable_thinking": True,
+    "model": "pawn",
+    "engine": "auto",
+    "engine_options": {},
+    "device": "auto",
+    "dtype": "auto",
+    "scorer": "auto",
+    "any_weights": False,
+    "kv_budget_tokens": None,
+    "memory_ratio": 0.9,
+}
+
+
+def in_effect(given: Mapping[str, Json], then: Mapping[str, Json], now: Mapping[str, Json]) -> dict[str, Json]:
+    """The options given, and of all others those whose default has changed since, with what it was then.
+
+    `then` and `now` are the defaults of the folder's version and of this one. An option that this version does not
+    know stays out: it can no longer have an effect.
+    """
+    changed = {name: then[name] for name, value in now.items() if name in then and then[name] != value}
+    return {**changed, **given}

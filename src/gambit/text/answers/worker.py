@@ -1,0 +1,311 @@
+"""Grading process: compares LaTeX expressions with math-verify, in a child of its own that may be killed at any time.
+
+Run as a script, so it imports nothing of gambit. Requests and replies are JSON lines on stdin and stdout. The process
+that talks to the grader never does algebra: it forks a child that does, ends it when its time is up, and forks the
+next within milliseconds, where a new interpreter would take seconds to load sympy.
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import selectors
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import repeat
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+if TYPE_CHECKING:
+    from sympy import Basic, Expr
+
+MEMORY_LIMIT_BYTES = 1024**3
+EXACT_TOLERANCE = 1e-12
+FLOAT_TOLERANCE = 1e-5  # wide enough for 0.333333 = 1/3, which math-verify accepts
+CLEAR_DIFFERENCE = 1e-3  # relative: far more than what passes for rounding above
+INFINITE = 1e300
+LARGE = 1e290
+REWRITES = (
+    (re.compile(r"([0-9.]+|[a-z]|\\[a-z]+|\{[^{}]*\}|\([^()]*\))\^\\circ(?![A-Za-z])"), r"(\1\\cdot\\pi/180)"),
+    (re.compile(r"([0-9]+!|[A-Za-z]!)\^"), r"(\1)^"),
+    (re.compile(r"\\l(?:and|or)(?![A-Za-z])"), ","),
+    (re.compile(r"(?<![A-Za-z\\_])(?<!_\{)i(?![A-Za-z])"), " i "),  # imaginary, which 2i alone would not be taken for
+)
+
+
+def main() -> None:
+    replies = _claim_stdout()
+    logging.disable(logging.CRITICAL)
+    _limit("RLIMIT_CORE", 0)
+    _limit("RLIMIT_AS", MEMORY_LIMIT_BYTES)
+    try:
+        # Pays for the imports and the parser's tables once, before the first deadline and the first fork.
+        compare("(x+1)^{2}", r"x^{2}+2x+\frac{2}{2}")
+    except ImportError as error:
+        _write(replies, {"failed": str(error)})
+        return
+    _write(replies, {"ready": True})
+    serve(sys.stdin.buffer, replies)
+
+
+def serve(requests: Iterable[bytes], replies: BinaryIO) -> None:
+    """Answers until the grader closes our stdin, which the kernel also does when the grader's process is killed."""
+    child: _Child | None = None
+    for line in requests:
+        child = child or _Child(replies)
+        reply = child.ask(line, json.loads(line)["seconds"])
+        if reply is None:
+            reply = {"gave_up": child.end()}
+            child = None
+        _write(replies, reply)
+
+
+STAGES = ("first", "second", "both")  # which expression is to blame when time or memory ends
+
+
+class _Child:
+    """A fork that does the algebra, and how far it has come."""
+
+    def __init__(self, replies: BinaryIO) -> None:
+        requests, self._requests = os.pipe()
+        self._progress, progress = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            for descriptor in (0, replies.fileno(), self._requests, self._progress):
+                os.close(descriptor)
+            _do_algebra(os.fdopen(requests, "rb"), os.fdopen(progress, "wb", buffering=0))
+        os.close(requests)
+        os.close(progress)
+        self._num_stages = 0
+
+    def ask(self, request: bytes, seconds: float) -> dict[str, bool | str] | None:
+        """The reply; None where the child did not give one in time."""
+        self._num_stages = 0
+        os.write(self._requests, request)
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._progress, selectors.EVENT_READ)
+            while selector.select(max(0.0, deadline - time.monotonic())):
+                news = os.read(self._progress, 1)
+                if news in (b"=", b"!"):
+                    return {"equal": news == b"="}
+                if not news:
+                    return None
+                self._num_stages += 1
+        return None
+
+    def end(self) -> str:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._requests)
+        os.close(self._progress)
+        return STAGES[self._num_stages]
+
+
+def _do_algebra(requests: BinaryIO, progress: BinaryIO) -> None:
+    """The child's life: a dot for each expression read, then = or !. Ends with its parent, whose pipe then closes."""
+    status = 0
+    try:
+        for line in requests:
+            request = json.loads(line)
+            _limit_cpu(request["seconds"])
+            progress.write(b"=" if _compare_in_stages(request["first"], request["second"], progress) else b"!")
+    except BaseException:  # a process edge: out of memory, or the parent is gone
+        status = 1
+    os._exit(status)
+
+
+def _compare_in_stages(first: str, second: str, progress: BinaryIO) -> bool:
+    try:
+        for expression in (first, second):
+            _readings(expression)
+            progress.write(b".")
+        return compare(first, second)
+    except MemoryError:
+        raise
+    except Exception:  # whatever a parser makes of a model's output, it is "not shown equal"
+        return False
+
+
+class _Reading(NamedTuple):
+    """One way to read an expression."""
+
+    expression: "Basic"
+    values: tuple[complex, ...] | None  # of its parts, where symbols have made-up values; None: it has none
+
+
+def compare(first: str, second: str) -> bool:
+    """True if either direction verifies: math-verify follows the gold's form, and a vote has no gold."""
+    return any(
+        _verifies(gold.expression, other.expression)
+        for left in _readings(first)
+        for right in _readings(second)
+        if not _clearly_differ(left.values, right.values)
+        for gold, other in ((left, right), (right, left))
+    )
+
+
+@lru_cache(maxsize=8192)  # a vote compares each answer with many
+def _readings(expression: str) -> tuple[_Reading, ...]:
+    return tuple(_Reading(parsed, _values(parsed)) for parsed in _parse(expression))
+
+
+def _verifies(gold: "Basic", other: "Basic") -> bool:
+    from math_verify import verify
+
+    same = _same_number(gold, other)
+    return same if same is not None else bool(verify(gold, other, timeout_seconds=None)) and _agrees(gold, other)
+
+
+def _parse(expression: str) -> "list[Basic]":
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    # Units are off: math-verify takes the t of 3t for one.
+    normalization = NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
+    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)
+    latex = f"${_to_latex(expression)}$"
+    parsed: list[Basic] = parse(latex, [config], fallback_mode="no_fallback", parsing_timeout=None)
+    return parsed
+
+
+def _to_latex(expression: str) -> str:
+    """Without dollar signs, which would end it; degrees as numbers; the rest as math-verify's parser wants it."""
+    latex = expression.replace("$", "")
+    for pattern, replacement in REWRITES:
+        latex = pattern.sub(replacement, latex)
+    return latex
+
+
+def _clearly_differ(first: tuple[complex, ...] | None, second: tuple[complex, ...] | None) -> bool:
+    """Whether a part on one side is far from every part on the other: then no algebra makes them equal.
+
+    Answers that a vote compares mostly do, and simplifying their difference takes math-verify 10 to 30 ms.
+    """
+    if first is None or second is None:
+        return False
+    return any(_is_far(a, second) for a in first) or any(_is_far(b, first) for b in second)
+
+
+def _is_far(value: complex, others: tuple[complex, ...]) -> bool:
+    return all(abs(value - other) > CLEAR_DIFFERENCE * max(abs(value), abs(other), 1.0) for other in others)
+
+
+def _values(expression: "Basic") -> tuple[complex, ...] | None:
+    """Numbers that equal answers share whatever their form; None where math-verify compares by other means."""
+    from sympy import Expr
+
+    values = [_value(part) if isinstance(part, Expr) else None for part in _parts(expression)]
+    return None if None in values else tuple(value for value in values if value is not None)
+
+
+def _value(expression: "Expr") -> complex | None:
+    """With a number for each symbol, always the same one. None: it may be a word, or too costly."""
+    from sympy import Derivative, Integral, Limit, Product, Sum
+
+    if expression.is_infinite and expression.is_extended_real:
+        return complex(INFINITE if expression.is_extended_positive else -INFINITE)
+    if expression.is_Symbol or expression.has(Derivative, Integral, Limit, Product, Sum):
+        return None
+    # Positive, where roots and logarithms obey the rules that simplification assumes; case is for math-verify to judge.
+    points = {s: 0.5 + zlib.crc32(str(s).lower().encode()) / 2**32 for s in expression.free_symbols}
+    try:
+        value = _as_complex(expression.evalf(15, subs=points))
+    except (TypeError, ValueError, OverflowError, ArithmeticError):
+        return None
+    return value if math.isfinite(value.real) and math.isfinite(value.imag) else None
+
+
+def _as_complex(number: "Expr") -> complex:
+    """The number; one that no float can hold as large as its logarithm says, so that it still differs from others."""
+    from sympy import log
+
+    size = abs(number)
+    if size.is_Float and size > INFINITE:
+        return complex(number / size) * LARGE * float(log(size))
+    return complex(number)
+
+
+def _agrees(first: "Basic", second: "Basic") -> bool:
+    """False if a number on one side has no equal on the other.
+
+    math-verify subtracts, evaluates to 15 digits and chops, so that it takes 10^{-30} for 10^{-31}, and a third for a
+    sixth where both are fractions of huge powers. What it calls equal is checked once more, number by number.
+    """
+    left, right = _numbers(first), _numbers(second)
+    if not left or not right:
+        return True
+    return all(any(map(_is_same, repeat(a), right)) for a in left) and all(
+        any(map(_is_same, repeat(b), left)) for b in right
+    )
+
+
+def _numbers(expression: "Basic") -> "list[Expr]":
+    from sympy import Expr
+
+    return [part for part in _parts(expression) if isinstance(part, Expr) and part.is_number]
+
+
+def _parts(expression: "Basic") -> "list[Basic]":
+    from sympy import FiniteSet, Interval, Tuple
+
+    if isinstance(expression, Interval):
+        return [expression.start, expression.end]
+    return list(expression.args) if isinstance(expression, (FiniteSet, Tuple)) else [expression]
+
+
+def _is_same(first: "Expr", second: "Expr") -> bool:
+    from sympy import Float, N
+
+    if (same := _same_number(first, second)) is not None:
+        return same
+    ratio = N(first, 30) / N(second, 30)
+    tolerance = FLOAT_TOLERANCE if first.has(Float) or second.has(Float) else EXACT_TOLERANCE
+    return not ratio.is_finite or abs(complex(ratio) - 1) < tolerance
+
+
+def _same_number(first: "Basic", second: "Basic") -> bool | None:
+    """Of exact numbers, where evaluating them tells: simplification takes seconds where the powers are large."""
+    from sympy import Expr, Float
+
+    if not all(isinstance(part, Expr) and part.is_number and not part.has(Float) for part in (first, second)):
+        return None
+    left, right = first.doit(), second.doit()
+    if left == right:
+        return True
+    return False if left.is_Rational and right.is_Rational else None
+
+
+def _claim_stdout() -> BinaryIO:
+    """Keeps the reply pipe to ourselves, so that a library that prints cannot garble it."""
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return replies
+
+
+def _write(replies: BinaryIO, message: dict[str, bool | str]) -> None:
+    replies.write(json.dumps(message).encode() + b"\n")
+
+
+def _limit_cpu(seconds: float) -> None:
+    """The kernel ends us even if the parent is gone and one big power holds the interpreter, where no thread could."""
+    _limit("RLIMIT_CPU", math.ceil(time.process_time() + seconds) + 1)
+
+
+def _limit(name: str, value: int) -> None:
+    """Moves a soft limit, but not above the hard one, which the system may have set lower."""
+    import resource
+
+    kind = getattr(resource, name)
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+if __name__ == "__main__":
+    main()

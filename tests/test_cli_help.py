@@ -1,0 +1,128 @@
+"""What `--help` shows, what a shell completes, and what starting a command imports."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from gambit.cli.app import COMMANDS, app
+from gambit.cli.commands import ADVANCED, without_flag_types
+from gambit.cli.options import FROM_PRESET, PANELS
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.config.presets import Preset
+
+METAVARS = {"", "INT", "NUMBER", "TEXT", "FILE", "FOLDER", "KEY=VALUE"}
+PUZZLE = "a = 17; b = 61; c = a + b; c?"
+
+
+def help_of(*args):
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(args))
+    assert result.exit_code == 0, result.output
+    return " ".join(result.stdout.replace("│", " ").split())
+
+
+def real_commands():
+    """Every command and subcommand, as it is when it is called."""
+    import importlib
+
+    for name, lazy in COMMANDS.items():
+        command = importlib.import_module(lazy.module).command()
+        subcommands = getattr(command, "commands", None)
+        yield from (
+            ((f"{name} {each}", made) for each, made in subcommands.items()) if subcommands else [(name, command)]
+        )
+
+
+def test_every_config_field_stands_in_one_panel():
+    for model in (SearchConfig, EngineConfig):
+        shown = [name for panel in PANELS if panel.model is model for name in panel.fields]
+        assert sorted(shown) == sorted(model.model_fields)
+
+
+def test_help_shows_the_basic_options_and_help_all_the_advanced_ones_too():
+    basic, everything = help_of("solve", "--help"), help_of("solve", "--help-all")
+    for panel in PANELS:
+        assert panel.title in everything
+        assert (panel.title in basic) != panel.title.startswith(ADVANCED)
+    assert "--capacity" in basic and "--swap-size" not in basic and "--swap-size" in everything
+    assert "--help-all" in basic and "3 not one problem got an answer" in basic
+    assert "--kv-budget-tokens" not in help_of("bench", "--help")
+    assert "--kv-budget-tokens" in help_of("bench", "--help-all")
+
+
+def test_defaults_from_a_preset_are_called_so():
+    text = help_of("solve", "--help-all")
+    from_preset = [name for name in Preset.__slots__ if name in SearchConfig.model_fields and name != "system_prompt"]
+    assert text.count(FROM_PRESET) >= len(set(from_preset) - {"islands"})
+    assert "C: most traces in the pool at once (default: from the model's preset)." in text
+
+
+def test_the_switch_for_thinking_reads_the_right_way_round():
+    text = help_of("solve", "--help-all")
+    assert "--no-thinking Answer without thinking first" in text
+    assert "(default: True)" not in text and "do not let" not in text
+
+
+def test_every_option_has_a_metavar_of_one_style():
+    for name, command in real_commands():
+        options = [each for each in without_flag_types(command.params) if each.param_type_name == "option"]
+        assert [each.opts for each in options if each.metavar not in METAVARS] == [], name
+
+
+def test_the_list_of_commands_says_what_the_commands_say():
+    listed = help_of("--help")
+    for name, lazy in COMMANDS.items():
+        assert f"{name} {lazy.about}" in listed
+        assert lazy.about.rstrip(".").split(",")[0] in help_of(name, "--help"), name
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("gambit sol", "solve"),
+        ("gambit solve --cap", "--capacity"),
+        ("gambit solve --kv", "--kv-budget-tokens"),
+        ("gambit bench --list", "--list-benchmarks"),
+        ("gambit scorer co", "collect"),
+    ],
+)
+def test_bash_completes_commands_and_options(line, expected):
+    words = line.split()
+    asked = {"_GAMBIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    code = "from gambit.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [expected], done.stderr
+
+
+def test_the_script_that_bash_reads_is_printed():
+    done = CliRunner().invoke(app, ["--show-completion", "bash"], prog_name="gambit")
+    assert done.exit_code == 0 and "complete -o default -F _gambit_completion gambit" in done.stdout
+
+
+# -- what is imported --------------------------------------------------------------------------------------------
+
+
+def imported_by(*args):
+    code = "import sys; from gambit.cli.app import app; app(sys.argv[1:], standalone_mode=False, prog_name='gambit')"
+    report = "; sys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: exec({report[2:]!r})); {code}", *args],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return set(done.stderr.split()), done.stdout
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ("solve", "--help-all"), ("bench", "--list-benchmarks")])
+def test_nothing_heavy_is_imported_before_a_model_is_wanted(args):
+    modules, _ = imported_by(*args)
+    assert "typer" in modules and not modules & {"torch", "transformers", "vllm", "sympy", "matplotlib"}
+
+
+def test_a_search_with_the_bundled_model_imports_neither_transformers_nor_torchs_compiler(tmp_path):
+    modules, out = imported_by("solve", PUZZLE, "--engine", "local", "--json", "--out", str(tmp_path / "o"))
+    assert '"answer": "78"' in out and "torch" in modules
+    assert not modules & {"transformers", "torch._dynamo", "sympy", "math_verify", "huggingface_hub", "pandas"}

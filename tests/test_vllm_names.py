@@ -1,0 +1,107 @@
+"""The list of what Gambit uses of vLLM: complete, true of the installed version, in the docs; none outside `compat`."""
+
+import ast
+import queue
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scripts import vllm_names
+
+from gambit.engines.vllm import versions
+from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use
+
+SOURCE = vllm_names.ROOT / "src" / "gambit"
+COMPAT = sorted(vllm_names.COMPAT.glob("*.py"))
+OUTSIDE = sorted(set(SOURCE.rglob("*.py")) - set(COMPAT))
+LIBRARIES = (dict, list, set, str, tuple, torch, torch.Tensor, torch.dtype, np, np.ndarray, time, queue, queue.Queue)
+
+
+def defined_here():
+    """Fields, methods and functions of Gambit's own."""
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id
+            elif (
+                isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and vllm_names._is_self(node.value)
+            ):
+                yield node.attr
+
+
+OURS = set(defined_here())
+OF_LIBRARIES = {name for library in LIBRARIES for name in dir(library)}
+OF_OTHERS = {
+    "num_hidden_layers",
+    "gambit_thoughts",
+    "gambit_copies",
+    "gambit_rows",
+}  # transformers' and ours, in strings
+
+
+def attributes(files):
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                yield node.attr
+
+
+def test_every_name_that_compat_uses_is_listed():
+    used = vllm_names.used_names([file for file in COMPAT if file.stem != "names"])
+    unknown = used.keys() - vllm_names.declared_uses().keys() - OURS - OF_LIBRARIES - OF_OTHERS
+    assert not unknown, "list them in compat/names.py, by the class of vLLM that has them"
+
+
+def test_every_listed_name_is_used_as_listed():
+    used = vllm_names.used_names([file for file in COMPAT if file.stem != "names"])
+    declared = vllm_names.declared_uses()
+    wrong = {name: (uses, used.get(name)) for name, uses in declared.items() if not uses <= used.get(name, set())}
+    assert not wrong, "declared and found"
+    # A name that Gambit's own classes or a library's have too may be used in more ways.
+    alone = declared.keys() - OURS - OF_LIBRARIES
+    more = {name: used[name] - declared[name] for name in alone if not used[name] <= declared[name]}
+    assert not more, "found, not declared"
+
+
+def test_nothing_outside_compat_imports_vllm_or_touches_its_objects():
+    for file in OUTSIDE:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert not [name for name in modules if name.partition(".")[0] == "vllm"], file
+    used = set(attributes(file for file in OUTSIDE if "engines/vllm" in file.as_posix()))
+    assert not used & vllm_names.declared_uses().keys() - OURS - OF_LIBRARIES
+
+
+def test_the_scan_finds_what_it_is_for(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text("from vllm.v1.request import Request\nx.running += 1\nx.call_me(getattr(x, 'hidden'))\n"
+                    "class S(Scheduler):\n    def schedule(self):\n        super().base_call()\n")  # fmt: skip
+    assert vllm_names.used_names([file]) == {
+        "Request": {Use.IMPORTED}, "running": {Use.READ, Use.SET}, "call_me": {Use.CALLED}, "hidden": {Use.READ},
+        "schedule": {Use.OVERRIDDEN},
+    }  # fmt: skip
+
+
+INSTALLED = (versions.installed() or (None,))[0]
+
+
+@pytest.mark.skipif(INSTALLED not in VERSIONS, reason="none of the listed vLLM versions is installed")
+def test_every_listed_name_is_in_the_installed_version(monkeypatch):
+    source = Path(find_spec("vllm").origin).parent
+    assert vllm_names.wrong_names(source, INSTALLED) == []
+    gone = Touched("vllm.v1.request", "Request", read="request_id no_such_field")
+    monkeypatch.setattr(vllm_names, "TOUCHED", (gone,))
+    (line,) = vllm_names.wrong_names(source, INSTALLED)
+    assert line.startswith("vllm.v1.request.Request.no_such_field is not in vLLM")
+
+
+def test_the_table_in_the_docs_is_that_of_the_list():
+    page = vllm_names.PAGE.read_text(encoding="utf-8")
+    assert vllm_names.renewed(page) == page, "run scripts/vllm_names.py"
+    assert len(TOUCHED) == sum(line.startswith("| `vllm") for line in vllm_names.table().splitlines())
