@@ -2,7 +2,7 @@
 # Every figure that needs a GPU, one phase after the other; each can be called by itself.
 #
 #     OUT=DIR bash benchmarks/gpu_all.sh check speed                                 # an H200: about 3 + 10 minutes
-#     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report
+#     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
@@ -68,6 +68,33 @@ report() {
   fi
   "$python" -m gambit report "$OUT/bench" || return
   mkdir -p "$OUT/results/llm_policies" && cp -r "$OUT"/bench/report.* "$OUT/bench/figures" "$OUT/results/llm_policies/"
+}
+
+# What a perfect judge of prefixes would bring: PROBLEMS (a .jsonl) cut at 25, 50 and 75 %, 8 rollouts each.
+prefix_value() {
+  in_shards prefix prefix_shard || return
+  if [ "$shards" -gt 1 ]; then
+    "$python" -m gambit scorer merge "$OUT"/prefix-? --out "$OUT/prefix" || return
+    prefix_run --out "$OUT/prefix" || return
+  fi
+  mkdir -p "$OUT/results/prefix_value" && cp -r "$OUT"/prefix/report.* "$OUT/prefix/figures" "$OUT/results/prefix_value/"
+}
+
+prefix_shard() {
+  local folder="$OUT/prefix"
+  [ "$shards" -eq 1 ] || folder="$OUT/prefix-${2%/*}"
+  prefix_run --out "$folder" "$@"
+}
+
+prefix_run() {
+  local scorer=$OUT/results/best.safetensors
+  [ -f "$scorer" ] || scorer=${SCORER:-confidence}
+  [ "$scorer" = confidence ] || scorer="$scorer --scorer confidence"
+  "$python" -m gambit prefix-value --benchmark "${PROBLEMS:-$DATA/math500_dev.jsonl}" --model "$MODEL" --engine vllm \
+    --scorer $scorer --temperature 0.8 --top-p 1 --top-k 0 --max-new-tokens 1024 --graders 3 \
+    --traces-at-once $((1024 / shards)) --memory-ratio "$(share 0.4)" --engine-option own_process=true \
+    --engine-option exact_noise=false --engine-option max_model_len=2048 \
+    --engine-option kv_cache_memory_bytes=$((2 ** 35 / shards)) ${PREFIX:-} "$@"
 }
 
 bench_shard() {

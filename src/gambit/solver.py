@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import platform
 import warnings
@@ -33,7 +34,7 @@ from gambit.search.recorder import Callbacks
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.storage.versions import package_version
 from gambit.text.answers import Extractor, Grader, extractor_for
-from gambit.text.boundary import boundary_rule
+from gambit.text.boundary import boundary_rule, continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for, stop_ids
 
 
@@ -170,8 +171,9 @@ class Solver:
             system_prompt=system_prompt_of(config, self._defaults.preset),
             enable_thinking=config.enable_thinking,
         )
-        check_prompt(self.engine.info, len(prompt.token_ids))
-        settings, found = self._resolve(config, prompt)
+        tokens = (*prompt.token_ids, *problem.prefix_tokens)
+        check_prompt(self.engine.info, len(tokens))
+        settings, found = self._resolve(config, prompt, problem)
         policy = make_policy(config, settings, is_probability=self._scorer.info.is_probability)
         requirements = requirements_of(policy)
         embed = embedder_of(requirements)
@@ -181,16 +183,16 @@ class Solver:
         self._num_searches += 1
         spec = SearchSpec(
             self._num_searches,
-            prompt.token_ids,
-            rule_for(self._rule, prompt),
+            tokens,
+            continued(rule_for(self._rule, prompt), problem.prefix_tokens),
             self._stop_ids,
             keeps_histories=settings.ghost_parents,
             confidence_window=confidence_window(requirements, config),
             embedding_size=requirements.embedding_size,
         )
-        started = self._header(problem, config, settings, policy, prompt)
+        started = self._header(problem, config, settings, policy, tokens)
         callbacks = Callbacks(
-            self._answer_reader(wanted.extractor or extractor_for(config.answer)),
+            self._answer_reader(wanted.extractor or extractor_for(config.answer), problem.prefix_tokens),
             self._grader.for_vote,
             sink.write,
             self.engine.tokenizer.decode,
@@ -198,19 +200,22 @@ class Solver:
         )
         return _Run(Search(self.engine, policy, settings, spec, started, callbacks), sink, tuple(notes))
 
-    def _resolve(self, config: SearchConfig, prompt: EncodedPrompt) -> tuple[SearchSettings, list[str]]:
+    def _resolve(
+        self, config: SearchConfig, prompt: EncodedPrompt, problem: Problem
+    ) -> tuple[SearchSettings, list[str]]:
         info = self.engine.info
         defaults = self._defaults
         if config.preset is PresetSource.AUTO:
             defaults = self._history.added_to(defaults)
         room = info.context_tokens - len(prompt.token_ids)
-        return resolve(
+        settings, notes = resolve(
             with_fixed_pool(config),
             defaults,
             room,
             has_floor=self._scorer.info.is_probability,
             policy_options=policy_options(config),
         )
+        return (_after_prefix(settings, problem) if problem.prefix_tokens else settings), notes
 
     def _crowding(self, num_traces: int) -> list[str]:
         info = self.engine.info
@@ -227,7 +232,7 @@ class Solver:
         config: SearchConfig,
         settings: SearchSettings,
         policy: Policy[object],
-        prompt: EncodedPrompt,
+        prompt_tokens: tuple[int, ...],
     ) -> ev.RunStarted:
         question = problem.question if isinstance(problem.question, str) else json.dumps(list(problem.question))
         return ev.RunStarted(
@@ -240,7 +245,7 @@ class Solver:
             seed=settings.sampling.seed,
             capacity=settings.capacity,
             num_traces=settings.num_traces,
-            prompt_tokens=prompt.token_ids,
+            prompt_tokens=prompt_tokens,
             settings=settings.to_json(),
             environment=self._environment(),
         )
@@ -252,10 +257,10 @@ class Solver:
         scorer = self.config.scorer if self.config.scorer != "auto" else self._scorer.info.architecture
         return {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
 
-    def _answer_reader(self, extract: Extractor) -> Callable[[Sequence[int]], str | None]:
+    def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:
         def answer_of(tokens: Sequence[int]) -> str | None:
             spoken = tokens[:-1] if tokens and tokens[-1] in self._stop_ids else tokens
-            return extract(self.engine.tokenizer.decode(spoken))
+            return extract(self.engine.tokenizer.decode([*prefix, *spoken]))
 
         return answer_of
 
@@ -322,7 +327,8 @@ class _PendingSearch:
 
     def _finished(self, result: SearchResult) -> SearchResult:
         assert self.run is not None
-        self.history.remember(self.run.search.record)
+        if not self.wanted.problem.prefix_tokens:  # the rest of a trace says little about the length of one
+            self.history.remember(self.run.search.record)
         result = dataclasses.replace(result, warnings=self.run.notes, out_dir=self.run.sink.folder)
         failure = self.run.sink.finish(result)
         if failure is None:
@@ -334,6 +340,18 @@ class _PendingSearch:
             return self._finished(self.run.search.result)
         config = self.wanted.config
         return SearchResult.failed(self.wanted.problem.id, config.policy, config.seed, str(error))
+
+
+def _after_prefix(settings: SearchSettings, problem: Problem) -> SearchSettings:
+    """What is left of the answer's length, and numbers of its own for each problem: two continuations of one trace,
+    or of its neighbours, must not be drawn alike."""
+    left = settings.max_new_tokens - len(problem.prefix_tokens)
+    if left < 1:
+        raise UserError(f"a prefix of {len(problem.prefix_tokens)} tokens leaves nothing of an answer of at most "
+                        f"{settings.max_new_tokens}: shorten it, or raise --max-new-tokens")  # fmt: skip
+    digest = hashlib.sha256(f"{settings.sampling.seed} {problem.id}".encode()).digest()
+    sampling = dataclasses.replace(settings.sampling, seed=int.from_bytes(digest[:6], "big"))
+    return dataclasses.replace(settings, max_new_tokens=left, sampling=sampling)
 
 
 def _first_done(pending: Sequence[_PendingSearch]) -> list[_PendingSearch]:

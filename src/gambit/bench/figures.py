@@ -67,10 +67,11 @@ def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
             caption = f"Accuracy and tokens over the swept options; level lines: the other methods{on}."
             drawn.append(("sweep", caption, partial(_sweep, points, others, styles)))
         for name, caption, draw in drawn:
-            yield _picture(f"{name}-{slug(benchmark)}", caption, draw)
+            yield picture(f"{name}-{slug(benchmark)}", caption, draw)
 
 
-def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
+def picture(name: str, caption: str, draw: Callable[[], Figure], max_width: str = "980px") -> Picture:
+    """`max_width` is that of the figure on the page, as CSS."""
     import matplotlib
 
     style = {
@@ -86,16 +87,17 @@ def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption))
+    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption, max_width))
 
 
-def _for_page(svg: str, caption: str) -> str:
+def _for_page(svg: str, caption: str, max_width: str) -> str:
     """The element alone, in the colours of the page around it."""
     import html
 
     element = svg[svg.index("<svg") :]
     element = element.replace(INK, "currentColor").replace(RULE, "var(--rule)")
-    return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(caption, quote=True)}"', 1)
+    label = html.escape(caption, quote=True)
+    return element.replace("<svg", f'<svg role="img" style="max-width: {max_width}" aria-label="{label}"', 1)
 
 
 def _axes(rows: int, columns: int = 1, height: float = 2.3) -> tuple[Figure, list[Axes]]:

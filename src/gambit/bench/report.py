@@ -53,7 +53,7 @@ def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
     plan, rows, summary = summary_of(folder)
     tables = all_tables(summary)
     pictures = list(figures.draw_all(summary, rows)) if figures.is_available() else []
-    _write_figures(folder, pictures)
+    write_figures(folder, pictures)
     environment = _environment(folder, plan)
     content = Content(
         title=f"Gambit bench: {', '.join(summary.benchmarks)}",
@@ -67,7 +67,7 @@ def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
         notes=[] if pictures else [NO_FIGURES],
     )
     report = BenchReport(
-        markdown=_markdown(content, [f"{FIGURES_FOLDER}/{picture.name}.png" for picture in pictures]),
+        markdown=to_markdown(content, [f"{FIGURES_FOLDER}/{picture.name}.png" for picture in pictures]),
         json=_json(plan, summary, environment),
         tables=tuple(tables),
         sentences=(*content.cautions, *content.findings),
@@ -77,7 +77,7 @@ def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
     return report
 
 
-def _write_figures(folder: Path, pictures: Sequence[figures.Picture]) -> None:
+def write_figures(folder: Path, pictures: Sequence[figures.Picture]) -> None:
     if pictures:
         (folder / FIGURES_FOLDER).mkdir(exist_ok=True)
     for picture in pictures:
@@ -94,10 +94,18 @@ def _lead(plan: BenchPlan, summary: BenchSummary) -> str:
 
 def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:
     """The last start's stamp, and how often the run was started."""
-    starts = read_environments(folder)
     flat = {**plan.recipe.search, **plan.recipe.engine}
     flat.pop("model", None)
-    found = {"model": f"{plan.identity.get('model')} ({plan.identity.get('model_hash')})"}
+    found = {"model": f"{plan.identity.get('model')} ({plan.identity.get('model_hash')})", **made_with(folder)}
+    found["options"] = ", ".join(f"{key} = {value}" for key, value in flat.items()) or "as the model's preset says"
+    found["problems"] = ", ".join(f"{info.name}: {info.num_problems} ({info.hash})" for info in plan.benchmarks)
+    return found
+
+
+def made_with(folder: Path) -> dict[str, str]:
+    """Engine, device, versions and times of a run's starts."""
+    starts = read_environments(folder)
+    found: dict[str, str] = {}
     if starts:
         last = starts[-1]
         engine, packages = last["engine"], last["packages"]
@@ -112,8 +120,6 @@ def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:
         }
         if len({json.dumps({**start, "time": None}, sort_keys=True) for start in starts}) > 1:
             found["note"] = "the environment changed between starts: see environment.jsonl"
-    found["options"] = ", ".join(f"{key} = {value}" for key, value in flat.items()) or "as the model's preset says"
-    found["problems"] = ", ".join(f"{info.name}: {info.num_problems} ({info.hash})" for info in plan.benchmarks)
     return found
 
 
@@ -138,7 +144,7 @@ def _telling_problem(rows: Sequence[Row]) -> list[Row]:
     return next(telling, next(iter(groups.values()), []))
 
 
-def _markdown(content: Content, pictures: Sequence[str]) -> str:
+def to_markdown(content: Content, pictures: Sequence[str]) -> str:
     parts = [f"# {content.title}", content.lead]
     parts += [f"> {caution}" for caution in content.cautions]
     parts += [content.tables[0].to_markdown()]

@@ -56,6 +56,10 @@ def train(
             metavar="TEXT", help="Layers to read, concatenated; auto: each alone and all together, the best is kept."
         ),
     ] = AUTO,
+    labels: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="outcomes, or values: of the prefixes that `collect --rollouts` continued."),
+    ] = "outcomes",
     validation: Annotated[
         float, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems to choose by.")
     ] = 0.15,
@@ -102,7 +106,7 @@ def train(
         given = {name: value for name, value in changes.items() if value is not None}
         division = Division(validation, test, split_seed)
         plan = TrainPlan(data, architecture, objective, state_position, None if layers == AUTO else layers_of(layers),
-                         division, given, device, skip_corrupted)  # fmt: skip
+                         division, given, device, skip_corrupted, labels)  # fmt: skip
         check_writable(out.parent)
         recipes_for(architecture, objective, given)  # a mistake is told before gigabytes are read
         skipped: list[str] = []

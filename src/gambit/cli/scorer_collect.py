@@ -92,6 +92,15 @@ def collect(
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, max=10**9, metavar="INT", help="Tokens a pass of the states' model.")
     ] = None,
+    rollouts: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65_536, metavar="INT", help="Continuations of each prefix, for `train --labels values`."
+        ),
+    ] = 0,
+    prefixes: Annotated[
+        int, typer.Option(min=1, max=MANY, metavar="INT", help="Prefixes a trace, each up to a random thought.")
+    ] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
 ) -> None:
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
@@ -119,12 +128,14 @@ def collect(
             engine=build(EngineConfig, options),
             search=build(SearchConfig, {name: value for name, value in settings.items() if value is not None}),
             traces_per_problem=traces,
-            traces_at_once=traces_at_once or _traces_at_once(device),
+            traces_at_once=traces_at_once or usual_traces_at_once(device),
             layers=layers_of(layers),
             positions=tuple(StatePosition) if state_position is Positions.BOTH else (StatePosition(state_position),),
             with_confidence=confidence,
             batch_tokens=batch_tokens,
             num_graders=graders,
+            num_rollouts=rollouts,
+            prefixes_per_trace=prefixes,
         )
         check_engine(plan.engine)
         check_model(plan.engine.model)
@@ -145,9 +156,11 @@ def merge(
     def body() -> int:
         from gambit.storage.run_folder import check_writable
         from gambit.training.storage import merge as run
+        from gambit.training.values import merge_values
 
         check_writable(out)
         put(f"{out}: {run(parts, out)} problems")
+        merge_values(parts, out)
         return OK
 
     exit_with(body)
@@ -188,7 +201,7 @@ def _tasks(source: str, columns: Mapping[str, str], limit: int | None, seed: int
     return [Task(problem, found.expected[problem.id]) for problem in found.problems[:limit]]
 
 
-def _traces_at_once(device: str) -> int:
+def usual_traces_at_once(device: str) -> int:
     from gambit.engines.local.model import pick_device
 
     return GPU_TRACES if pick_device(device).type == "cuda" else CPU_TRACES

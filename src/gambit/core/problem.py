@@ -19,10 +19,11 @@ class ChatMessage(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, as text or as chat messages."""
+    """A question, as text or as chat messages, and what the model's answer is to begin with."""
 
     question: str | Sequence[ChatMessage]
     id: str = "problem"
+    prefix_tokens: tuple[int, ...] = ()  # of the answer: traces continue it, and it counts as part of them
 
     def __post_init__(self) -> None:
         """An id names a problem's folder, and must not lead out of the run's."""

@@ -1,7 +1,7 @@
 """Where a thought ends: the blank-line rule of a tokenizer and the detector that follows it token by token."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +15,15 @@ THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtState:
+    """All the detector remembers of a trace; the default is the state at the beginning of an answer."""
+
+    is_thinking: bool = True
+    after_boundary: bool = False
+    after_newline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BoundaryRule:
     """Which token ids end a thought: a blank line, in one token or made of two newlines."""
 
@@ -24,6 +33,7 @@ class BoundaryRule:
     ends_newline: frozenset[int]
     starts_newline: frozenset[int]
     think_end: int | None
+    start: ThoughtState = ThoughtState()  # before a trace's first generated token
 
 
 def boundary_rule(tokenizer: Tokenizer, vocab_size: int | None = None) -> BoundaryRule:
@@ -53,15 +63,6 @@ def _newline_texts(tokenizer: Tokenizer, vocab: Mapping[str, int]) -> dict[int, 
     return {i: text for i, text in zip(ids, texts, strict=True) if "\n" in text}
 
 
-@dataclass(frozen=True, slots=True)
-class ThoughtState:
-    """All the detector remembers of a trace; the state before its first generated token is the default."""
-
-    is_thinking: bool = True
-    after_boundary: bool = False
-    after_newline: bool = False
-
-
 THINKING, AFTER_BOUNDARY, AFTER_NEWLINE = 1, 2, 4
 
 
@@ -84,12 +85,17 @@ def advance(rule: BoundaryRule, state: ThoughtState, token: int) -> tuple[Though
 
 def boundaries(rule: BoundaryRule, tokens: Iterable[int]) -> tuple[list[int], ThoughtState]:
     """Indices of the boundary tokens among a trace's generated tokens, and the state after the last."""
-    state, found = ThoughtState(), []
+    state, found = rule.start, []
     for index, token in enumerate(tokens):
         state, is_boundary = advance(rule, state, token)
         if is_boundary:
             found.append(index)
     return found, state
+
+
+def continued(rule: BoundaryRule, prefix: Iterable[int]) -> BoundaryRule:
+    """For traces that go on after a prefix, whose think block may be closed already."""
+    return replace(rule, start=boundaries(rule, prefix)[1])
 
 
 class ThoughtTables:

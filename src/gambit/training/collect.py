@@ -16,6 +16,7 @@ import torch
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
+from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.solver import Solver
 from gambit.text.boundary import BoundaryRule
@@ -31,6 +32,7 @@ from gambit.training.sampling import (
 )
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, writing
+from gambit.training.values import Cut, PrefixValue, ValueRun, at_random, read_texts
 
 _KEPT_SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "system_prompt", "enable_thinking", "answer",
@@ -52,6 +54,8 @@ class CollectPlan:
     with_confidence: bool = True
     batch_tokens: int | None = None  # of the pass that reads states; None: what suits the device
     num_graders: int = 2
+    num_rollouts: int = 0  # from each prefix
+    prefixes_per_trace: int = 1
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class CollectSummary:
     num_steps: int = 0
     num_tokens: int = 0
     num_mixed: int = 0  # problems with right and wrong traces: the only ones that say something about ranking
+    num_prefixes: int = 0  # rolled out by this run
     refused: list[str] = field(default_factory=list)
     was_stopped: bool = False
 
@@ -81,7 +86,12 @@ def collect(
 ) -> CollectSummary:
     """Sample the problems that are not yet in the folder; an interrupted run keeps what it has written."""
     with Collector(plan) as collector:
-        return collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
+        summary = collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
+        if plan.num_rollouts and not summary.was_stopped:
+            cut = at_random(plan.prefixes_per_trace, plan.search.seed)
+            values = collector.roll_out(tasks, plan.out, plan.source, cut, summary.refused, on_progress, should_stop)
+            summary.num_prefixes, summary.was_stopped = len(values), should_stop()
+        return summary
 
 
 class Collector:
@@ -129,6 +139,28 @@ class Collector:
                     sink.add(sampled)
         summary.was_stopped = should_stop()
         return summary
+
+    def roll_out(
+        self,
+        tasks: Sequence[Task],
+        out: Path,
+        source: str,
+        cut: Cut,
+        refused: list[str],
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        chosen: Callable[[ProblemRecord], bool] = lambda problem: True,
+    ) -> list[PrefixValue]:
+        """Continue collected traces from prefixes that have no value yet, where their problem is `chosen`."""
+        plan = self._plan
+        order = SamplingOrder(plan.search, plan.num_rollouts, plan.traces_at_once)
+        with writing(out, self._header(source)), Grading(plan.search.answer, plan.num_graders) as grading:
+            run = ValueRun(self._solver, out, order, grading, refused, on_progress, should_stop)
+            return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        return self._solver.engine.info
 
     def close(self) -> None:
         self._solver.close()

@@ -70,6 +70,7 @@ class Dataset:
     traces: Traces
     states: torch.Tensor  # [step, hidden × layers], half precision
     tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, where they were asked for
+    labels: npt.NDArray[np.float32] | None = None  # [step] to fit to; None: the outcome of its trace
 
     @property
     def num_features(self) -> int:
@@ -86,6 +87,13 @@ class Dataset:
             raise UserError("the collection holds no confidences: collect without --no-confidence")
         column = torch.from_numpy(self.traces.confidences).to(self.states.dtype)[:, None]
         return dataclasses.replace(self, states=torch.cat((self.states, column), dim=1))
+
+    @property
+    def step_labels(self) -> npt.NDArray[np.float32]:
+        """[step]: what a scorer is to say there."""
+        if self.labels is not None:
+            return self.labels
+        return np.repeat(self.traces.is_correct, self.traces.num_steps).astype(np.float32)
 
     def all_traces(self) -> npt.NDArray[np.int64]:
         return np.arange(len(self.traces.num_steps))

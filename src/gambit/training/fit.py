@@ -115,13 +115,14 @@ class _FitRun:
         steps = self._steps
         if self._recipe.unit is Unit.STEP:
             traces, places = rows[:, 0], rows[:, 1]
-            states, num_steps = steps.take_steps(places), torch.ones_like(traces)
+            states, num_steps, labels = steps.take_steps(places), torch.ones_like(traces), steps.labels[places, None]
         else:
             traces = rows
-            states, num_steps = steps.take(traces), steps.num_steps[traces]
+            states, num_steps, labels = steps.take(traces), steps.num_steps[traces], steps.take_labels(traces)
         logits = self._network(self._dropout(states))
         problem = steps.problem_of[traces]
-        return Batch(logits, num_steps, steps.is_correct[traces], problem, self.aggregation, self._pos_weight)
+        is_correct = steps.is_correct[traces]
+        return Batch(logits, num_steps, is_correct, problem, self.aggregation, self._pos_weight, labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class Batch:
     problem: Tensor  # [trace]
     aggregation: Aggregation
     pos_weight: Tensor | None  # wrong per right, where the classes are balanced
+    values: Tensor | None = None  # [trace, step]
 
     @property
     def is_real(self) -> Tensor:
@@ -32,7 +33,9 @@ class Batch:
 
     @property
     def labels(self) -> Tensor:
-        """[trace, step]: a step's label is the outcome of its trace."""
+        """[trace, step]: a step's label is its value where there are values, and else the outcome of its trace."""
+        if self.values is not None:
+            return self.values
         return self.is_correct.float()[:, None].expand_as(self.logits)
 
     def bce(self, weights: Tensor) -> Tensor:
@@ -69,6 +72,8 @@ SHARPNESS = 20.0  # a difference of 1/20 between running means counts as clear
 def pairwise(batch: Batch) -> Tensor:
     """Logistic loss between right and wrong traces of one problem, both after the same share of their steps.
 
+    With values for labels a pair counts by how much better the one is.
+
     The share is drawn anew for each problem and batch. What is compared is what a search would compare: the running
     mean of probabilities, or the last logit, as the aggregation says. Each problem weighs the same.
     """
@@ -80,10 +85,11 @@ def pairwise(batch: Batch) -> Tensor:
         counts = torch.arange(1, scores.shape[1] + 1, device=scores.device)
         scores = SHARPNESS * scores.sigmoid().cumsum(-1) / counts
     reached = scores.gather(1, last[:, None])[:, 0]
-    is_pair = batch.is_correct[:, None] & ~batch.is_correct & (problem[:, None] == problem)
-    per_right = is_pair.sum(1)
-    pairs_of_problem = torch.zeros_like(per_right).index_add(0, problem, per_right)[problem]
-    weights = is_pair / pairs_of_problem.clamp(min=1)[:, None]
+    labels = batch.labels.gather(1, last[:, None])[:, 0]
+    lead = (labels[:, None] - labels).clamp(min=0) * (problem[:, None] == problem)
+    per_better = lead.sum(1)
+    lead_in_problem = torch.zeros_like(per_better).index_add(0, problem, per_better)[problem]
+    weights = lead / lead_in_problem.clamp(min=1e-9)[:, None]
     loss: Tensor = (F.softplus(reached - reached[:, None]) * weights).sum() / weights.sum().clamp(min=1e-9)
     return loss
 

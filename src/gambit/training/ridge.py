@@ -107,11 +107,12 @@ class Moments:
         mine = torch.from_numpy(traces).to(steps.device)
         _, sizes = torch.unique_consecutive(steps.problem_of[mine], return_counts=True)
         for members in torch.split(mine, sizes.tolist()):
-            outcome = steps.is_correct[members].float()
-            rows = spread.normalised(_running_means(steps, members))
+            last = _last_steps(steps, members)
+            labels = steps.labels[steps.starts[members, None] + last]
+            rows = spread.normalised(_running_means(steps, members, last))
             rows = (rows - rows.mean(0)).flatten(0, 1)
             covariance += rows.T @ rows
-            slant += rows.T @ (outcome - outcome.mean()).repeat_interleave(len(QUARTERS))
+            slant += rows.T @ (labels - labels.mean(0)).flatten()
             count += len(rows)
         return cls(covariance, slant, count)
 
@@ -139,10 +140,15 @@ class Moments:
         return weights.float().to(self.slant.device)
 
 
-def _running_means(steps: Steps, traces: Tensor) -> Tensor:
+def _last_steps(steps: Steps, traces: Tensor) -> Tensor:
+    """[trace, quarter]: of the steps seen by then."""
+    counts = steps.num_steps[traces].cpu().numpy()
+    return torch.from_numpy(np.stack([last_steps(counts, share) for share in QUARTERS], axis=1)).to(steps.device)
+
+
+def _running_means(steps: Steps, traces: Tensor, last: Tensor) -> Tensor:
     """[trace, quarter, feature]."""
-    sums, counts = steps.take(traces).cumsum(1), steps.num_steps[traces].cpu().numpy()
-    last = torch.from_numpy(np.stack([last_steps(counts, share) for share in QUARTERS], axis=1)).to(steps.device)
+    sums = steps.take(traces).cumsum(1)
     picked = sums.gather(1, last[..., None].expand(-1, -1, sums.shape[-1]))
     return picked / (last[..., None] + 1)
 
@@ -162,10 +168,10 @@ def calibrated(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tu
 
 
 def _heights(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tuple[Tensor, Tensor]:
-    """The linear score of every training step, and the outcome of its trace."""
+    """The linear score of every training step, and its label."""
     traces = torch.from_numpy(train).to(steps.device)
     rows = steps.step_rows(traces)
     parts = [
         spread.normalised(steps.take_steps(part)[:, 0]) @ weights for part in torch.split(rows[:, 1], SCORING_STEPS)
     ]
-    return torch.cat(parts).double().cpu(), steps.is_correct[rows[:, 0]].double().cpu()
+    return torch.cat(parts).double().cpu(), steps.labels[rows[:, 1]].double().cpu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -138,7 +138,7 @@ class SamplingOrder:
 
 
 def sample(
-    solver: Solver, tasks: Sequence[Task], order: SamplingOrder, grading: Grading, refused: list[str],
+    solver: Solver, tasks: Iterable[Task], order: SamplingOrder, grading: Grading, refused: list[str],
     should_stop: Callable[[], bool], may_begin: Callable[[], bool] = lambda: True,
 ) -> Iterator[Sampled]:  # fmt: skip
     """Problems as they finish, with all their traces; `refused` gathers those that cannot be sampled.
@@ -146,11 +146,17 @@ def sample(
     Once `may_begin` says no, those that were begun are finished and no more are.
     """
     watch = Watch()
-    of = {task.id: task for task in tasks}
+    begun: dict[str, Task] = {}
+
+    def problems() -> Iterator[Problem]:
+        for task in takewhile(lambda _: may_begin(), tasks):
+            begun[task.id] = task
+            yield task.problem
+
     count = order.traces_per_problem
     config = order.config.model_copy(update={"policy": "sc", "capacity": count, "num_traces": count})
     results = solver.solve_many(
-        (task.problem for task in takewhile(lambda _: may_begin(), tasks)),
+        problems(),
         config,
         concurrency=max(1, order.traces_at_once // count),
         extractor=watch.keep_text,
@@ -160,7 +166,7 @@ def sample(
     for result in results:
         if result.error is not None:
             refused.append(f"{result.problem_id}: {result.error}")
-        sampled = watch.take(of[result.problem_id])
+        sampled = watch.take(begun.pop(result.problem_id))
         if result.stop_reason in _WHOLE and sampled.traces:
             sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
             yield sampled

@@ -27,6 +27,7 @@ class Steps:
     starts: Tensor  # [trace]
     num_steps: Tensor
     is_correct: Tensor
+    labels: Tensor  # [step]: the outcome of its trace, or a value
     problem_of: Tensor
     device: torch.device
 
@@ -36,15 +37,25 @@ class Steps:
         states = data.states.to(device) if data.states.nbytes < free else data.states
         columns = (data.traces.starts, data.traces.num_steps, data.traces.is_correct, data.traces.problem_of)
         starts, num_steps, is_correct, problem_of = (torch.from_numpy(column).to(device) for column in columns)
-        return cls(states, starts, num_steps, is_correct, problem_of, device)
+        labels = torch.from_numpy(data.step_labels).to(device)
+        return cls(states, starts, num_steps, is_correct, labels, problem_of, device)
 
     def take(self, traces: Tensor) -> Tensor:
         """[trace, step, feature] of some traces, zeros after their last step."""
+        places, is_real = self._places(traces)
+        return self._rows(places) * is_real[..., None]
+
+    def take_labels(self, traces: Tensor) -> Tensor:
+        """[trace, step], zeros after their last step."""
+        places, is_real = self._places(traces)
+        return self.labels[places] * is_real
+
+    def _places(self, traces: Tensor) -> tuple[Tensor, Tensor]:
+        """[trace, step] among all steps, and which of them exist."""
         longest = int(self.num_steps[traces].max())
         offsets = torch.arange(longest, device=self.device)
         is_real = offsets < self.num_steps[traces, None]
-        places = torch.where(is_real, self.starts[traces, None] + offsets, 0)
-        return self._rows(places) * is_real[..., None]
+        return torch.where(is_real, self.starts[traces, None] + offsets, 0), is_real
 
     def step_rows(self, traces: Tensor) -> Tensor:
         """[step, 2]: the trace of each step of some traces and its place among all steps."""

@@ -21,8 +21,10 @@ from gambit.training.networks import ARCHITECTURES
 from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecipe, recipe_for
 from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header
+from gambit.training.values import with_value_labels
 
 AUTO = "auto"
+OUTCOMES, VALUES = "outcomes", "values"  # what steps are labelled with
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class TrainPlan:
     changes: Mapping[str, int | float | bool] = field(default_factory=dict)  # of the recipes' own values
     device: str = AUTO
     skip_corrupted: bool = False
+    labels: str = OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,17 @@ def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Datas
     known = [str(each) for each in StatePosition]
     if plan.state_position not in (AUTO, *known):
         raise UserError(f"unknown state position {plan.state_position!r}: use auto, {', '.join(known)}")
+    if plan.labels not in (OUTCOMES, VALUES):
+        raise UserError(f"unknown labels {plan.labels!r}: use {OUTCOMES} or {VALUES}")
     header = read_header(plan.data)
     positions = header.positions if plan.state_position == AUTO else (plan.state_position,)
     choices = layer_choices(header.layers) if plan.layers is None else [plan.layers]
-    return [
+    found = [
         load_dataset(plan.data, StatePosition(position), layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
         for position in positions
         for layers in choices
     ]
+    return [with_value_labels(data, plan.data) for data in found] if plan.labels == VALUES else found
 
 
 def layer_choices(layers: Sequence[int]) -> list[tuple[int, ...]]:
@@ -155,6 +161,7 @@ def metadata_of(
         "traces_per_problem": data.header.traces_per_problem,
         "traces": {name: len(traces) for name, traces in parts.items()},
         "steps": int(data.traces.num_steps.sum()),
+        "labels": OUTCOMES if data.labels is None else VALUES,
         "division": dataclasses.asdict(division),
         "device": device.type,
         "epochs": best.epochs,

@@ -43,7 +43,8 @@ class Layout:
         members, places = group_by_slot(row_slots, len(slots)) if len(slots) > 1 else (None, None)
         counts = np.bincount(row_slots, minlength=len(slots)).tolist()
         for spec in slots:
-            tables.setdefault(spec.rule, ThoughtTables(spec.rule))
+            if spec.rule not in tables:  # one has an entry for each token of the vocabulary
+                tables[spec.rule] = ThoughtTables(spec.rule)
         return cls(
             version=rows.version,
             filters=filters_of(rows.table, device),

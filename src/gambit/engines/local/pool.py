@@ -23,7 +23,7 @@ from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.scorers.memory import Histories
 from gambit.scorers.simple import RunQuantiles
-from gambit.text.boundary import THINKING, boundaries, pack
+from gambit.text.boundary import boundaries, pack
 
 
 @dataclass(slots=True, eq=False)
@@ -285,7 +285,7 @@ class Pool:
         (record["noise_key"],) = noise_keys([sampling.seed], [spec.noise])
         record["temperature"], record["top_p"] = sampling.temperature, sampling.top_p
         record["top_k"], record["min_p"] = sampling.top_k, sampling.min_p
-        record["flags"] = THINKING
+        record["flags"] = pack(search.spec.rule.start)
         return record
 
     def _replay_thoughts(self, search: OpenSearch, trace: LiveTrace) -> None:

@@ -147,7 +147,7 @@ class VllmEngine:
         self, spec: TraceSpec, history_of: str | None, noise_key: int, followers: int, *, is_check: bool
     ) -> None:
         search = self._searches[spec.key.search]
-        trace = self._child(search, spec) if spec.parent is not None else self._detached(spec)
+        trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
         task = self._task(search, trace, history_of, noise_key, followers, is_check=is_check)
         tokens = [*search.spec.prompt, *trace.tokens]
         left = spec.max_new_tokens - spec.inherited
@@ -221,10 +221,11 @@ class VllmEngine:
             parent.thinking_length if is_done else None,
         )
 
-    def _detached(self, spec: TraceSpec) -> SubmittedTrace:
+    def _detached(self, search: SubmittedSearch, spec: TraceSpec) -> SubmittedTrace:
         """A root, or a child whose parent is no longer here."""
         assert len(spec.prefix) == spec.inherited
-        return SubmittedTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0)
+        thinking_length = None if search.spec.rule.start.is_thinking else 0
+        return SubmittedTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0, thinking_length)
 
     def _next_request(self) -> str:
         self._num_requests += 1
@@ -238,7 +239,9 @@ class VllmEngine:
             is_new = len(ends) > trace.spec.score.count
             return pack(state), bool(ends) and ends[-1] == len(tokens) - 1 and is_new
         # Traces get long and branches are many: only the last few tokens are read again.
-        state, is_boundary = ThoughtState(is_thinking=trace.is_thinking_at(len(tokens))), False
+        is_short = len(tokens) <= _DETECTOR_MEMORY
+        state = rule.start if is_short else ThoughtState(is_thinking=trace.is_thinking_at(len(tokens)))
+        is_boundary = False
         for token in tokens[-_DETECTOR_MEMORY:]:
             state, is_boundary = advance(rule, state, token)
         return pack(state), is_boundary and trace.scored_length < len(tokens)
