@@ -17,9 +17,10 @@ from gambit.bench.prefix_statistics import JUDGE, CutSummary, JudgeSummary
 from gambit.bench.prefix_value import PrefixPlan, PrefixSummary
 from gambit.bench.report import FIGURES_FOLDER, NO_FIGURES, made_with, to_markdown, write_figures
 from gambit.bench.statistics import Interval
-from gambit.bench.tables import FEW_PROBLEMS, MINUS, Table
-from gambit.training.plot import SCORERS as COLOURS
+from gambit.bench.tables import MINUS, Table
+from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 from gambit.training.storage import read_header
+from gambit.view.series import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,9 +98,9 @@ def cautions(summary: PrefixSummary) -> list[str]:
     """What a reader must know before believing the tables."""
     found = []
     fewest = min(cut.num_problems for cut in summary.cuts)
-    if fewest < FEW_PROBLEMS:
-        found.append(f"Only {fewest} problems: nothing is claimed from fewer than {FEW_PROBLEMS}, and their intervals "
-                     "are rough.")  # fmt: skip
+    if fewest < FEWEST_PROBLEMS:
+        found.append(f"Only {fewest} problems: nothing is claimed from fewer than {FEWEST_PROBLEMS}, and their "
+                     "intervals are rough.")  # fmt: skip
     if summary.num_missing:
         found.append(f"{summary.num_missing:,} prefixes have no rollouts: the run is incomplete, or a problem was "
                      "refused.")  # fmt: skip
@@ -110,7 +111,7 @@ def cautions(summary: PrefixSummary) -> list[str]:
 
 def findings(summary: PrefixSummary) -> list[str]:
     """One sentence for each thing asked at each cut that has enough problems."""
-    return [line for cut in summary.cuts if cut.num_problems >= FEW_PROBLEMS for line in _findings(summary, cut)]
+    return [line for cut in summary.cuts if cut.num_problems >= FEWEST_PROBLEMS for line in _findings(summary, cut)]
 
 
 def _findings(summary: PrefixSummary, cut: CutSummary) -> Iterator[str]:
@@ -121,7 +122,7 @@ def _findings(summary: PrefixSummary, cut: CutSummary) -> Iterator[str]:
         name = _judge_name(judge, summary)
         auc = "" if judge.auc is None else f" (AUC {judge.auc.value:.3f}, {judge.auc.low:.3f} to {judge.auc.high:.3f})"
         chosen = f"the {keep} prefixes that {name}{auc} ranks highest"
-        if judge.gain.excludes_zero:
+        if supports_claim(judge.gain.low, judge.gain.high, cut.num_problems):
             word = "raises" if judge.gain.value > 0 else "lowers"
             yield f"{where} continuing {chosen} {word} the vote by {_points(judge.gain)} against {keep} random ones."
         else:
