@@ -53,7 +53,9 @@ def test_one_island_grows_the_tree_that_gambit_grew_before_there_were_islands(st
     found = []
     for record in records:
         if record["event"] not in ("RunStarted", "Sample", "Waited", "Scored"):
-            record.pop("island", None)
+            record.pop("island", None)  # neither this nor how answers were written stood in logs then
+            for vote in record.get("votes", ()):
+                vote.pop("forms")
             found.append({**record, "tokens": len(record["tokens"])} if "tokens" in record else record)
     assert found == story["events"]
 
