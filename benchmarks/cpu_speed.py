@@ -30,6 +30,7 @@ import torch  # vLLM reads the environment when it is imported, and some of it w
 from gambit.engines.local.decode.native import native_decode
 from gambit.models.files import SCORER_FILE, locate
 from gambit.text.boundary import boundary_rule
+from gambit.text.prompts import encode_problem
 from gambit.text.tokenizers import load_tokenizer
 
 PUZZLE = "a = 17; b = 61; c = a * b; d = c - a; e = b + d; f = e * c; g = f - b; h = g * a; h?"
@@ -192,8 +193,7 @@ def main() -> None:
     began = time.monotonic()
     model = locate(args.model)
     tokenizer = load_tokenizer(model)
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": PUZZLE}], add_generation_prompt=True)
-    prompt = list(prompt if isinstance(prompt, list) else prompt["input_ids"])
+    prompt = list(encode_problem(tokenizer, PUZZLE, system_prompt=None).token_ids)
     contenders = [kind(model, prompt, args.pool) for kind in (Local, Vllm, Generate)]
     torch.set_num_threads(args.threads)
     run_round(*contenders, 2 * args.chunk, args.chunk)  # kernels are chosen, memory is found
