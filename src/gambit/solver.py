@@ -207,11 +207,11 @@ class Solver:
         defaults = self._defaults
         if config.preset is PresetSource.AUTO:
             defaults = self._history.added_to(defaults)
-        room = info.context_tokens - len(prompt.token_ids)
+        context_left = info.context_tokens - len(prompt.token_ids)
         settings, notes = resolve(
             with_fixed_pool(config),
             defaults,
-            room,
+            context_left,
             has_floor=self._scorer.info.is_probability,
             policy_options=policy_options(config),
         )

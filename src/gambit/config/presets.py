@@ -139,12 +139,12 @@ class ModelDefaults:
 def resolve(
     config: SearchConfig,
     defaults: ModelDefaults,
-    room_tokens: int,
+    context_left: int,
     *,
     has_floor: bool,
     policy_options: BaseModel | None = None,
 ) -> tuple[SearchSettings, list[str]]:
-    """The settings of one run, and warnings; `room_tokens` is what the context leaves after the prompt."""
+    """The settings of one run, and warnings; `context_left` is what the context leaves after the prompt."""
     preset = {
         PresetSource.MODEL: defaults.preset,
         PresetSource.AUTO: defaults.preset.lengths_only(),
@@ -152,7 +152,7 @@ def resolve(
     }[config.preset]
     capacity = _first(config.capacity, preset.capacity, DEFAULT_CAPACITY)
     wanted = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
-    max_new_tokens = min(wanted, room_tokens)
+    max_new_tokens = min(wanted, context_left)
     median = defaults.median_length or preset.median_length
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
@@ -178,7 +178,7 @@ def resolve(
         consensus=config.consensus,
         policy_options=policy_options,
     )
-    return settings, _check(settings, config, room_tokens)
+    return settings, _check(settings, config, context_left)
 
 
 def _first(*values: T | None) -> T:
@@ -218,11 +218,11 @@ def _sampling(config: SearchConfig, preset: Preset, model: Mapping[str, float]) 
     )
 
 
-def _check(settings: SearchSettings, config: SearchConfig, room_tokens: int) -> list[str]:
+def _check(settings: SearchSettings, config: SearchConfig, context_left: int) -> list[str]:
     check_swap(settings.swap_size, settings.capacity)
     warnings = []
-    if config.max_new_tokens is not None and config.max_new_tokens > room_tokens:
-        warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {room_tokens}, what the context leaves")
+    if config.max_new_tokens is not None and config.max_new_tokens > context_left:
+        warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {context_left}, what the context leaves")
     if settings.policy == "gambit" and settings.islands == 1 and settings.num_traces > settings.capacity:
         warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island has "
                         f"{settings.capacity} roots and adds traces by branching alone, so that it may end with fewer; "

@@ -1,4 +1,4 @@
-"""The small tree of errors: who has to act, the user or nobody; never raised for internal invariants."""
+"""The errors that Gambit raises on purpose: a user's mistake, a failure of the machine, a warning."""
 
 
 class GambitError(Exception):

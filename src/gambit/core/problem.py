@@ -1,4 +1,4 @@
-"""A problem to search: a question as text or as chat messages, and its id; and models that answer only some."""
+"""A problem to search, and models that a package brings along by name."""
 
 from __future__ import annotations
 

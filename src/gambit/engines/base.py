@@ -1,4 +1,4 @@
-"""The engine protocol: runs traces of several searches in one batch and obeys declared rules; knows no policy."""
+"""The engine protocol: runs the traces of several searches in one batch."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class Engine(Protocol):
     - what else is in the batch changes no trace;
     - thoughts are scored once each, with the state at the scorer's position, also across a branch; a scorer that
       remembers thoughts gets each trace's own, the inherited ones included, whatever became of its parent;
-    - KV room runs out at an allocation and nowhere else, and then the rule of the victim is obeyed; a waiting trace
-      never costs a running one its room;
+    - KV blocks run out at an allocation and nowhere else, and then the rule of the victim is obeyed; a waiting trace
+      does not cost a running one its blocks;
     - a trace with a stop rule ends with the first token at which the rule holds.
     """
 

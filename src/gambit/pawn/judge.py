@@ -1,4 +1,4 @@
-"""The perfect judge: how likely a trace is to succeed, by rollouts from its exact state; imports no torch."""
+"""The perfect judge: how likely a trace is to succeed, by rollouts from its exact state."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Register puzzles: what they are, how they read, which split they belong to; knows nothing of how they get solved."""
+"""Register puzzles: what they are, how they read, and which split they belong to."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Pawn's tokens, in bijection with text: a number, or an operator with its spaces, is one; imports no torch."""
+"""Pawn's tokens: a number, or an operator with its spaces, is one token."""
 
 import re
 from string import ascii_lowercase

@@ -1,4 +1,4 @@
-"""The scorer protocol and checkpoint metadata: hidden states of finished thoughts -> numbers; never sees a search."""
+"""The scorer protocol, and what a scorer says about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scorer checkpoints of every architecture: load, save, and import STEP's published ones; never unpickles code."""
+"""Loads and saves scorer checkpoints, and imports STEP's published ones."""
 
 from __future__ import annotations
 

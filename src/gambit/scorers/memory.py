@@ -1,4 +1,4 @@
-"""What a history scorer remembers: a slot per scored thought, shared by branches, counted; it knows no engine."""
+"""What a history scorer remembers: a slot for each scored thought, shared by branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two-layer scorer of STEP, alone and with confidence beside it, in safetensors files; never unpickles anything."""
+"""The two-layer scorer of STEP, by itself and blended with token confidence, in safetensors files."""
 
 from __future__ import annotations
 

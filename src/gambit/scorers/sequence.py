@@ -1,4 +1,4 @@
-"""The paper's history-aware scorer: a small causal transformer over a trace's thoughts; it never sees a token."""
+"""The paper's history-aware scorer: a small causal transformer over a trace's thoughts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a vote is settled before all traces are complete: nobody can catch up, or nearly all agree; stops nothing."""
+"""Whether a vote is settled before all traces are complete."""
 
 from __future__ import annotations
 

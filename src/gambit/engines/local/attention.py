@@ -1,4 +1,4 @@
-"""Keys and values of the pool and the attention over them; never knows what a trace or a score is.
+"""Keys and values of the pool, and the attention over them.
 
 Every running trace owns one dense row, and the traces of one search share the segment of their prompt. One row per
 trace, not paged blocks: gathering keys through block tables costs a CPU more than half of its speed.

@@ -1,4 +1,4 @@
-"""The embedded engine: one forward pass per step over the pool, then thoughts and ends are read; knows no policy."""
+"""The embedded engine: one forward pass per step over the pool, then thoughts and ends are read."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class LocalEngine:
         self._scorer = scorer.to(model.device)
         self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
         self._kv_asked_tokens = kv_budget_tokens
-        room = kv_budget_tokens if kv_budget_tokens is not None else model.kv_room_tokens(memory_ratio)
+        kv_tokens = kv_budget_tokens if kv_budget_tokens is not None else model.kv_cache_tokens(memory_ratio)
         self._clock = Stopwatch()
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
-        self._pool = Pool(model, KvBlocks(room, block_tokens), scorer.info.aggregation, self._clock)
+        self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation, self._clock)
         self._pool.histories = None if self._memory is None else Histories()
         self._projection = Projection(model.device)
         self._tables: dict[BoundaryRule, ThoughtTables] = {}

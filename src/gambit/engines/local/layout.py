@@ -1,4 +1,4 @@
-"""What is the same for the running rows from step to step until one comes, moves or goes; derived, never a source."""
+"""What stays the same for the running rows from step to step, until one comes, moves or goes."""
 
 from __future__ import annotations
 

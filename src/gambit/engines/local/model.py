@@ -1,4 +1,4 @@
-"""Loads a causal LM and its tokenizer and runs it over the pool; knows transformers, not searches."""
+"""Loads a causal LM and its tokenizer and runs it over the pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SMALL_MODEL_BYTES = 256 << 20
-CPU_KV_BYTES = 4 << 30  # the room for keys and values on a device that shares its memory with everything else
+CPU_KV_BYTES = 4 << 30  # the KV cache on a device that shares its memory with everything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class PoolModel:
         dim = getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
         return int(2 * self.num_layers * heads * dim * self.dtype.itemsize)
 
-    def kv_room_tokens(self, memory_ratio: float) -> int:
-        """How many tokens fit: the share of the GPU that the weights leave free, or a fixed room elsewhere."""
-        room = CPU_KV_BYTES
+    def kv_cache_tokens(self, memory_ratio: float) -> int:
+        """How many tokens fit: the share of the GPU that the weights leave free, or a fixed size elsewhere."""
+        num_bytes = CPU_KV_BYTES
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
-            room = free - int(total * (1 - memory_ratio))
-        tokens = room // self.kv_bytes_per_token
+            num_bytes = free - int(total * (1 - memory_ratio))
+        tokens = num_bytes // self.kv_bytes_per_token
         if tokens <= 0:
             raise UserError(f"{self.name} leaves no GPU memory for keys and values at --memory-ratio {memory_ratio}")
         return tokens

@@ -1,4 +1,4 @@
-"""Which layers' states a scorer reads, and how they stand side by side; knows no model and no engine."""
+"""Which layers' states a scorer reads, and how they are joined."""
 
 from __future__ import annotations
 

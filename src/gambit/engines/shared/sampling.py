@@ -1,4 +1,4 @@
-"""Draws the next token of every row; the noise is a function of (seed, trace, position) and of nothing else."""
+"""Draws the next token of every row, with noise that depends on seed, trace and position only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Best of N: independent traces, of which the one with the highest score answers; nothing is pruned or branched."""
+"""Best of N: independent traces, of which the one with the highest score answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepConf: traces that lose confidence are stopped inside the engine, the rest vote by it; never looks at scores."""
+"""DeepConf: traces that lose confidence are stopped inside the engine, the rest vote by their confidence."""
 
 from __future__ import annotations
 

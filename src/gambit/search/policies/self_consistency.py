@@ -1,4 +1,4 @@
-"""Self-consistency: independent traces and an unweighted majority vote; nothing is pruned or branched."""
+"""Self-consistency: independent traces and an unweighted majority vote."""
 
 from __future__ import annotations
 

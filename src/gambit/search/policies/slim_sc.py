@@ -1,4 +1,4 @@
-"""Slim-SC: of two traces that think the same thought one is pruned; nothing is scored or branched."""
+"""Slim-SC: of two traces that think the same thought, one is pruned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""STEP: independent traces; when memory runs out the lowest-scoring one is given up; nothing else is pruned."""
+"""STEP: independent traces; when memory runs out, the lowest-scoring one is pruned."""
 
 from __future__ import annotations
 

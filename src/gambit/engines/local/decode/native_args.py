@@ -1,4 +1,4 @@
-"""Runs the compiled decode step (`decode.c`) over a model's layers; computes nothing itself."""
+"""Hands a model's layers to the compiled decode step (`decode.c`)."""
 
 from __future__ import annotations
 

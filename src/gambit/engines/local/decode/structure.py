@@ -1,4 +1,4 @@
-"""Which models have the one structure that `torch_decode.py` writes out: found by their modules; computes nothing."""
+"""Finds out whether a model has the structure that the fused decode step is written for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode step of Llama-like models in few large operations; a model that computes anything else is left alone.
+"""The decode step of Llama-like models in few large operations, proven against the model before it is used.
 
 Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
 gated MLP. For these a decode step is written out here: joined projections, residuals added by the product itself, no
