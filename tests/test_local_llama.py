@@ -121,8 +121,9 @@ def test_loading_leaves_the_number_of_threads_as_it_was(monkeypatch):
     monkeypatch.setattr(PoolModel, "__init__", init)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    given = torch.get_num_threads()  # one where vLLM has run in this process before, which binds its threads
     try:
         load_model(locate("pawn"), "cpu")
-        assert seen == [1] and torch.get_num_threads() == 2
+        assert seen == [1] and torch.get_num_threads() == given
     finally:
         torch.set_num_threads(before)

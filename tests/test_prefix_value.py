@@ -99,8 +99,10 @@ def test_an_outcome_that_is_always_the_same_has_no_auc():
 
 
 def summary_of(num_problems):
-    values = [1, 1, 0, 0, 0, 0]
-    made = [problem(values, seed=i, good=np.array(values, float)) for i in range(num_problems)]
+    made = []
+    for i in range(num_problems):
+        values = [1, 1, 0, 0, 0, 0] if i % 2 else [1, 1, 1, 0, 0, 0]  # alike, yet not so that all intervals are points
+        made.append(problem(values, seed=i, good=np.array(values, float)))
     return PrefixSummary(40, num_problems, 6, 8, 2, 1000, 0, 0, (summarise_cut(0.5, made, 2),))
 
 

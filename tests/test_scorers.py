@@ -161,3 +161,18 @@ def test_scorers_are_found_by_name():
         registry.load("gambit.scorers", "constnt")
     with pytest.raises(UserError, match="unknown policy"):
         registry.load("gambit.policies", "beam")
+
+
+def test_a_thought_scores_the_same_in_every_batch():
+    """To the last bit: equal traces must tie, whatever else is being scored."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(300, 256, generator=generator)
+    weights = [torch.randn(shape, generator=generator) / 16 for shape in ((512, 256), (512,), (1, 512), (1,))]
+    scorer = MlpScorer(ScorerInfo("mlp", hidden_size=256), tuple(weights))
+
+    def score(rows):
+        return scorer.score(ThoughtBatch(rows, torch.zeros(len(rows))))
+
+    together = score(states)
+    for size in (1, 2, 3, 5, 17, 64, 129):
+        assert torch.equal(score(states[:size]), together[:size])

@@ -25,7 +25,7 @@ SLOPE = "confidence.weight"
 
 @dataclass(frozen=True, slots=True)
 class MlpScorer:
-    """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 whatever the model's dtype."""
+    """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 whatever the model's dtype; on a CPU in float64."""
 
     info: ScorerInfo
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -40,13 +40,17 @@ class MlpScorer:
         return TwoLayers(*self.weights, is_logit=True)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
+        import torch
         from torch.nn.functional import linear, relu
 
-        w1, b1, w2, b2 = self.weights
-        return linear(relu(linear(states.float(), w1, b1)), w2, b2).squeeze(-1)
+        # On a CPU float32 sums depend on how many rows there are. The same thought must score the same in every batch:
+        # traces that say the same are equal, and which of them goes is decided by their ids and not by rounding.
+        dtype = torch.float64 if states.device.type == "cpu" else torch.float32
+        w1, b1, w2, b2 = (tensor.to(dtype) for tensor in self.weights)
+        return linear(relu(linear(states.to(dtype), w1, b1)), w2, b2).squeeze(-1).float()
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
-        return self.logits(thoughts.states).sigmoid()
+        return _sigmoid(self.logits(thoughts.states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,15 @@ class BlendScorer:
         return self.mlp.logits(states)
 
     def whole(self, parts: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
-        return (parts + self.slope * confidences).sigmoid()
+        return _sigmoid(parts + self.slope * confidences)
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
         return self.whole(self.part(thoughts.states), thoughts.confidences)
+
+
+def _sigmoid(logits: torch.Tensor) -> torch.Tensor:
+    """On a CPU by way of float64 too: in float32 a vector's last elements are computed in another way than the rest."""
+    return logits.double().sigmoid().float() if logits.device.type == "cpu" else logits.sigmoid()
 
 
 def load_mlp(path: Path) -> MlpScorer:

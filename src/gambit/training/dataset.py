@@ -90,10 +90,15 @@ class Dataset:
 
     @property
     def step_labels(self) -> npt.NDArray[np.float32]:
-        """[step]: what a scorer is to say there."""
+        """What each step is fitted to; steps of traces that were left out stay 0."""
         if self.labels is not None:
             return self.labels
-        return np.repeat(self.traces.is_correct, self.traces.num_steps).astype(np.float32)
+        found = np.zeros(len(self.states), np.float32)
+        for start, count, is_correct in zip(
+            self.traces.starts, self.traces.num_steps, self.traces.is_correct, strict=True
+        ):
+            found[start : start + count] = is_correct
+        return found
 
     def all_traces(self) -> npt.NDArray[np.int64]:
         return np.arange(len(self.traces.num_steps))
