@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from gambit.core.errors import UserError
 from gambit.core.types import StopReason
@@ -16,8 +15,6 @@ from gambit.engines.base import Engine
 from gambit.results.record import SearchResult
 from gambit.search.batch import SearchBatch
 from gambit.search.loop import Search
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +27,6 @@ class SearchTicket:
     make: Callable[[], Search]  # called on the engine's thread
     should_stop: Callable[[], bool]
     result: Future[SearchResult] = field(default_factory=Future)
-    search: Search | None = None
     failed_alone: bool = False
     _is_cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -43,14 +39,6 @@ class SearchTicket:
         return self._is_cancelled.is_set() or self.should_stop()
 
 
-@dataclass(slots=True)
-class _Call(Generic[T]):
-    """Something else to do on the engine's thread."""
-
-    function: Callable[[], T]
-    result: Future[T] = field(default_factory=Future)
-
-
 class SearchHost:
     """Starts an engine on a thread of its own and runs searches on it as they come.
 
@@ -59,7 +47,7 @@ class SearchHost:
     """
 
     def __init__(self, start: Callable[[], Engine]) -> None:
-        self._inbox: queue.SimpleQueue[SearchTicket | _Call[object] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[SearchTicket | None] = queue.SimpleQueue()
         self._tickets: dict[Search, SearchTicket] = {}
         self._voting = ThreadPoolExecutor(1, thread_name_prefix="gambit-votes")
         self._is_closed = False
@@ -73,16 +61,11 @@ class SearchHost:
     def submit(self, make: Callable[[], Search], should_stop: Callable[[], bool] = lambda: False) -> SearchTicket:
         """Hand in a search; it joins those that run. `make` and all callbacks are called on the engine's thread."""
         ticket = SearchTicket(make, should_stop)
-        self._put(ticket)
+        with self._closing:
+            if self._is_closed:
+                raise UserError("this solver is closed: make a new one")
+            self._inbox.put(ticket)
         return ticket
-
-    def call(self, function: Callable[[], T]) -> T:
-        """The function's result, called on the engine's thread between two steps."""
-        if threading.current_thread() is self._thread:
-            return function()
-        wanted = _Call(function)
-        self._put(wanted)  # type: ignore[arg-type] # what it gives is nobody's business there
-        return wanted.result.result()
 
     def close(self) -> None:
         """Cancel what runs, close the engine and end the thread; once."""
@@ -95,12 +78,6 @@ class SearchHost:
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self._voting.shutdown()
-
-    def _put(self, item: SearchTicket | _Call[object]) -> None:
-        with self._closing:
-            if self._is_closed:
-                raise UserError("this solver is closed: make a new one")
-            self._inbox.put(item)
 
     # -- on the engine's thread --------------------------------------------------------------------------------
 
@@ -122,13 +99,10 @@ class SearchHost:
         for item in self._items(batch):
             if item is None:
                 return False
-            if isinstance(item, _Call):
-                _fulfil(item.result, item.function)
-            else:
-                self._begin(batch, item)
+            self._begin(batch, item)
         return True
 
-    def _items(self, batch: SearchBatch) -> Iterator[SearchTicket | _Call[object] | None]:
+    def _items(self, batch: SearchBatch) -> Iterator[SearchTicket | None]:
         while True:
             try:
                 yield self._inbox.get(block=not batch.running)
@@ -137,7 +111,7 @@ class SearchHost:
 
     def _begin(self, batch: SearchBatch, ticket: SearchTicket) -> None:
         try:
-            search = ticket.search = ticket.make()
+            search = ticket.make()
         except BaseException as error:
             ticket.failed_alone = True
             ticket.result.set_exception(error)
@@ -177,10 +151,3 @@ def _conclude(ticket: SearchTicket, search: Search, error: BaseException | None)
         ticket.result.set_exception(error)
     else:
         ticket.result.set_result(result)
-
-
-def _fulfil(promise: Future[T], function: Callable[[], T]) -> None:
-    try:
-        promise.set_result(function())
-    except BaseException as error:
-        promise.set_exception(error)
