@@ -123,7 +123,7 @@ def fair_comparison(mine: Searched, rival: Searched, gold: str, equivalent: Equi
         f"gambit is {_verdict(mine.result.answer, gold)} with {budget:,} tokens. For as many, sc completes "
         f"{len(ballots)} of its {plain} traces and is {_verdict(fewer.answer, gold)}; with all {plain}, for "
         f"{costs:+.0%} tokens, it is {_verdict(rival.result.answer, gold)}.\n"
-        f"Over 300 unseen puzzles, with all traces: {MEASURED}."
+        f"Measured over 300 unseen puzzles with version 0.1.0 (one island), all traces: {MEASURED}."
     )
 
 
