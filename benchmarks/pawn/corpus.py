@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from multiprocessing import get_context
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
-from benchmarks.pawn.traces import faultless_trace, random_trace
+from benchmarks.pawn.traces import random_trace
 from benchmarks.pawn.vocabulary import END, ID, PAD, encode, render_prompt
 
 from gambit.pawn.puzzles import GIVENS, MAX_STEPS, Puzzle, Split, random_puzzle
 
 WIDTHS = (256, 384, 576)  # rows are padded to the next of these; the rare longer trace is dropped
-TRACES_PER_PUZZLE = 4  # drawing a puzzle of the right split costs more than a trace; one faultless trace comes on top
+TRACES_PER_PUZZLE = 4  # drawing a puzzle of the right split costs more than a trace
 TRACES_PER_JOB = 2000
 
 
@@ -24,14 +23,12 @@ class Bucket:
 
     tokens: npt.NDArray[np.uint8]
     spans: npt.NDArray[np.int32]
-    is_faultless: bool  # whether all its traces are, or all are of the random process
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     ids: list[int]
     prompt_length: int
-    is_faultless: bool
 
     @property
     def width(self) -> int | None:
@@ -39,7 +36,6 @@ class _Row:
 
 
 def make_corpus(num_traces: int, seed: int, num_workers: int) -> list[Bucket]:
-    """So many random traces, and a faultless one of each of their puzzles."""
     num_jobs = -(-num_traces // TRACES_PER_JOB)
     sizes = [min(TRACES_PER_JOB, num_traces - TRACES_PER_JOB * job) for job in range(num_jobs)]
     jobs = [(f"corpus {seed} {job}", size) for job, size in enumerate(sizes)]
@@ -52,7 +48,7 @@ def make_corpus(num_traces: int, seed: int, num_workers: int) -> list[Bucket]:
 
 def _merged(parts: list[list[Bucket]]) -> list[Bucket]:
     merged = [
-        Bucket(np.concatenate([b.tokens for b in same]), np.concatenate([b.spans for b in same]), same[0].is_faultless)
+        Bucket(np.concatenate([b.tokens for b in same]), np.concatenate([b.spans for b in same]))
         for same in zip(*parts, strict=True)
     ]
     return [bucket for bucket in merged if len(bucket.tokens)]
@@ -60,19 +56,18 @@ def _merged(parts: list[list[Bucket]]) -> list[Bucket]:
 
 def _make_part(job: tuple[str, int]) -> list[Bucket]:
     seed, num_traces = job
-    rows: dict[tuple[int | None, bool], list[_Row]] = {}
+    rows: dict[int | None, list[_Row]] = {}
     for row in _rows(Random(seed), num_traces):
-        rows.setdefault((row.width, row.is_faultless), []).append(row)
-    return [_bucket(width, rows.get((width, kind), []), kind) for width, kind in product(WIDTHS, (False, True))]
+        rows.setdefault(row.width, []).append(row)
+    return [_bucket(width, rows.get(width, [])) for width in WIDTHS]
 
 
 def _rows(rng: Random, num_traces: int) -> Iterator[_Row]:
     for first in range(0, num_traces, TRACES_PER_PUZZLE):
         puzzle = _training_puzzle(rng)
         prompt = encode(render_prompt(puzzle.text))
-        yield _Row(prompt + encode(faultless_trace(puzzle) + END), len(prompt), True)
         for _ in range(min(TRACES_PER_PUZZLE, num_traces - first)):
-            yield _Row(prompt + encode(random_trace(puzzle, rng) + END), len(prompt), False)
+            yield _Row(prompt + encode(random_trace(puzzle, rng) + END), len(prompt))
 
 
 def _training_puzzle(rng: Random) -> Puzzle:
@@ -84,9 +79,9 @@ def _training_puzzle(rng: Random) -> Puzzle:
             return puzzle
 
 
-def _bucket(width: int, rows: list[_Row], is_faultless: bool) -> Bucket:
+def _bucket(width: int, rows: list[_Row]) -> Bucket:
     tokens = np.full((len(rows), width), ID[PAD], np.uint8)
     for place, row in zip(tokens, rows, strict=True):
         place[: len(row.ids)] = row.ids
     spans = np.array([(row.prompt_length, len(row.ids)) for row in rows], np.int32).reshape(-1, 2)
-    return Bucket(tokens, spans, is_faultless)
+    return Bucket(tokens, spans)

@@ -1,6 +1,7 @@
 """Pawn's architecture and tokenizer as Hugging Face objects: a stock Qwen3 at small size."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.pawn.vocabulary import (
@@ -56,6 +57,15 @@ def build_model(shape: Shape) -> "Qwen3ForCausalLM":
         eos_token_id=ID[END],
     )
     return Qwen3ForCausalLM(config)
+
+
+def take_over(model: "Qwen3ForCausalLM", folder: Path) -> None:
+    """Begin with the weights of another pawn, whose vocabulary is the beginning of this one's."""
+    from transformers import Qwen3ForCausalLM
+
+    own, earlier = model.state_dict(), Qwen3ForCausalLM.from_pretrained(folder).state_dict()
+    for name, weights in earlier.items():
+        own[name][: len(weights)] = weights
 
 
 def build_tokenizer() -> "PreTrainedTokenizerFast":

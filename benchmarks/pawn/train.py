@@ -1,7 +1,7 @@
-"""Makes pawn's version 2 from nothing: network, scorers, preset and model card; seeded, minutes on one GPU.
+"""Makes pawn's version 2 of version 1: network, scorers, preset and model card; seeded, minutes on one GPU.
 
-    PYTHONPATH=src python -m benchmarks.pawn.train --out DIR --workers 16          # network, then scorers
-    PYTHONPATH=src python -m benchmarks.pawn.train --out DIR --only network        # needs torch and transformers alone
+    PYTHONPATH=src python -m benchmarks.pawn.train --start V1 --out DIR                # network, then scorers
+    PYTHONPATH=src python -m benchmarks.pawn.train --start V1 --out DIR --only network # torch and transformers suffice
     PYTHONPATH=src python -m benchmarks.pawn.train --out DIR --only scorers        # for the network in DIR
 
 Beside the model folder DIR it writes `pawn_scorers.json`, the whole report on the scorers. README.md says how the
@@ -32,7 +32,7 @@ def make_network(options: argparse.Namespace, device: "torch.device") -> None:
     import torch
     from benchmarks.pawn.corpus import make_corpus
     from benchmarks.pawn.folder import NetworkRun, write_model
-    from benchmarks.pawn.network import TINY_SHAPE, Shape, build_model
+    from benchmarks.pawn.network import TINY_SHAPE, Shape, build_model, take_over
     from benchmarks.pawn.pretraining import TINY_RECIPE, Recipe, train
 
     began = time.monotonic()
@@ -41,6 +41,8 @@ def make_network(options: argparse.Namespace, device: "torch.device") -> None:
     say(f"corpus: {time.monotonic() - began:.0f} s")
     torch.manual_seed(options.seed)
     model = build_model(TINY_SHAPE if options.tiny else Shape()).to(device)
+    if options.start:
+        take_over(model, options.start)
     recipe = replace(TINY_RECIPE if options.tiny else Recipe(), seed=options.seed)
     curve = train(model, corpus, replace(recipe, num_updates=options.updates or recipe.num_updates), say)
     write_model(model, options.out)
@@ -58,7 +60,8 @@ def make_network(options: argparse.Namespace, device: "torch.device") -> None:
 
 def command_of(options: argparse.Namespace) -> str:
     """As the card tells it: where the folder was written is of no interest."""
-    flags = [f"--seed {options.seed}"] if options.seed else []
+    flags = ["--start pawn-v1"] if options.start else []
+    flags += [f"--seed {options.seed}"] if options.seed else []
     flags += [f"--updates {options.updates}"] if options.updates else []
     flags += [f"--workers {options.workers}", *(["--tiny"] if options.tiny else [])]
     return " ".join(["python -m benchmarks.pawn.train", *flags])
@@ -123,6 +126,7 @@ def read_run(folder: Path) -> "NetworkRun":
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
+    parser.add_argument("--start", type=Path, help="model folder of an earlier pawn to begin with")
     parser.add_argument("--only", choices=["network", "scorers"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, help="updates of the network, instead of the recipe's")

@@ -5,16 +5,15 @@ import math
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 import torch
 from benchmarks.pawn import scorers
-from benchmarks.pawn.corpus import Bucket, make_corpus
-from benchmarks.pawn.network import TINY_SHAPE, build_model
-from benchmarks.pawn.pretraining import CurvePoint, Recipe, _chances, is_failing
+from benchmarks.pawn.corpus import make_corpus
+from benchmarks.pawn.network import TINY_SHAPE, build_model, take_over
+from benchmarks.pawn.pretraining import CurvePoint, Recipe, is_failing
 from benchmarks.pawn.probe import Probe, is_product_result
 from benchmarks.pawn.scorers import ScorerPlan
-from benchmarks.pawn.traces import Status, random_trace, verify
+from benchmarks.pawn.traces import random_trace, verify
 from benchmarks.pawn.train import main
 from benchmarks.pawn.vocabulary import END, ID, PAD, UNKNOWN, VOCABULARY, decode, encode, render_prompt
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -36,35 +35,26 @@ def test_the_corpus_holds_training_puzzles_only() -> None:
             assert set(decode(row[length:]).split(PAD)) <= {""}
 
 
-def test_the_corpus_has_a_faultless_trace_of_each_puzzle() -> None:
-    corpus = make_corpus(40, seed=0, num_workers=1)
-    prompts = {kind: set[str]() for kind in (True, False)}
-    for bucket in corpus:
-        for row, (prompt_length, length) in zip(bucket.tokens.tolist(), bucket.spans.tolist(), strict=True):
-            prompt, trace = decode(row[:prompt_length]), decode(row[prompt_length:length])
-            puzzle = parse_puzzle(prompt.removeprefix("<|user|>").removesuffix("<|assistant|><think>\n"))
-            prompts[bucket.is_faultless].add(prompt)
-            if bucket.is_faultless:
-                thoughts = verify(puzzle, trace.removesuffix("<|end|>")).thoughts
-                assert [thought.status for thought in thoughts] == [Status.RIGHT] * len(puzzle.steps)
-    assert prompts[True] == prompts[False] and len(prompts[True]) == 10
+# -- its training ----------------------------------------------------------------------------------------------
 
 
-# -- the curriculum --------------------------------------------------------------------------------------------
+def test_a_network_begins_with_an_earlier_one(folder: Path) -> None:
+    torch.manual_seed(1)
+    model = build_model(TINY_SHAPE)
+    take_over(model, folder)
+    earlier = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    assert all(torch.equal(weights, earlier[name]) for name, weights in model.state_dict().items())
 
 
-def test_faultless_traces_come_first_and_give_way_at_the_full_rate() -> None:
-    recipe = Recipe(num_updates=1000, faultless_until=0.1, mixed_until=0.5, warmup_updates=10, peak_rate=1.0)
-    assert [recipe.faultless_share(update) for update in (0, 99, 300, 500, 999)] == [1.0, 1.0, 0.5, 0.0, 0.0]
-    assert recipe.rate(0) == 0.1 and recipe.rate(10) == recipe.rate(500) == 1.0
-    assert 0.5 < recipe.rate(700) < recipe.rate(501) and recipe.rate(999) < 0.03
-
-
-def test_batches_are_drawn_by_kind_and_then_by_size() -> None:
-    sizes = ((3, False), (1, False), (2, True))
-    corpus = [Bucket(np.zeros((n, 4), np.uint8), np.zeros((n, 2), np.int32), kind) for n, kind in sizes]
-    assert _chances(corpus, 0.6).tolist() == pytest.approx([0.3, 0.1, 0.6])
-    assert _chances(corpus, 0.0).tolist() == pytest.approx([0.75, 0.25, 0.0])
+def test_an_earlier_network_may_lack_the_last_tokens(tmp_path: Path) -> None:
+    model = build_model(TINY_SHAPE)
+    before = model.model.embed_tokens.weight[-1].clone()
+    smaller = build_model(TINY_SHAPE)
+    smaller.resize_token_embeddings(len(VOCABULARY) - 1)
+    smaller.save_pretrained(tmp_path)
+    take_over(model, tmp_path)
+    assert torch.equal(model.model.embed_tokens.weight[:-1], smaller.model.embed_tokens.weight)
+    assert torch.equal(model.model.embed_tokens.weight[-1], before) and model.config.tie_word_embeddings
 
 
 def test_products_not_learnt_are_told_once_and_in_time() -> None:
