@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gambit.bench.folder import read_plan
+from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import read_rows
 from gambit.cli.app import app
 from gambit.config.options import EngineConfig, SearchConfig
@@ -176,6 +177,12 @@ def test_an_option_unknown_to_a_folder_has_the_value_of_then() -> None:
     assert in_effect({"capacity": 4}, IN_0_1_0, now) == {"capacity": 4, "islands": 1}
     assert in_effect({"islands": 2}, IN_0_1_0, now) == {"islands": 2}
     assert in_effect({}, {"islands": "auto"}, now) == {}  # a folder of today
+
+
+def test_problems_of_an_old_bench_go_on_sharing_their_random_numbers(old: Path) -> None:
+    recipe = read_plan(old / "bench-complete").recipe
+    assert recipe.search["own_noise"] is False
+    assert recipe_from({"benchmarks": ["pawn"]}).search_config(recipe.variants()[0], 0, {}).own_noise
 
 
 def test_a_default_that_changed_stays_as_it_was_in_an_old_folder(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

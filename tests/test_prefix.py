@@ -114,6 +114,13 @@ def test_continuations_are_drawn_anew_for_every_problem_and_the_same_each_time(s
     assert first == again and set(first).isdisjoint(other) and len(set(first)) == 3
 
 
+@pytest.mark.parametrize("own_noise", [False, True])
+def test_problems_share_their_random_numbers_unless_each_has_its_own(solver, own_noise):
+    config = SearchConfig(policy="sc", capacity=3, temperature=1.0, max_new_tokens=20, own_noise=own_noise)
+    first, again, other = (finished(solver, Problem("a=1+2", id=name), config)[0] for name in ("p", "p", "q"))
+    assert first == again and (first == other) is not own_noise
+
+
 def test_a_prefix_that_leaves_nothing_is_refused(solver):
     with pytest.raises(UserError, match="a prefix of 60 tokens leaves nothing of an answer of at most 60"):
         solver.solve(Problem("a=1+2", prefix_tokens=(LETTER,) * 60), WHOLE)

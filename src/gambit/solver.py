@@ -215,7 +215,12 @@ class Solver:
             has_floor=self._scorer.info.is_probability,
             policy_options=policy_options(config),
         )
-        return (_after_prefix(settings, problem) if problem.prefix_tokens else settings), notes
+        if problem.prefix_tokens:
+            settings = _after_prefix(settings, problem)
+        # Continuations of one trace, or of its neighbours, must not be drawn alike.
+        if config.own_noise or problem.prefix_tokens:
+            settings = _with_own_noise(settings, problem)
+        return settings, notes
 
     def _crowding(self, num_traces: int) -> list[str]:
         info = self.engine.info
@@ -343,15 +348,19 @@ class _PendingSearch:
 
 
 def _after_prefix(settings: SearchSettings, problem: Problem) -> SearchSettings:
-    """What is left of the answer's length, and numbers of its own for each problem: two continuations of one trace,
-    or of its neighbours, must not be drawn alike."""
+    """With what is left of the answer's length."""
     left = settings.max_new_tokens - len(problem.prefix_tokens)
     if left < 1:
         raise UserError(f"a prefix of {len(problem.prefix_tokens)} tokens leaves nothing of an answer of at most "
                         f"{settings.max_new_tokens}: shorten it, or raise --max-new-tokens")  # fmt: skip
+    return dataclasses.replace(settings, max_new_tokens=left)
+
+
+def _with_own_noise(settings: SearchSettings, problem: Problem) -> SearchSettings:
+    """With a seed made of the seed and the problem's id."""
     digest = hashlib.sha256(f"{settings.sampling.seed} {problem.id}".encode()).digest()
     sampling = dataclasses.replace(settings.sampling, seed=int.from_bytes(digest[:6], "big"))
-    return dataclasses.replace(settings, max_new_tokens=left, sampling=sampling)
+    return dataclasses.replace(settings, sampling=sampling)
 
 
 def _first_done(pending: Sequence[_PendingSearch]) -> list[_PendingSearch]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.identity_0_1_0 import identity_of_0_1_0, is_of_0_1_0
-from gambit.bench.recipe import NOT_VARIED, BenchRecipe, BenchVariant, recipe_from
+from gambit.bench.recipe import BENCH_DEFAULTS, NOT_VARIED, BenchRecipe, BenchVariant, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
 from gambit.bench.stamp import UNKNOWN
 from gambit.config.options import EngineConfig, SearchConfig, overlaid
@@ -83,7 +83,7 @@ def read_plan(folder: Path) -> BenchPlan:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT:
             raise UserError(f"{path}: format {raw['format']}, this version reads {FORMAT}")
-        recipe = recipe_from(in_effect(raw["recipe"], raw.get("defaults", IN_0_1_0), _defaults()))
+        recipe = recipe_from(in_effect(raw["recipe"], {**IN_0_1_0, **raw.get("defaults", {})}, _defaults()))
         variants = tuple(BenchVariant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
         return BenchPlan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
     except FileNotFoundError as error:
@@ -137,7 +137,7 @@ def _comparable(plan: BenchPlan) -> dict[str, Json]:
 
 def _defaults() -> dict[str, Json]:
     """Defaults of all search and engine options, except those that have flags of their own in a bench."""
-    every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json")}
+    every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json"), **BENCH_DEFAULTS}
     return {name: value for name, value in every.items() if name not in NOT_VARIED}
 
 

@@ -21,6 +21,9 @@ Positive = Annotated[int, Field(ge=1, le=10_000_000)]
 ALL = "all"
 POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search config takes any
 # These have flags of their own in a bench: naming them twice would be a contradiction.
+# One seed for all problems would give their traces the same random numbers: an accuracy over 300 problems would then
+# vary with the luck of 64 traces, and the intervals, which take problems for independent, would be too narrow.
+BENCH_DEFAULTS = {"own_noise": True}
 NOT_VARIED = {"policy": "--policies", "seed": "--seeds"}
 
 
@@ -95,7 +98,7 @@ class BenchRecipe:
 
     def search_config(self, variant: BenchVariant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
         """The options of one search; `fixed` is what the benchmark asks for, which the user may overrule."""
-        values = {**fixed, **self.search}
+        values = {**BENCH_DEFAULTS, **fixed, **self.search}
         taken = options_model(load_policy(variant.policy)).model_fields
         own = {key: value for key, value in _mapping(values.pop(POLICY_OPTIONS, None)).items() if key in taken}
         for key, value in variant.changes.items():

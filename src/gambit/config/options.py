@@ -99,6 +99,9 @@ class SearchConfig(CheckedModel):
         None, description="least share of the likeliest token; 0 switches it off"
     )
     seed: Seed = Field(0, description="same seed, same tree, same answer")
+    own_noise: bool = Field(
+        False, description="draw each problem's random numbers by its id too, so that problems vary independently"
+    )
 
     budget_tokens: TokensInAll | None = Field(None, description="stop before more tokens than this are generated")
     budget_seconds: Seconds | None = Field(None, description="stop after this long")

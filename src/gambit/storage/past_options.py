@@ -28,6 +28,7 @@ IN_0_1_0: Mapping[str, Json] = {
     "top_k": None,
     "min_p": None,
     "seed": 0,
+    "own_noise": False,
     "budget_tokens": None,
     "budget_seconds": None,
     "budget_traces": None,

@@ -154,7 +154,9 @@ def sample(
             yield task.problem
 
     count = order.traces_per_problem
-    config = order.config.model_copy(update={"policy": "sc", "capacity": count, "num_traces": count})
+    # With one seed for all, the traces of all problems would share their luck, and so would every figure made of them.
+    update = {"policy": "sc", "capacity": count, "num_traces": count, "own_noise": True}
+    config = order.config.model_copy(update=update)
     results = solver.solve_many(
         problems(),
         config,
