@@ -561,4 +561,4 @@ def test_a_scorer_for_other_states_is_refused(checkpoints, tmp_path):
 
 def test_only_pawn_has_a_perfect_judge(checkpoints, folder):
     with pytest.raises(UserError, match="only pawn's puzzles have a perfect judge"):
-        judge_scorers([str(checkpoints["mlp"])], folder, "all", device="cpu", num_rollouts=2)
+        judge_scorers([str(checkpoints["mlp"])], folder, "all", device="cpu", with_judge=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.pawn.vocabulary import (
+from gambit.pawn.vocabulary import (
     ASSISTANT,
     CHAT_TEMPLATE,
     END,

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.pawn.folder import MAX_NEW_TOKENS
-from benchmarks.pawn.judge import FRACTIONS, Judgement, judge
-from benchmarks.pawn.vocabulary import END, decode
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
-from gambit.pawn.puzzles import Split, parse_puzzle
+from gambit.pawn.judge import Judgement
+from gambit.pawn.puzzles import Split
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, save_checkpoint
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Dataset, Division, load_dataset
@@ -20,7 +19,8 @@ from gambit.training.evaluate import ScorerReport, evaluate
 from gambit.training.fit import Fitted, fit
 from gambit.training.judging import metrics_of
 from gambit.training.objectives import recipe_for
-from gambit.training.ranking import Floats, Ints
+from gambit.training.perfect_judge import chances_by_share, judge_traces
+from gambit.training.ranking import Ints
 from gambit.training.sampling import PAWN_SOURCE, pawn_tasks
 from gambit.training.train import TrainPlan, info_for, train
 
@@ -100,18 +100,6 @@ def judge_checkpoints(paths: Sequence[Path], data: Dataset, device: torch.device
     for path in paths:
         add_metrics(path, {"test": metrics_of(report, path.stem)})
     return report
-
-
-def judge_traces(data: Dataset, traces: Ints) -> list[Judgement]:
-    """What the perfect judge says of each of these traces."""
-    puzzles = [parse_puzzle(problem.question) for problem in data.problems]
-    texts = [decode(list(data.tokens[trace])).removesuffix(END) for trace in traces]
-    return [judge(puzzles[data.traces.problem_of[trace]], text) for trace, text in zip(traces, texts, strict=True)]
-
-
-def chances_by_share(data: Dataset, traces: Ints) -> dict[float, Floats]:
-    found = np.array([judgement.chances for judgement in judge_traces(data, traces)])
-    return dict(zip(FRACTIONS, found.T, strict=True))
 
 
 # -- what scorers cannot know ----------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from pathlib import Path
 from random import Random
 
 import torch
-from benchmarks.pawn.traces import random_trace, verify
-from benchmarks.pawn.vocabulary import END, ID, encode
 
 from collected import HIDDEN, header
 from gambit.pawn.puzzles import Puzzle, Split, generate
+from gambit.pawn.traces import random_trace, verify
+from gambit.pawn.vocabulary import END, ID, encode
 from gambit.training.storage import ProblemRecord, TraceRecord, writing
 
 

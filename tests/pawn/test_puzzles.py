@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gambit.core.errors import UserError
 from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Level, Op, Puzzle, Split, Step, generate, parse_puzzle
 from gambit.pawn.puzzles import random_puzzle as draw
-from gambit.pawn.traces import BOUNDARY, State, Status, continue_trace, misread, random_trace, verify
 
 rngs = st.integers(0, 2**32).map(Random)
 puzzles = st.builds(draw, rngs, st.integers(1, MAX_STEPS), st.integers(*GIVENS))
@@ -61,80 +60,6 @@ def test_splits_are_disjoint_and_deterministic() -> None:
 def test_levels_take_turns_or_are_chosen() -> None:
     assert [len(p.steps) for p in islice(generate(Split.DEV, 0), 4)] == [10, 14, 18, 10]
     assert {len(p.steps) for p in islice(generate(Split.DEV, 0, Level.HARD), 4)} == {18}
-
-
-@given(puzzles, rngs)
-def test_verifier_agrees_with_the_generator(puzzle: Puzzle, rng: Random) -> None:
-    drawn = list(continue_trace(puzzle, State(puzzle.givens), rng))
-    text = "".join(line.text(puzzle) for line, _ in drawn)
-    verdict = verify(puzzle, text)
-    assert [thought.state for thought in verdict.thoughts] == [state for _, state in drawn]
-    before = State(puzzle.givens)
-    for thought, (line, after) in zip(verdict.thoughts, drawn, strict=True):
-        operands = tuple(before.values[i] for i in (puzzle.steps[line.step].left, puzzle.steps[line.step].right))
-        assert (thought.status is Status.SLIP) == ((line.left, line.right) != operands)
-        assert (thought.status is Status.CORRECTION) <= line.is_second_thought
-        assert thought.status is not Status.MALFORMED
-        before = after
-
-
-@given(puzzles, rngs)
-def test_traces_are_valid_and_correct_when_sound(puzzle: Puzzle, rng: Random) -> None:
-    verdict = verify(puzzle, random_trace(puzzle, rng))
-    assert verdict.is_valid
-    assert verdict.is_correct or verdict.thoughts[-1].state.first_slip is not None
-
-
-def test_verifier_tells_slip_inheritance_and_correction() -> None:
-    trace = BOUNDARY.join(
-        [
-            "c = a * b = 17 * 67 = 72",
-            "d = c - a = 72 - 17 = 55",
-            "Wait, c = a * b = 17 * 67 = 72",
-            "Wait, c = a * b = 17 * 61 = 67",
-            "d = c - a = 67 - 17 = 50",
-            "</think>\n\\boxed{50}",
-        ]
-    )
-    verdict = verify(EXAMPLE, trace)
-    expected = [Status.SLIP, Status.INHERITED, Status.SLIP, Status.CORRECTION, Status.RIGHT]
-    assert [thought.status for thought in verdict.thoughts] == expected
-    assert verdict.is_valid
-    assert verdict.is_correct
-
-
-@pytest.mark.parametrize(
-    "trace",
-    [
-        "d = c - a = 67 - 17 = 50\n\n",  # out of turn
-        "c = a + b = 17 + 61 = 78\n\n",  # another operator
-        "c = b * a = 61 * 17 = 67\n\n",  # another definition
-        "so c is 67\n\n",
-        "Wait, c = a * b = 17 * 61 = 67\n\n",  # nothing to think again about
-    ],
-)
-def test_verifier_calls_other_lines_malformed(trace: str) -> None:
-    verdict = verify(EXAMPLE, trace)
-    assert [thought.status for thought in verdict.thoughts] == [Status.MALFORMED]
-    assert not verdict.is_valid
-
-
-def test_verifier_accepts_a_step_computed_once_more() -> None:
-    line = "c = a * b = 17 * 61 = 67\n\n"
-    assert [thought.status for thought in verify(EXAMPLE, line + line).thoughts] == [Status.RIGHT] * 2
-
-
-def test_verifier_reads_a_trace_still_being_written() -> None:
-    verdict = verify(EXAMPLE, "<think>\nc = a * b = 17 * 61 = 67\n\nd = c -")
-    assert [thought.status for thought in verdict.thoughts] == [Status.RIGHT]
-    assert verdict.answer is None
-    assert not verdict.is_valid
-
-
-@given(st.integers(0, MODULUS - 1))
-def test_a_misread_number_is_another_number(value: int) -> None:
-    assert misread(value) != value
-    assert 0 <= misread(value) < MODULUS
 
 
 @pytest.mark.parametrize(

@@ -142,13 +142,9 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the ranking curves as PNG (needs matplotlib).")
     ] = None,
-    rollouts: Annotated[
-        int,
-        typer.Option(
-            min=0, max=1_000_000, metavar="INT", help="pawn only: rollouts of the perfect judge, the ceiling."
-        ),
-    ] = 0,
-    workers: Annotated[int, typer.Option(min=1, max=256, metavar="INT", help="Processes of the judge.")] = 1,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="pawn only: add the perfect judge, which knows each trace's exact state.")
+    ] = False,
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -168,9 +164,8 @@ def evaluate(
             check_installed()
         with only_our_warnings():
             found = judge_scorers(
-                scorers, data, part, device=device, num_rollouts=rollouts, num_workers=workers,
-                skip_corrupted=skip_corrupted, warn=warn,
-            )  # fmt: skip
+                scorers, data, part, device=device, with_judge=judge, skip_corrupted=skip_corrupted, warn=warn
+            )
         text = json.dumps(report_json(found), indent=2)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)

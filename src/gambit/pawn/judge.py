@@ -1,15 +1,15 @@
-"""The perfect judge: how likely a trace is to succeed, by rollouts from its exact state."""
+"""The perfect judge: the exact chance that a trace succeeds, given all that can be seen without calculating again.
+
+It sees every misreading, every trap ahead and how often a trace errs; of a miscalculation it knows only how often one
+happens. It cannot know more and still be a judge: the right answer is the commonest one, so whoever could tell a
+miscalculated trace from the others could as well name the answer and would need no traces.
+"""
 
 import math
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
-from random import Random
-from statistics import fmean
 
 from gambit.pawn.puzzles import Puzzle
-from gambit.pawn.traces import State, Verdict, continue_trace, verify
+from gambit.pawn.traces import MISCALCULATION_RATE, SECOND_LOOK_RATE, State, misreading_rate, verify
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 
@@ -20,55 +20,48 @@ class Judgement:
 
     chances: tuple[float, ...]
     is_valid: bool
-    num_thoughts: int
+    has_misreading: bool  # one that stands in the end
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    puzzle: Puzzle
-    texts: list[str]
-    num_rollouts: int
-
-
-def judge(
-    puzzles: Sequence[Puzzle], texts: list[list[str]], num_rollouts: int, num_workers: int
-) -> list[list[Judgement]]:
-    jobs = [_Job(puzzle, row, num_rollouts) for puzzle, row in zip(puzzles, texts, strict=True)]
-    if num_workers <= 1:
-        return [_judge_puzzle(job) for job in jobs]
-    with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_judge_puzzle, jobs, chunksize=4))
-
-
-def _judge_puzzle(job: _Job) -> list[Judgement]:
-    chances: dict[State, float] = {}  # traces in the same state share one value
-
-    def chance(state: State) -> float:
-        if state not in chances:
-            chances[state] = chance_of_success(job.puzzle, state, job.num_rollouts)
-        return chances[state]
-
-    verdicts = [verify(job.puzzle, text) for text in job.texts]
-    return [
-        Judgement(tuple(map(chance, _states(job.puzzle, verdict))), verdict.is_valid, len(verdict.thoughts))
-        for verdict in verdicts
-    ]
-
-
-def _states(puzzle: Puzzle, verdict: Verdict) -> list[State]:
-    """The exact state at each share of the steps."""
+def judge(puzzle: Puzzle, text: str) -> Judgement:
+    verdict = verify(puzzle, text)
     states = [thought.state for thought in verdict.thoughts] or [State(puzzle.givens)]
-    return [states[max(0, math.ceil(q * len(states)) - 1)] for q in FRACTIONS]
+    reached = [states[max(0, math.ceil(share * len(states)) - 1)] for share in FRACTIONS]
+    return Judgement(
+        chances=tuple(chance_of_success(puzzle, state) for state in reached),
+        is_valid=verdict.is_valid,
+        has_misreading=states[-1].first_misreading is not None,
+    )
 
 
-def chance_of_success(puzzle: Puzzle, state: State, num_rollouts: int) -> float:
-    if state.is_finished(puzzle):
-        return float(state.values[-1] == puzzle.answer)
-    rng, answer = Random(f"{puzzle.key} {state}"), puzzle.answer
-    return fmean(_outcome(puzzle, state, rng) == answer for _ in range(num_rollouts))
+def chance_of_success(puzzle: Puzzle, state: State) -> float:
+    """That no step was or will be misread or miscalculated. That a wrong value heals by chance is left out."""
+    num_done = state.num_done(puzzle)
+    unharmed: float = (1 - MISCALCULATION_RATE) ** len(puzzle.steps)
+    values = _as_read(puzzle, state)
+    for index in range(num_done, len(puzzle.steps)):
+        unharmed *= 1 - misreading_rate(puzzle, index, values)
+        step = puzzle.steps[index]
+        values = (*values, step.op.apply(values[step.left], values[step.right]))
+    return unharmed * _chance_of_reading_right(puzzle, state)
 
 
-def _outcome(puzzle: Puzzle, state: State, rng: Random) -> int:
-    for _, after in continue_trace(puzzle, state, rng):
-        state = after
-    return state.values[-1]
+def _chance_of_reading_right(puzzle: Puzzle, state: State) -> float:
+    """That the steps so far are read right in the end: the newest may yet be computed anew."""
+    newest = state.num_done(puzzle) - 1
+    if state.first_misreading is not None and state.first_misreading < newest:
+        return 0.0
+    as_it_is = float(state.first_misreading is None)
+    if newest < 0 or state.is_finished(puzzle):
+        return as_it_is
+    anew = 1 - misreading_rate(puzzle, newest, state.values)
+    return (1 - SECOND_LOOK_RATE) * as_it_is + SECOND_LOOK_RATE * anew
+
+
+def _as_read(puzzle: Puzzle, state: State) -> tuple[int, ...]:
+    """The values on the page, the newest as a second look that reads right would have it."""
+    newest = state.num_done(puzzle) - 1
+    if newest < 0 or state.first_misreading != newest:
+        return state.values
+    step = puzzle.steps[newest]
+    return (*state.values[:-1], step.op.apply(state.values[step.left], state.values[step.right]))

@@ -1,8 +1,13 @@
-"""Solutions thought by thought: the random process pawn learns from, and the verifier that checks any trace."""
+"""Version 2 of pawn's traces: the random process it is to learn from, and the verifier that checks any trace.
+
+A trace errs in two ways. A *misreading* copies the number just computed wrongly; whoever compares two neighbouring
+lines sees it, and pawn is trained to. A *miscalculation* writes a wrong result behind the right numbers; only whoever
+calculates again sees it, nothing that follows depends on it, and so it leaves no mark in what pawn knows of its trace.
+"""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
@@ -11,34 +16,45 @@ from gambit.pawn.puzzles import MODULUS, Puzzle
 BOUNDARY = "\n\n"
 THINK_END = "</think>"
 
-# A slip misreads the result of the thought before: its last digit is taken for the one it looks like. The calculation
-# with it is right. That keeps a slip within reach of one forward pass: to see it, compare two numbers nearby.
+# A misread number has its last digit taken for the one it looks like.
 LOOKALIKE = {0: 6, 6: 0, 1: 7, 7: 1, 2: 5, 5: 2, 3: 8, 8: 3, 4: 9, 9: 4}
-SLIP_RATE = 0.03
+MISREADING_RATE = 0.05
 # Numbers ending in 7 are traps: most traces read a 1, so that the majority can be wrong.
 TRAP_DIGIT = 7
-TRAP_RATE = 0.6
-# While a trace carries an uncorrected slip, this share of its thoughts are second thoughts about the first one.
-# To know when, the model has to track whether its trace is sound: that is what the scorer can read.
-SECOND_THOUGHT_RATE = 0.2
-# Seldom enough to correct the slip that an unsound trace is a bad bet, which leaves a search something to find.
-CORRECTION_RATE = 0.05
+TRAP_RATE = 0.88
+# A trace is hasty at first: misreadings and traps have their full rate in the first steps, this share of it later.
+# So much is decided by half-way, as with real LLMs, and a search has time to act on what it sees.
+HASTY_STEPS = 5
+CALM_SHARE = 0.2
+# Miscalculations are rare, independent and scattered: one trace cannot know of its own, many traces outvote them.
+MISCALCULATION_RATE = 0.014
+MISCALCULATION_OFFSETS = (-10, -1, 1, 10)
+# A second look computes the newest step anew, as likely to misread as the first time. So the number of second looks,
+# and with it the length of a trace, says nothing about whether the trace is right.
+SECOND_LOOK_RATE = 0.2
+# What does tell is the word it begins with: mostly WAIT where the trace carries a misreading, mostly CHECK elsewhere.
+# To choose the word the model has to know whether its trace is sound: that is what a scorer can read.
+WAIT, CHECK = "Wait, ", "Check: "
+FITTING_WORD_RATE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thought: the step it computes, the numbers it wrote down, and whether it goes back to an earlier step."""
+    """One thought: the step it computes, the numbers it wrote down, and the word that makes it a second look."""
 
     step: int
     left: int
     right: int
     value: int
-    is_second_thought: bool = False
+    word: str = ""
+
+    @property
+    def operands(self) -> tuple[int, int]:
+        return self.left, self.right
 
     def text(self, puzzle: Puzzle) -> str:
-        start = "Wait, " if self.is_second_thought else ""
         op = puzzle.steps[self.step].op.value
-        return f"{start}{puzzle.definition(self.step)} = {self.left} {op} {self.right} = {self.value}{BOUNDARY}"
+        return f"{self.word}{puzzle.definition(self.step)} = {self.left} {op} {self.right} = {self.value}{BOUNDARY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +62,8 @@ class State:
     """All that the future of a trace depends on."""
 
     values: tuple[int, ...]  # of the given letters, then of the steps computed so far
-    first_slip: int | None = None  # the earliest step that is wrong by itself
+    first_misreading: int | None = None  # the earliest step that read a number wrongly
+    newest: Line | None = None  # the last thought
 
     def num_done(self, puzzle: Puzzle) -> int:
         return len(self.values) - len(puzzle.givens)
@@ -60,37 +77,54 @@ def misread(value: int) -> int:
     return (value - digit + LOOKALIKE[digit]) % MODULUS
 
 
+def misreading_rate(puzzle: Puzzle, index: int, values: tuple[int, ...]) -> float:
+    """How often a step misreads the number before it, given the values on the page."""
+    is_trap = values[len(puzzle.givens) + index - 1] % 10 == TRAP_DIGIT
+    return (TRAP_RATE if is_trap else MISREADING_RATE) * (1 if index < HASTY_STEPS else CALM_SHARE)
+
+
+# -- drawing a trace -------------------------------------------------------------------------------------------
+
+
 def next_line(puzzle: Puzzle, state: State, rng: Random) -> Line:
     """Draw the next thought."""
-    if state.first_slip is not None and rng.random() < SECOND_THOUGHT_RATE:
-        return _line(puzzle, state, state.first_slip, rng.random() >= CORRECTION_RATE, is_second_thought=True)
-    rate = TRAP_RATE if state.values[-1] % 10 == TRAP_DIGIT else SLIP_RATE
-    return _line(puzzle, state, state.num_done(puzzle), rng.random() < rate)
+    if state.newest is None or rng.random() >= SECOND_LOOK_RATE:
+        return _computed(puzzle, state.num_done(puzzle), state.values, rng)
+    line = _computed(puzzle, state.newest.step, state.values, rng)
+    # Nothing was read differently: the same numbers give the same result, or the two would betray a miscalculation.
+    value = state.newest.value if line.operands == state.newest.operands else line.value
+    return replace(line, value=value, word=_word(state, rng))
 
 
-def _line(puzzle: Puzzle, state: State, index: int, slips: bool, is_second_thought: bool = False) -> Line:
+def _computed(puzzle: Puzzle, index: int, values: tuple[int, ...], rng: Random) -> Line:
     step, newest = puzzle.steps[index], len(puzzle.givens) + index - 1
+    misreads = rng.random() < misreading_rate(puzzle, index, values)
     left, right = (
-        misread(state.values[place]) if slips and place == newest else state.values[place]
-        for place in (step.left, step.right)
+        misread(values[place]) if misreads and place == newest else values[place] for place in (step.left, step.right)
     )
-    return Line(index, left, right, step.op.apply(left, right), is_second_thought)
+    value = step.op.apply(left, right)
+    if rng.random() < MISCALCULATION_RATE:
+        value = (value + rng.choice(MISCALCULATION_OFFSETS)) % MODULUS
+    return Line(index, left, right, value)
+
+
+def _word(state: State, rng: Random) -> str:
+    is_uneasy = (state.first_misreading is not None) == (rng.random() < FITTING_WORD_RATE)
+    return WAIT if is_uneasy else CHECK
 
 
 def advance(puzzle: Puzzle, state: State, line: Line) -> State:
-    """A step's new value discards what was computed from its old one; repeating the old value changes nothing."""
+    """The state after a thought about the next step or, once more, about the newest one."""
     place = len(puzzle.givens) + line.step
-    if line.step < state.num_done(puzzle) and state.values[place] == line.value:
-        return state
-    earlier = state.first_slip if state.first_slip is not None and state.first_slip < line.step else None
-    own = None if _is_sound(puzzle, state, line) else line.step
-    return State((*state.values[:place], line.value), earlier if earlier is not None else own)
+    first = state.first_misreading
+    if first is None or first >= line.step:
+        first = None if _reads_right(puzzle, state.values, line) else line.step
+    return State((*state.values[:place], line.value), first, line)
 
 
-def _is_sound(puzzle: Puzzle, state: State, line: Line) -> bool:
+def _reads_right(puzzle: Puzzle, values: tuple[int, ...], line: Line) -> bool:
     step = puzzle.steps[line.step]
-    operands = state.values[step.left], state.values[step.right]
-    return (line.left, line.right) == operands and line.value == step.op.apply(*operands)
+    return line.operands == (values[step.left], values[step.right])
 
 
 def continue_trace(puzzle: Puzzle, state: State, rng: Random) -> Iterator[tuple[Line, State]]:
@@ -103,18 +137,34 @@ def continue_trace(puzzle: Puzzle, state: State, rng: Random) -> Iterator[tuple[
 
 def random_trace(puzzle: Puzzle, rng: Random) -> str:
     """A whole trace as the model would write it after the opening think tag."""
-    drawn = list(continue_trace(puzzle, State(puzzle.givens), rng))
-    thoughts = "".join(line.text(puzzle) for line, _ in drawn)
-    return f"{thoughts}{THINK_END}\n\\boxed{{{drawn[-1][1].values[-1]}}}"
+    return _written(puzzle, [line for line, _ in continue_trace(puzzle, State(puzzle.givens), rng)])
+
+
+def faultless_trace(puzzle: Puzzle) -> str:
+    """Every step once, read and calculated right: what the training begins with."""
+    values = puzzle.values
+    lines = [
+        Line(index, values[step.left], values[step.right], value)
+        for index, (step, value) in enumerate(zip(puzzle.steps, values[len(puzzle.givens) :], strict=True))
+    ]
+    return _written(puzzle, lines)
+
+
+def _written(puzzle: Puzzle, lines: list[Line]) -> str:
+    thoughts = "".join(line.text(puzzle) for line in lines)
+    return f"{thoughts}{THINK_END}\n\\boxed{{{lines[-1].value}}}"
+
+
+# -- checking a trace ------------------------------------------------------------------------------------------
 
 
 class Status(Enum):
     """What the verifier says of one thought."""
 
     RIGHT = "right"
-    SLIP = "slip"  # wrong by itself, second thoughts that repeat the slip included
+    MISREADING = "misreading"  # a number is not the one on the page
+    MISCALCULATION = "miscalculation"  # the result does not follow from the numbers
     INHERITED = "inherited"  # computed faultlessly from a wrong value
-    CORRECTION = "correction"
     MALFORMED = "malformed"  # not a thought of this puzzle's language, or out of turn
 
 
@@ -133,7 +183,7 @@ class Verdict:
     is_correct: bool
 
 
-_LINE = re.compile(r"(Wait, )?(([a-z]) = [a-z] ([-+*]) [a-z]) = (\d+) ([-+*]) (\d+) = (\d+)")
+_LINE = re.compile(rf"({WAIT}|{CHECK})?(([a-z]) = [a-z] ([-+*]) [a-z]) = (\d+) ([-+*]) (\d+) = (\d+)")
 _ENDING = re.compile(r"\n?\\boxed\{(\d+)\}")
 
 
@@ -172,16 +222,15 @@ def _parse_line(puzzle: Puzzle, state: State, text: str) -> Line | None:
     index = puzzle.names.find(match[3]) - len(puzzle.givens) if match else -1
     if match is None or index < 0 or match[2] != puzzle.definition(index) or match[4] != match[6]:
         return None
-    num_done, is_second_thought = state.num_done(puzzle), match[1] is not None
-    # computing a step once more is idle but well formed; skipping one is not
-    in_turn = index < num_done if is_second_thought else index <= num_done
-    return Line(index, int(match[5]), int(match[7]), int(match[8]), is_second_thought) if in_turn else None
+    in_turn = state.num_done(puzzle) - 1 if match[1] else state.num_done(puzzle)
+    return Line(index, int(match[5]), int(match[7]), int(match[8]), match[1] or "") if index == in_turn else None
 
 
 def _status(puzzle: Puzzle, state: State, line: Line, truth: tuple[int, ...]) -> Status:
     step = puzzle.steps[line.step]
-    if not _is_sound(puzzle, state, line):
-        return Status.SLIP
-    if (line.left, line.right) != (truth[step.left], truth[step.right]):
-        return Status.INHERITED
-    return Status.CORRECTION if line.is_second_thought else Status.RIGHT
+    if not _reads_right(puzzle, state.values, line):
+        return Status.MISREADING
+    if line.value != step.op.apply(*line.operands):
+        return Status.MISCALCULATION
+    is_true = line.operands == (truth[step.left], truth[step.right])
+    return Status.RIGHT if is_true else Status.INHERITED

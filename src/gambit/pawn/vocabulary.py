@@ -1,25 +1,28 @@
-"""Pawn's tokens: a number, or an operator with its spaces, is one token."""
+"""Pawn's tokens, in bijection with text: a number, or an operator with its spaces, is one."""
 
 import re
 from string import ascii_lowercase
 
 from gambit.pawn.puzzles import MODULUS
-from gambit.pawn.traces import BOUNDARY, THINK_END
+from gambit.pawn.traces import BOUNDARY, CHECK, THINK_END, WAIT
 
 PAD, END, UNKNOWN, USER, ASSISTANT, THINK = "<pad>", "<|end|>", "<unk>", "<|user|>", "<|assistant|>", "<think>"
 SPECIAL = (PAD, END, UNKNOWN, USER, ASSISTANT)
 OPERATORS = (" = ", " + ", " - ", " * ", "; ")
 VOCABULARY = (
     *SPECIAL,
-    *(THINK, THINK_END, BOUNDARY, "\n", "Wait, ", "\\boxed{", "}", "?"),
+    *(THINK, THINK_END, BOUNDARY, "\n", WAIT, "\\boxed{", "}", "?"),
     *OPERATORS,
     *ascii_lowercase,
     *map(str, range(MODULUS)),
+    CHECK,  # last: version 1 had all the others, in this order
 )
 ID = {token: index for index, token in enumerate(VOCABULARY)}
 
 # Longest first; any other character is a piece of its own and becomes <unk>.
-PIECE = re.compile(r"<\|user\|>|<\|assistant\|>|<\|end\|>|</?think>|\n\n|Wait, |\\boxed\{| [-=+*] |; |\d+|[\s\S]")
+PIECE = re.compile(
+    r"<\|user\|>|<\|assistant\|>|<\|end\|>|</?think>|\n\n|Wait, |Check: |\\boxed\{| [-=+*] |; |\d+|[\s\S]"
+)
 
 # The generation prompt opens the think tag; a system prompt would only be noise to this model.
 CHAT_TEMPLATE = (

@@ -17,7 +17,7 @@ from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.evaluate import JUDGE, ScorerRanking, ScorerReport, conclusions, evaluate
-from gambit.training.perfect_judge import judge_by_rollouts
+from gambit.training.perfect_judge import chances_by_share
 from gambit.training.ranking import QUARTERS, Estimate, Ints
 from gambit.training.storage import read_header
 
@@ -31,8 +31,7 @@ def judge_scorers(
     part: str,
     *,
     device: str = AUTO,
-    num_rollouts: int = 0,
-    num_workers: int = 1,
+    with_judge: bool = False,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
@@ -45,7 +44,7 @@ def judge_scorers(
         key = scorer.info.state_position, scorer.info.layers
         if key not in by_states:
             by_states[key] = load_dataset(
-                folder, *key, skip_corrupted=skip_corrupted, with_tokens=num_rollouts > 0, on_skip=skipped
+                folder, *key, skip_corrupted=skip_corrupted, with_tokens=with_judge, on_skip=skipped
             )
         data = by_states[key]
         _check_made_for(name, scorer.info, data, warn)
@@ -54,8 +53,7 @@ def judge_scorers(
         warn(line)
     first = next(iter(loaded.values()))[1]
     traces = _chosen(first, part, [_division_on(name, folder) for name in names])
-    perfect_judge = judge_by_rollouts(num_rollouts, num_workers) if num_rollouts else None
-    return evaluate(loaded, traces, pick_device(device), perfect_judge=perfect_judge)
+    return evaluate(loaded, traces, pick_device(device), perfect_judge=chances_by_share if with_judge else None)
 
 
 def _label(name: str) -> str:

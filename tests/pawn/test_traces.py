@@ -5,8 +5,13 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from benchmarks.pawn.judge import FRACTIONS, chance_of_success, judge
-from benchmarks.pawn.traces import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gambit.pawn.judge import FRACTIONS, chance_of_success, judge
+from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Puzzle, Split, generate, parse_puzzle
+from gambit.pawn.puzzles import random_puzzle as draw
+from gambit.pawn.traces import (
     BOUNDARY,
     HASTY_STEPS,
     MISREADING_RATE,
@@ -22,11 +27,6 @@ from benchmarks.pawn.traces import (
     random_trace,
     verify,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Puzzle, Split, generate, parse_puzzle
-from gambit.pawn.puzzles import random_puzzle as draw
 
 rngs = st.integers(0, 2**32).map(Random)
 puzzles = st.builds(draw, rngs, st.integers(1, MAX_STEPS), st.integers(*GIVENS))
