@@ -213,6 +213,7 @@ class Solver:
             defaults,
             context_left,
             has_floor=self._scorer.info.is_probability,
+            trust=self._scorer.info.trust,
             policy_options=policy_options(config),
         )
         if problem.prefix_tokens:

@@ -149,6 +149,9 @@ def evaluate(
         ),
     ] = 0,
     workers: Annotated[int, typer.Option(min=1, max=256, metavar="INT", help="Processes of the judge.")] = 1,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the figures into the checkpoints: searches trust them by these.")
+    ] = False,
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -158,8 +161,10 @@ def evaluate(
     def body() -> int:
         from gambit.cli.scorer_display import show_report
         from gambit.storage.run_folder import check_writable
-        from gambit.training.judging import judge_scorers, report_json
+        from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
 
+        if write:
+            check_writable_trust(scorers, data, part)
         for path in filter(None, (out, plot)):
             check_writable(path.parent)
         if plot is not None:
@@ -171,6 +176,8 @@ def evaluate(
                 scorers, data, part, device=device, num_rollouts=rollouts, num_workers=workers,
                 skip_corrupted=skip_corrupted, warn=warn,
             )  # fmt: skip
+        if write:
+            write_figures(scorers, found)
         text = json.dumps(report_json(found), indent=2)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)

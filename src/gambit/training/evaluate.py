@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.config.trust import SHARES as TRUST_SHARES
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
@@ -126,6 +128,14 @@ def evaluate(
         share_right=float(data.traces.is_correct[traces].mean()),
         rankings=tuple(found.ranking for found in everything),
         comparisons=tuple(_comparisons(list(measured.values()), baselines)),
+    )
+
+
+def trust_of(report: ScorerReport, name: str) -> ScorerTrust:
+    """How far a search may trust this scorer, by what the report found."""
+    ranking = next(ranking for ranking in report.rankings if ranking.name == name)
+    return ScorerTrust(
+        tuple(ranking.auc[share].value for share in TRUST_SHARES), report.num_mixed, report.model, report.source
     )
 
 

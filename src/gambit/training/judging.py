@@ -14,9 +14,9 @@ from gambit.core.events import Json
 from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
-from gambit.scorers.checkpoint import load_checkpoint, read_metadata
+from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import JUDGE, ScorerRanking, ScorerReport, conclusions, evaluate
+from gambit.training.evaluate import JUDGE, ScorerRanking, ScorerReport, conclusions, evaluate, trust_of
 from gambit.training.perfect_judge import judge_by_rollouts
 from gambit.training.ranking import QUARTERS, Estimate, Ints
 from gambit.training.storage import read_header
@@ -56,6 +56,22 @@ def judge_scorers(
     traces = _chosen(first, part, [_division_on(name, folder) for name in names])
     perfect_judge = judge_by_rollouts(num_rollouts, num_workers) if num_rollouts else None
     return evaluate(loaded, traces, pick_device(device), perfect_judge=perfect_judge)
+
+
+def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
+    """Refuse to write figures into what is no checkpoint, or figures of problems that a scorer was fitted to."""
+    for name in names:
+        if not name.endswith(".safetensors"):
+            raise UserError(f"--write: {name!r} is no checkpoint file that figures could be written into")
+        if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
+            raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
+                            "flatter it: leave --part out, or judge it on another collection")  # fmt: skip
+
+
+def write_figures(names: Sequence[str], report: ScorerReport) -> None:
+    """Into each checkpoint: what it reached, and how far a search may trust it."""
+    for name in names:
+        add_metrics(Path(name), {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name)))
 
 
 def _label(name: str) -> str:
