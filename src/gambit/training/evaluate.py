@@ -102,6 +102,14 @@ class _Measured:
     per_problem: Floats  # mean AUC of each problem
 
 
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """What a judge made of the traces, in their order, by share of their steps."""
+
+    by_share: Mapping[float, Floats]
+    is_probability: bool = True
+
+
 def evaluate(
     scorers: Mapping[str, tuple[Scorer, Dataset]],
     traces: Ints,
@@ -111,9 +119,17 @@ def evaluate(
 ) -> ScorerReport:
     """Scorers by name, each with the collection at its own state position; a perfect judge adds the ceiling."""
     data = next(iter(scorers.values()))[1]
+    rated = {name: rated_by(scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
+    return compare(rated, data, traces, perfect_judge=perfect_judge)
+
+
+def compare(
+    rated: Mapping[str, Rated], data: Dataset, traces: Ints, *, perfect_judge: PerfectJudge | None = None
+) -> ScorerReport:
+    """Judges by name, beside what needs no training; a perfect judge adds the ceiling."""
     if not len(traces):
         raise UserError("no problem is left to judge by: collect more, or choose another --part")
-    measured = {name: _scorer_ranking(name, scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
+    measured = {name: _judge_ranking(name, each, data, traces) for name, each in rated.items()}
     baselines = _baselines(data, traces)
     ceiling = [_ranked(JUDGE, data, traces, perfect_judge(data, traces), is_baseline=False)] if perfect_judge else []
     everything = [*measured.values(), *baselines, *ceiling]
@@ -132,16 +148,22 @@ def evaluate(
 # -- scores ----------------------------------------------------------------------------------------------------
 
 
-def _scorer_ranking(name: str, scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> _Measured:
+def rated_by(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> Rated:
+    """By a scorer of states."""
     scores, known = step_scores(scorer, data, traces, device), data.traces
     by_share = {
         share: trace_scores(scores, known.starts[traces], known.num_steps[traces], share, scorer.info.aggregation)
         for share in SHARES
     }
-    found = _ranked(name, data, traces, by_share, is_baseline=False)
-    if not scorer.info.is_probability:
+    return Rated(by_share, scorer.info.is_probability)
+
+
+def _judge_ranking(name: str, rated: Rated, data: Dataset, traces: Ints) -> _Measured:
+    found = _ranked(name, data, traces, rated.by_share, is_baseline=False)
+    if not rated.is_probability:
         return found
-    calibration = tuple(_calibration(share, by_share[share], known.is_correct[traces]) for share in (0.5, 1.0))
+    is_correct = data.traces.is_correct[traces]
+    calibration = tuple(_calibration(share, rated.by_share[share], is_correct) for share in (0.5, 1.0))
     ranking = found.ranking
     with_calibration = ScorerRanking(
         name, False, ranking.auc, ranking.pairwise, ranking.mean_auc, calibration=calibration

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.core.events import Json
@@ -15,11 +17,15 @@ from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
+from gambit.scorers.verifier.folder import is_verifier, read_info
+from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import JUDGE, ScorerRanking, ScorerReport, conclusions, evaluate
+from gambit.training.evaluate import JUDGE, SHARES, Rated, ScorerRanking, ScorerReport, compare, conclusions, rated_by
 from gambit.training.perfect_judge import judge_by_rollouts
 from gambit.training.ranking import QUARTERS, Estimate, Ints
-from gambit.training.storage import read_header
+from gambit.training.storage import Header, read_header
+from gambit.training.verifier.passages import Passages
+from gambit.training.verifier.reading import read_traces
 
 ALL = "all"
 AUTO = "auto"
@@ -31,35 +37,70 @@ def judge_scorers(
     part: str,
     *,
     device: str = AUTO,
+    model: str | None = None,
     num_rollouts: int = 0,
     num_workers: int = 1,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
-    """Checkpoints or registered scorers, judged on the same problems of one collection."""
-    scorers = {_label(name): _load(name) for name in names}
-    skipped: list[str] = []
-    loaded: dict[str, tuple[Scorer, Dataset]] = {}
-    by_states: dict[tuple[StatePosition, tuple[int, ...]], Dataset] = {}
-    for name, scorer in scorers.items():
-        key = scorer.info.state_position, scorer.info.layers
-        if key not in by_states:
-            by_states[key] = load_dataset(
-                folder, *key, skip_corrupted=skip_corrupted, with_tokens=num_rollouts > 0, on_skip=skipped
-            )
-        data = by_states[key]
-        _check_made_for(name, scorer.info, data, warn)
-        loaded[name] = (scorer, data)
-    for line in dict.fromkeys(skipped):
+    """Checkpoints, registered scorers or folders of verifiers, judged on the same problems of one collection."""
+    collection = _Collection(folder, skip_corrupted, with_tokens=num_rollouts > 0)
+    infos = {name: _info(name) for name in names}
+    for name, info in infos.items():
+        _check_made_for(_label(name), info, collection.header, warn)
+    first = next(iter(infos.values()))
+    data = collection.at(first.state_position, first.layers)
+    traces = _chosen(data, part, [_division_on(name, folder) for name in names])
+    rated = {_label(name): _rated(name, collection, traces, pick_device(device), model) for name in names}
+    for line in dict.fromkeys(collection.skipped):
         warn(line)
-    first = next(iter(loaded.values()))[1]
-    traces = _chosen(first, part, [_division_on(name, folder) for name in names])
     perfect_judge = judge_by_rollouts(num_rollouts, num_workers) if num_rollouts else None
-    return evaluate(loaded, traces, pick_device(device), perfect_judge=perfect_judge)
+    return compare(rated, data, traces, perfect_judge=perfect_judge)
+
+
+class _Collection:
+    """A collection's datasets, each read once."""
+
+    def __init__(self, folder: Path, skip_corrupted: bool, with_tokens: bool) -> None:
+        self.header = read_header(folder)
+        self.skipped: list[str] = []
+        self._folder, self._skips, self._with_tokens = folder, skip_corrupted, with_tokens
+        self._found: dict[tuple[StatePosition, tuple[int, ...], bool], Dataset] = {}
+
+    def at(self, position: StatePosition, layers: tuple[int, ...], with_tokens: bool = False) -> Dataset:
+        key = position, layers, with_tokens or self._with_tokens
+        if key not in self._found:
+            self._found[key] = load_dataset(
+                self._folder, position, layers, skip_corrupted=self._skips, with_tokens=key[2], on_skip=self.skipped
+            )
+        return self._found[key]
+
+    @property
+    def passages(self) -> Passages:
+        return Passages.of(self.at(StatePosition.BOUNDARY, (), with_tokens=True))
+
+
+def _rated(name: str, collection: _Collection, traces: Ints, device: torch.device, model: str | None) -> Rated:
+    if not is_verifier(name):
+        scorer = _load(name)
+        return rated_by(scorer, collection.at(scorer.info.state_position, scorer.info.layers), traces, device)
+    verifier = Verifier.load(Path(name), device, model)
+    read = read_traces(verifier, collection.passages, traces)
+    return Rated(read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration))
+
+
+def _info(name: str) -> ScorerInfo:
+    if not is_verifier(name):
+        return _load(name).info
+    info = read_info(Path(name))
+    return ScorerInfo(
+        "verifier", hidden_size=info.hidden_size, boundary_rule=info.boundary_rule, layers=(),
+        base_model=info.base_model, base_model_hash=info.base_model_hash,
+    )  # fmt: skip
 
 
 def _label(name: str) -> str:
-    return Path(name).stem if name.endswith(".safetensors") else name
+    return Path(name).stem if name.endswith(".safetensors") else Path(name).name if is_verifier(name) else name
 
 
 def _load(name: str) -> Scorer:
@@ -68,8 +109,7 @@ def _load(name: str) -> Scorer:
     return cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))()
 
 
-def _check_made_for(name: str, info: ScorerInfo, data: Dataset, warn: Callable[[str], None]) -> None:
-    header = data.header
+def _check_made_for(name: str, info: ScorerInfo, header: Header, warn: Callable[[str], None]) -> None:
     if info.hidden_size is not None and info.hidden_size != header.hidden_size:
         raise UserError(f"{name} expects hidden size {info.hidden_size}, the collection has {header.hidden_size}")
     if info.boundary_rule != header.boundary_rule:
@@ -84,9 +124,10 @@ def _check_made_for(name: str, info: ScorerInfo, data: Dataset, warn: Callable[[
 
 def _division_on(name: str, folder: Path) -> Division | None:
     """How the collection was divided when this scorer was trained on it; None if it never saw it."""
-    if not name.endswith(".safetensors"):
-        return None
-    training = read_metadata(Path(name)).get("training")
+    if is_verifier(name):
+        training: object = read_info(Path(name)).training
+    else:
+        training = read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
     if not isinstance(training, dict) or training.get("collection") != read_header(folder).id:
         return None
     return Division(**cast("dict[str, float]", training["division"]))  # type: ignore[arg-type]
