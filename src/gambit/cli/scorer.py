@@ -10,7 +10,7 @@ import typer
 
 from gambit.cli.commands import PlainCommand, PlainGroup
 from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
-from gambit.cli.scorer_verifier import VERIFIER, export, train_verifier
+from gambit.cli.scorer_verifier import STACK, VERIFIER, export, train_stack, train_verifier
 from gambit.cli.session import only_our_warnings
 from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.core.errors import UserError
@@ -42,10 +42,11 @@ def command() -> object:
 def train(
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors; of a verifier: a folder).")
+        Path,
+        typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors; of verifier and stack: a folder)."),
     ],
     architecture: Annotated[
-        str, typer.Option(metavar="TEXT", help="mlp (STEP's), mlp+confidence, sequence or verifier (LoRA).")
+        str, typer.Option(metavar="TEXT", help="mlp (STEP's), mlp+confidence, sequence, verifier (LoRA) or stack.")
     ] = "mlp",
     objective: Annotated[
         str,
@@ -117,6 +118,12 @@ def train(
     recompute: Annotated[
         bool, typer.Option(help="verifier: keep no activations for the way back; less memory, more time.")
     ] = False,
+    parts: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", help="stack: what it is made of; add a state scorer's file and a verifier's folder."
+        ),
+    ] = "confidence,closeness,agreement",
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint's metadata.")] = False,
@@ -125,6 +132,9 @@ def train(
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
 
     def body() -> int:
+        if architecture == STACK:
+            train_stack(data, out, parts.split(","), model, device, skip_corrupted, as_json)
+            return OK
         if architecture == VERIFIER:
             changes = {"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
                        "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
@@ -167,7 +177,9 @@ def train(
 def evaluate(
     scorers: Annotated[
         list[str],
-        typer.Argument(metavar="SCORER...", help="Checkpoints, folders of verifiers, or names of registered scorers."),
+        typer.Argument(
+            metavar="SCORER...", help="Checkpoints, folders of verifiers and stacks, or registered scorers."
+        ),
     ],
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
     part: Annotated[
@@ -287,7 +299,8 @@ def _import_info(base_model: str | None, position: str | None, aggregation: str,
 @app.command(cls=PlainCommand)
 def show(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A scorer checkpoint (.safetensors) or a verifier's folder.")
+        Path,
+        typer.Argument(metavar="FILE", help="A scorer checkpoint (.safetensors) or the folder of a verifier or stack."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -298,9 +311,10 @@ def show(
         from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 
         if file.is_dir():
+            from gambit.scorers.stack import is_stack, read_stack
             from gambit.scorers.verifier.folder import read_info
 
-            info = read_info(file)
+            info = read_stack(file) if is_stack(file) else read_info(file)
             if as_json:
                 typer.echo(info.model_dump_json())
             else:

@@ -1,8 +1,9 @@
-"""`gambit scorer train --architecture verifier` and `gambit scorer export`."""
+"""`gambit scorer train --architecture verifier` and `stack`, and `gambit scorer export`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +15,12 @@ from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from gambit.training.loading import CollectionReader
+    from gambit.training.ranking import Ints
+    from gambit.training.stack.train import TrainedStack
     from gambit.training.verifier.train import TrainedVerifier
 
-VERIFIER = "verifier"
+VERIFIER, STACK = "verifier", "stack"
 
 
 def train_verifier(
@@ -64,6 +68,42 @@ def _show(out: Path, trained: TrainedVerifier, sizes: list[int], as_json: bool) 
     put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {trained.seconds:.0f} s at "
         f"{trained.tokens_per_second:,.0f} tokens/s; held-out AUC within problems {trained.held_out_auc:.4f}, at "
         f"25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
+
+
+def train_stack(
+    data: Path, out: Path, given: Sequence[str], model: str | None, device: str, skip_corrupted: bool, as_json: bool
+) -> None:
+    from gambit.storage.run_folder import check_writable
+    from gambit.training.judging import AUTO as HELD_OUT
+    from gambit.training.judging import held_out_traces
+    from gambit.training.stack.parts import StackParts
+    from gambit.training.stack.train import StackPlan
+    from gambit.training.stack.train import train_stack as run
+
+    if out.suffix == ".safetensors":
+        raise UserError(f"a stack is a folder, {out} looks like a file: give --out without .safetensors")
+    parts = StackParts.parse(given)
+    check_writable(out)
+
+    def choose(reader: CollectionReader) -> Ints:
+        return held_out_traces(reader.without_states, HELD_OUT, parts.files, data)
+
+    with only_our_warnings():
+        trained = run(StackPlan(data, parts, model, device, skip_corrupted), choose, say)
+    trained.save(out)
+    _show_stack(out, trained, as_json)
+
+
+def _show_stack(out: Path, trained: TrainedStack, as_json: bool) -> None:
+    if as_json:
+        typer.echo(trained.info.model_dump_json())
+        return
+    lines = trained.info.lines
+    for name, line in (("running", lines.running), ("complete", lines.complete)):
+        weights = ", ".join(f"{part} {weight:+.3g}" for part, weight in line.weights.items())
+        put(f"{name}: {weights}, offset {line.offset:+.3g}")
+    put(f"{out}: stack of {', '.join(trained.info.parts)}; cross-fitted AUC within problems: "
+        f"{json.dumps(trained.info.metrics['cross_fitted'])}")  # fmt: skip
 
 
 def export(

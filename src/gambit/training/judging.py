@@ -13,18 +13,29 @@ import torch
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.core.events import Json
-from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata
+from gambit.scorers.stack import is_stack, read_stack
 from gambit.scorers.verifier.folder import is_verifier, read_info
 from gambit.scorers.verifier.model import Verifier
-from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import JUDGE, SHARES, Rated, ScorerRanking, ScorerReport, compare, conclusions, rated_by
+from gambit.training.dataset import Dataset, Division, Part
+from gambit.training.evaluate import (
+    JUDGE,
+    SHARES,
+    PartRatings,
+    Rated,
+    ScorerRanking,
+    ScorerReport,
+    compare,
+    conclusions,
+    rated_by,
+)
+from gambit.training.loading import CollectionReader
 from gambit.training.perfect_judge import judge_by_rollouts
 from gambit.training.ranking import QUARTERS, Estimate, Ints
+from gambit.training.stack.train import rate_stack
 from gambit.training.storage import Header, read_header
-from gambit.training.verifier.passages import Passages
 from gambit.training.verifier.reading import read_traces
 
 ALL = "all"
@@ -43,64 +54,62 @@ def judge_scorers(
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
-    """Checkpoints, registered scorers or folders of verifiers, judged on the same problems of one collection."""
-    collection = _Collection(folder, skip_corrupted, with_tokens=num_rollouts > 0)
-    infos = {name: _info(name) for name in names}
-    for name, info in infos.items():
-        _check_made_for(_label(name), info, collection.header, warn)
-    first = next(iter(infos.values()))
-    data = collection.at(first.state_position, first.layers)
-    traces = _chosen(data, part, [_division_on(name, folder) for name in names])
-    rated = {_label(name): _rated(name, collection, traces, pick_device(device), model) for name in names}
-    for line in dict.fromkeys(collection.skipped):
+    """Checkpoints, registered scorers, folders of verifiers or stacks, judged on the same problems of a collection."""
+    reader = CollectionReader(folder, skip_corrupted=skip_corrupted, with_tokens=num_rollouts > 0)
+    for name in names:
+        _check_made_for(_label(name), _info(name), reader.header, warn)
+    data = _data_of(names[0], reader)
+    traces = held_out_traces(data, part, names, folder)
+    rated: dict[str, Rated] = {}
+    stacks: dict[str, PartRatings] = {}
+    for name in names:
+        if is_stack(name):
+            info = read_stack(Path(name))
+            rated[_label(name)], stacks[_label(name)] = rate_stack(Path(name), info, reader, traces, device, model)
+        else:
+            rated[_label(name)] = _rated(name, reader, traces, pick_device(device), model)
+    for line in dict.fromkeys(reader.skipped):
         warn(line)
     perfect_judge = judge_by_rollouts(num_rollouts, num_workers) if num_rollouts else None
-    return compare(rated, data, traces, perfect_judge=perfect_judge)
+    return compare(rated, data, traces, perfect_judge=perfect_judge, stacks=stacks)
 
 
-class _Collection:
-    """A collection's datasets, each read once."""
-
-    def __init__(self, folder: Path, skip_corrupted: bool, with_tokens: bool) -> None:
-        self.header = read_header(folder)
-        self.skipped: list[str] = []
-        self._folder, self._skips, self._with_tokens = folder, skip_corrupted, with_tokens
-        self._found: dict[tuple[StatePosition, tuple[int, ...], bool], Dataset] = {}
-
-    def at(self, position: StatePosition, layers: tuple[int, ...], with_tokens: bool = False) -> Dataset:
-        key = position, layers, with_tokens or self._with_tokens
-        if key not in self._found:
-            self._found[key] = load_dataset(
-                self._folder, position, layers, skip_corrupted=self._skips, with_tokens=key[2], on_skip=self.skipped
-            )
-        return self._found[key]
-
-    @property
-    def passages(self) -> Passages:
-        return Passages.of(self.at(StatePosition.BOUNDARY, (), with_tokens=True))
+def held_out_traces(data: Dataset, part: str, names: Sequence[str], folder: Path) -> Ints:
+    """Of a part of the collection; `auto`: those that none of these scorers was trained or chosen on."""
+    return _chosen(data, part, [_division_on(name, folder) for name in names])
 
 
-def _rated(name: str, collection: _Collection, traces: Ints, device: torch.device, model: str | None) -> Rated:
+def _data_of(name: str, reader: CollectionReader) -> Dataset:
+    """What is judged by: baselines and a perfect judge need no states, so that any will do."""
+    if is_verifier(name) or is_stack(name):
+        return reader.without_states
+    info = _load(name).info
+    return reader.at(info.state_position, info.layers)
+
+
+def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.device, model: str | None) -> Rated:
     if not is_verifier(name):
         scorer = _load(name)
-        return rated_by(scorer, collection.at(scorer.info.state_position, scorer.info.layers), traces, device)
+        return rated_by(scorer, reader.at(scorer.info.state_position, scorer.info.layers), traces, device)
     verifier = Verifier.load(Path(name), device, model)
-    read = read_traces(verifier, collection.passages, traces)
+    read = read_traces(verifier, reader.passages, traces)
     return Rated(read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration))
 
 
 def _info(name: str) -> ScorerInfo:
-    if not is_verifier(name):
+    if not is_verifier(name) and not is_stack(name):
         return _load(name).info
-    info = read_info(Path(name))
+    info = read_stack(Path(name)) if is_stack(name) else read_info(Path(name))
     return ScorerInfo(
-        "verifier", hidden_size=info.hidden_size, boundary_rule=info.boundary_rule, layers=(),
+        info.architecture, hidden_size=info.hidden_size, boundary_rule=info.boundary_rule,
         base_model=info.base_model, base_model_hash=info.base_model_hash,
     )  # fmt: skip
 
 
 def _label(name: str) -> str:
-    return Path(name).stem if name.endswith(".safetensors") else Path(name).name if is_verifier(name) else name
+    if is_verifier(name) or is_stack(name):
+        return Path(name).resolve().name
+    return Path(name).stem if name.endswith(".safetensors") else name
 
 
 def _load(name: str) -> Scorer:
@@ -124,13 +133,21 @@ def _check_made_for(name: str, info: ScorerInfo, header: Header, warn: Callable[
 
 def _division_on(name: str, folder: Path) -> Division | None:
     """How the collection was divided when this scorer was trained on it; None if it never saw it."""
-    if is_verifier(name):
-        training: object = read_info(Path(name)).training
-    else:
-        training = read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
+    training = _training_of(name)
     if not isinstance(training, dict) or training.get("collection") != read_header(folder).id:
         return None
+    if is_stack(name):
+        raise UserError(f"the stack {name} was fitted to problems of {folder} that its parts had not seen: judge it on "
+                        "another collection")  # fmt: skip
     return Division(**cast("dict[str, float]", training["division"]))  # type: ignore[arg-type]
+
+
+def _training_of(name: str) -> object:
+    if is_stack(name):
+        return read_stack(Path(name)).training
+    if is_verifier(name):
+        return read_info(Path(name)).training
+    return read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
 
 
 def _chosen(data: Dataset, part: str, divisions: Sequence[Division | None]) -> Ints:
@@ -169,7 +186,13 @@ def report_json(report: ScorerReport) -> dict[str, Json]:
         for name in ("model", "source", "num_problems", "num_mixed", "num_traces", "share_right")
     }
     words: list[Json] = [*conclusions(report)]
-    return {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
+    gains: list[Json] = [
+        {"stack": each.stack, "part": each.part, "gain": _plain(each.gain),
+         "auc": {f"{share:g}": _plain(found) for share, found in each.by_share.items()}}
+        for each in report.part_gains
+    ]  # fmt: skip
+    whole: dict[str, Json] = {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
+    return {**whole, "part_gains": gains} if gains else whole
 
 
 def metrics_of(report: ScorerReport, name: str) -> dict[str, Json]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
+from gambit.core.types import EndReason, StatePosition
 from gambit.scorers.verifier.model import Passage
 from gambit.training.dataset import Dataset, load_dataset
 
@@ -39,13 +39,19 @@ class Passages:
         return found
 
     def passage(self, trace: int) -> Passage:
-        """Its last place is the trace's end, also where a thought ends there."""
+        """Its last place is the trace's last token before its stop token, also where a thought ends there."""
         known = self.data.traces
         prompt = self.prompts[known.problem_of[trace]]
         start = known.starts[trace]
         ends = known.step_ends[start : start + known.num_steps[trace]]
         tokens = np.concatenate((prompt, self.tokens[trace]))
-        return Passage(tokens, np.append(ends, known.num_tokens[trace]) + len(prompt) - 1)
+        return Passage(tokens, np.append(ends, known.num_tokens[trace] - self._stops(trace)) + len(prompt) - 1)
+
+    def _stops(self, trace: int) -> int:
+        """1 for a trace that ends with a stop token: a search's readers do not get that."""
+        problem = self.data.traces.problem_of[trace]
+        first = np.searchsorted(self.data.traces.problem_of, problem)
+        return int(self.data.problems[problem].traces[trace - first].end == EndReason.STOP)
 
     def labels_of(self, trace: int) -> npt.NDArray[np.float32]:
         """[place] of the passage."""

@@ -21,7 +21,7 @@ from gambit.scorers.verifier.folder import Platt
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.training.dataset import Part
 from gambit.training.fit import Say, parts_of
-from gambit.training.logistic import logistic
+from gambit.training.logistic import calibrating_line
 from gambit.training.objectives import Batch
 from gambit.training.ranking import QUARTERS, Floats, Ints
 from gambit.training.train import OUTCOMES, VALUES
@@ -35,6 +35,7 @@ from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPl
 
 LOOKS = (0.2, 0.4, 0.6, 0.8)  # of the training, when some held-out problems are ranked
 WATCHED_PROBLEMS, WATCHED_TRACES = 48, 8  # of those looks; the last one ranks all
+MOST_LOOKING = 0.05  # of a limited time, for one look
 TOLD_EVERY = 5.0  # seconds
 SCALE_PASSAGES = 16  # by which the size of states is measured
 FEWEST_TOKENS, MOST_PADDING = 4_096, 0.08  # of one forward pass
@@ -123,7 +124,8 @@ class _TrainingRun:
             self._weights.step(progress)
             self._num_steps += 1
             self._tell(progress)
-        self._look()
+        if self._looks:
+            self._look()
 
     def _steps(self) -> Iterator[tuple[float, list[list[Ints]]]]:
         """Until the epochs or the seconds are over; with the share that is done, by whichever is nearer its end."""
@@ -139,10 +141,11 @@ class _TrainingRun:
             done = 0
 
     def _is_time_to_look(self, progress: float) -> bool:
-        """A look must not take more of a limited time than it is worth."""
+        """Where time is limited, a look must be worth it: reading takes about a third of training's time."""
         if len(self._looks) == len(LOOKS) or progress < LOOKS[len(self._looks)]:
             return False
-        return not self._looks or not self._recipe.seconds or self._seconds_read < 0.1 * self._recipe.seconds
+        seconds = int(self._lengths[self._watched].sum()) / (3 * self.tokens_per_second + 1)
+        return not self._recipe.seconds or seconds < MOST_LOOKING * self._recipe.seconds
 
     @property
     def _elapsed(self) -> float:
@@ -243,7 +246,8 @@ class _TrainingRun:
         """With the aggregation that ranks held-out problems best, and calibrated on them."""
         seconds, speed = self._elapsed, self.tokens_per_second
         look = best_look([aucs for aucs, _ in self._looks])
-        self._weights.put_back(self._looks[look][1])
+        if look is not None:
+            self._weights.put_back(self._looks[look][1])
         read = self._read(self._held_out)
         aucs = {
             each: problem_aucs_read(read, self._passages, self._held_out, each)
@@ -285,8 +289,10 @@ def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
     }
 
 
-def best_look(looks: list[Floats]) -> int:
+def best_look(looks: list[Floats]) -> int | None:
     """The last one, unless an earlier one ranks the same problems better by more than the error of the difference."""
+    if not looks:
+        return None
     best = len(looks) - 1
     for number, aucs in enumerate(looks[:-1]):
         gains = aucs - looks[best]
@@ -312,10 +318,8 @@ def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> P
     seen = traces[known.num_steps[traces] > 0]
     logits = np.concatenate([read.logits(seen, share, aggregation) for share in QUARTERS])
     outcomes = np.tile(known.is_correct[seen].astype(np.float64), len(QUARTERS))
-    deviation = max(float(logits.std()), 1e-9)
-    inputs = torch.from_numpy(np.stack((logits / deviation, np.ones_like(logits)), axis=1))
-    slope, offset = logistic(inputs, torch.from_numpy(outcomes)).tolist()
-    return Platt(slope=max(slope, 0.05) / deviation, offset=offset)
+    slope, offset = calibrating_line(torch.from_numpy(logits), torch.from_numpy(outcomes))
+    return Platt(slope=slope, offset=offset)
 
 
 def recompute(verifier: Verifier) -> None:
