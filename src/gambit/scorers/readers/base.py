@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from gambit.core.problem import ChatMessage
 from gambit.core.types import Aggregation
@@ -32,7 +32,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ThoughtReading:
     """One finished thought with everything before it.
 
     A trace is read at the end of each thought, that is up to and with the boundary token, and once more at its own end
@@ -47,7 +47,7 @@ class Reading:
     extends: ReadingKey | None = None  # the reading before this one on its lineage, whose keys and values can be reused
 
 
-class Judgement(NamedTuple):
+class ReadingScore(NamedTuple):
     """What a verifier says about one reading, and what it cost."""
 
     score: float  # of the newest thought, higher is better
@@ -66,6 +66,7 @@ class ReaderInfo:
     aggregation: Aggregation = Aggregation.LAST  # each score is about all thoughts so far
 
 
+@runtime_checkable
 class Reader(Protocol):
     """A verifier. Calls come from one thread; a reading's score depends on that reading alone."""
 
@@ -73,7 +74,7 @@ class Reader(Protocol):
     def info(self) -> ReaderInfo:
         """What it is."""
 
-    def read(self, readings: Sequence[Reading]) -> Sequence[Judgement]:
+    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore]:
         """One judgement per reading, in their order. Readings of one trace may be in the same call."""
 
     def close(self) -> None:
