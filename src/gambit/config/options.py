@@ -32,7 +32,7 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|mps")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 Model = TypeVar("Model", bound=BaseModel)
-NESTED_OPTIONS = ("engine_options", "policy_options")  # of which each may be given by itself
+NESTED_OPTIONS = ("engine_options", "policy_options", "verifier_options")  # of which each may be given by itself
 
 
 class BranchPoint(StrEnum):
@@ -201,6 +201,9 @@ class EngineConfig(CheckedModel):
     )
     verifier_aggregation: Aggregation = Field(
         Aggregation.LAST, description="how the verifier's scores of thoughts become that of a trace: last or mean"
+    )
+    verifier_options: dict[str, Any] = Field(
+        default_factory=dict, description="passed as it is to vLLM, where that runs the verifier"
     )
     verifier_async: bool = Field(
         False, description="tournaments take the scores that have arrived instead of waiting; a run may not repeat"

@@ -14,7 +14,9 @@ def start_reader(name: ReaderName, config: EngineConfig) -> Reader:
     """The verifier, ready to read."""
     device = _device(config)
     if _runs_on_vllm(config, device):
-        raise UserError("not yet")
+        from gambit.engines.vllm.pooling import start_pooling_reader
+
+        return start_pooling_reader(name, config, device)
     from gambit.scorers.readers.start import start_local_reader
 
     return start_local_reader(name, config, device)

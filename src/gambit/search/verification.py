@@ -56,7 +56,7 @@ class _Awaited:
     num_tokens: int
     ended_step: int
     engine_score: float | None  # None for what a trace said at its end
-    verdict: Future[TimedScore]
+    score: Future[TimedScore]
 
 
 class Verification:
@@ -102,7 +102,7 @@ class Verification:
         """A child begins with its parent's thoughts, also those whose scores are still to come."""
         self._lineages[child] = self._lineage(parent).cut(inherited)
         self._awaited += [
-            _Awaited(child, each.num_tokens, each.ended_step, each.engine_score, each.verdict)
+            _Awaited(child, each.num_tokens, each.ended_step, each.engine_score, each.score)
             for each in self._awaited
             if each.trace == parent and each.num_tokens <= inherited
         ]
@@ -194,22 +194,22 @@ class Verification:
 
     def _drop_unwanted(self) -> None:
         kept = [each for each in self._awaited if self._is_wanted(each.trace)]
-        wanted = {id(each.verdict) for each in kept}  # a child may wait for what its parent was to get
+        wanted = {id(each.score) for each in kept}  # a child may wait for what its parent was to get
         for each in self._awaited:
-            if id(each.verdict) not in wanted:
-                each.verdict.cancel()
+            if id(each.score) not in wanted:
+                each.score.cancel()
         self._awaited = kept
         self._lineages = {trace: each for trace, each in self._lineages.items() if self._tree.traces[trace].is_active}
 
     def _wait(self, deadline: float) -> None:
         began = time.monotonic()
         left = None if deadline == math.inf else max(deadline - began, 0.0)
-        wait_for([each.verdict for each in self._awaited], left)
+        wait_for([each.score for each in self._awaited], left)
         self.seconds_waited += time.monotonic() - began
 
     def _verified(self, at: int) -> ev.Verified | None:
         done = self._take_done()
-        failure = next((error for each in done if (error := each.verdict.exception()) is not None), None)
+        failure = next((error for each in done if (error := each.score.exception()) is not None), None)
         if failure is not None:
             self._give_up(failure)
             done, self._awaited = [*done, *self._awaited], []
@@ -225,7 +225,7 @@ class Verification:
         done: list[_Awaited] = []
         blocked: dict[int, None] = {}
         for each in self._awaited:
-            if each.verdict.done() and each.trace not in blocked:
+            if each.score.done() and each.trace not in blocked:
                 done.append(each)
             else:
                 blocked[each.trace] = None
@@ -240,10 +240,10 @@ class Verification:
 
     def _score_of(self, each: _Awaited) -> float | None:
         """The verifier's, or the engine's where there is none to come."""
-        if not each.verdict.done() or each.verdict.exception() is not None:
+        if not each.score.done() or each.score.exception() is not None:
             return each.engine_score
-        verdict = each.verdict.result()
-        self._num_thoughts += 1
-        self._num_tokens += verdict.num_tokens
-        self._seconds += verdict.seconds
-        return verdict.score
+        found = each.score.result()
+        self._num_thoughts += found.score is not None
+        self._num_tokens += found.num_tokens
+        self._seconds += found.seconds
+        return found.score

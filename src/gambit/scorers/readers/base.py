@@ -64,6 +64,7 @@ class ReaderInfo:
     device: str
     is_probability: bool = True
     aggregation: Aggregation = Aggregation.LAST  # each score is about all thoughts so far
+    context_tokens: int | None = None  # the longest reading, where it is known
 
 
 @runtime_checkable
@@ -74,8 +75,11 @@ class Reader(Protocol):
     def info(self) -> ReaderInfo:
         """What it is."""
 
-    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore]:
-        """One judgement per reading, in their order. Readings of one trace may be in the same call."""
+    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
+        """One score per reading, in their order; None for one that is longer than its context.
+
+        Readings of one trace may be in the same call.
+        """
 
     def close(self) -> None:
         """Give back memory and processes."""

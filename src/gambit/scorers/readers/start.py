@@ -38,7 +38,14 @@ def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> T
                         "elsewhere with --verifier-device") from error  # fmt: skip
     finally:
         logging.set_verbosity(verbosity)
-    info = ReaderInfo(name.model, family.name, "local", device, aggregation=config.verifier_aggregation)
+    info = ReaderInfo(
+        name.model,
+        family.name,
+        "local",
+        device,
+        aggregation=config.verifier_aggregation,
+        context_tokens=getattr(backbone.config, "max_position_embeddings", None),
+    )
     return TransformersReader(info, backbone, head, prompt_format, _cache_bytes(config, backbone, device))
 
 

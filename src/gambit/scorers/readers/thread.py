@@ -19,15 +19,15 @@ MAX_BATCH = 512  # readings in one call: the first of a queue need not wait for 
 class TimedScore:
     """A score, with its share of what the batch cost."""
 
-    score: float
-    num_tokens: int
-    seconds: float
+    score: float | None  # None: the reading is too long
+    num_tokens: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Order:
     reading: ThoughtReading
-    verdict: Future[TimedScore] = field(default_factory=Future)
+    score: Future[TimedScore] = field(default_factory=Future)
 
 
 class ReaderThread:
@@ -50,7 +50,7 @@ class ReaderThread:
         """A reading that is cancelled before its turn is not read."""
         order = _Order(reading)
         self._inbox.put(order)
-        return order.verdict
+        return order.score
 
     def close(self) -> None:
         """Drop what waits and end the thread; a second call does nothing."""
@@ -82,7 +82,7 @@ class ReaderThread:
         """At least one, and what else waits."""
         orders, item = [], self._inbox.get()
         while item is not None:
-            if item.verdict.set_running_or_notify_cancel():
+            if item.score.set_running_or_notify_cancel():
                 orders.append(item)
             if len(orders) == MAX_BATCH:
                 break
@@ -98,15 +98,15 @@ class ReaderThread:
             if self._failure is not None:
                 raise self._failure
             found = reader.read([order.reading for order in orders])
-            assert len(found) == len(orders), f"{len(found)} judgements of {len(orders)} readings"
+            assert len(found) == len(orders), f"{len(found)} scores of {len(orders)} readings"
         except BaseException as error:
             self._fail(error, orders)
             return
-        num_tokens = max(sum(judgement.num_tokens for judgement in found), 1)
+        num_tokens = max(sum(each.num_tokens for each in found if each is not None), 1)
         seconds = (time.perf_counter() - began) / num_tokens
-        for order, judgement in zip(orders, found, strict=True):
-            verdict = TimedScore(judgement.score, judgement.num_tokens, seconds * judgement.num_tokens)
-            order.verdict.set_result(verdict)
+        for order, each in zip(orders, found, strict=True):
+            timed = None if each is None else TimedScore(each.score, each.num_tokens, seconds * each.num_tokens)
+            order.score.set_result(timed or TimedScore(None))
 
     def _fail(self, error: BaseException, orders: Sequence[_Order]) -> None:
         if self._failure is None:
@@ -114,4 +114,4 @@ class ReaderThread:
             self._failure = EngineError(f"the verifier {self.info.name} failed: {reason}")
             self._failure.__cause__ = error
         for order in orders:
-            order.verdict.set_exception(self._failure)
+            order.score.set_exception(self._failure)

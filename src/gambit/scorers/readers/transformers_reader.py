@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gambit.core.errors import EngineError
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
 from gambit.scorers.readers.formats import PromptFormat
 from gambit.scorers.readers.heads import Head
@@ -30,10 +29,9 @@ class TransformersReader:
         self._head = head.to(self._device)
         self._format = prompt_format
         self._cache = PrefixCache(cache_bytes)
-        self._max_tokens: int = getattr(self._backbone.config, "max_position_embeddings", 1 << 30)
         self._inference = torch.inference_mode
 
-    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore]:
+    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
         with self._inference():
             return [self._judge(self._format.encode(reading)) for reading in readings]
 
@@ -41,10 +39,9 @@ class TransformersReader:
         self._cache = PrefixCache(0)
         del self._backbone
 
-    def _judge(self, tokens: Sequence[int]) -> ReadingScore:
-        if len(tokens) > self._max_tokens:
-            raise EngineError(f"a reading of {len(tokens)} tokens is longer than its context of {self._max_tokens}: "
-                              "lower --max-new-tokens")  # fmt: skip
+    def _judge(self, tokens: Sequence[int]) -> ReadingScore | None:
+        if self.info.context_tokens is not None and len(tokens) > self.info.context_tokens:
+            return None
         segment, num_cached = self._cache.find(tokens)
         if num_cached == len(tokens) and segment.score is not None:
             return ReadingScore(segment.score, 0)
