@@ -197,6 +197,7 @@ class VerifierTotals:
     tokens: int  # that it computed
     seconds: float  # of its own work
     seconds_waited: float  # for which the search stood still
+    seconds_for_vote: float  # of these, after it had stopped
     is_async: bool  # tournaments took the scores that had arrived: the run may not repeat
     lost: str | None  # why it was given up, where the search went on without it
 

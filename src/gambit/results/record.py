@@ -210,7 +210,8 @@ class SearchRecord:
         s = self.sample
         if s is None:
             return Seconds()
-        return Seconds(s.seconds_total, s.seconds_engine, s.seconds_scoring + s.seconds_scheduling + s.seconds_search)
+        total = s.seconds_total + (self.verified.seconds_for_vote if self.verified else 0.0)
+        return Seconds(total, s.seconds_engine, s.seconds_scoring + s.seconds_scheduling + s.seconds_search)
 
     def result(self, vote: VoteResult) -> SearchResult:
         """The result; a log that was cut short counts as a failed run with the votes it has."""

@@ -84,6 +84,7 @@ class Verification:
         self._num_thoughts = 0
         self._num_tokens = 0
         self._seconds = 0.0
+        self._seconds_for_vote = 0.0
 
     # -- thoughts end, traces branch ---------------------------------------------------------------------------
 
@@ -170,8 +171,10 @@ class Verification:
 
     def finish(self, at: int, deadline: float) -> ev.Verified | None:
         """The last scores, for the vote: of completed traces, and these are waited for in any case."""
+        before = self.seconds_waited
         self._drop_unwanted()
         self._wait(deadline)
+        self._seconds_for_vote = self.seconds_waited - before
         return self._verified(at)
 
     def event(self, at: int) -> ev.VerifierTotals:
@@ -183,6 +186,7 @@ class Verification:
             self._num_tokens,
             self._seconds,
             self.seconds_waited,
+            self._seconds_for_vote,
             self._use.is_async,
             self.lost,
         )
