@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ class Announcement:
     kv_quota_tokens: int | None
     closed: list[int]  # searches that ended since the last announcement
     keeps_histories: bool
+    has_verifier: bool = False
 
     @classmethod
     def of(cls, spec: SearchSpec, closed: Sequence[int]) -> Announcement:
@@ -64,6 +66,7 @@ class Announcement:
             spec.kv_quota_tokens,
             list(closed),
             spec.keeps_histories,
+            spec.has_verifier,
         )
 
     @property
@@ -75,6 +78,27 @@ class Announcement:
             frozenset(self.starts_newline),
             self.think_end,
         )
+
+
+_RANKS = "ranks "
+
+
+def ranks_id(ranks: Mapping[str, float]) -> str:
+    """The id that the front aborts to tell a verifier's scores: only requests and aborts reach the scheduler."""
+    return _RANKS + json.dumps(ranks)
+
+
+def ranks_in(aborted: Iterable[str]) -> dict[str, float]:
+    """Scores by request, as aborts have told them."""
+    told: dict[str, float] = {}
+    for name in aborted:
+        if is_ranks(name):
+            told |= json.loads(name.removeprefix(_RANKS))
+    return told
+
+
+def is_ranks(name: str) -> bool:
+    return name.startswith(_RANKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,7 @@ class TraceTask:
     announcement: dict[str, Any] | None = None
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
     followers: int = 0  # traces that were submitted with it and are still to come
+    rank: float | None = None  # its verifier's score so far
 
     @property
     def key(self) -> TraceKey:

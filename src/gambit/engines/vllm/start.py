@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.vllm.check import fits, self_check
 from gambit.engines.vllm.engine import VllmEngine
@@ -208,15 +208,11 @@ def _start(setup: EngineSetup, own_process: bool) -> VllmCore:
     try:
         return VllmCore(setup, own_process=own_process)
     except Exception as error:
-        raise EngineError(f"vLLM does not start: {_first_line(error)}") from error
+        raise EngineError(f"vLLM does not start: {first_line(error)}") from error
 
 
 def _reason(error: Exception) -> str:
     """vLLM's configs are pydantic's, whose first line only counts the errors."""
     if not isinstance(error, ValidationError):
-        return _first_line(error)
+        return first_line(error)
     return "; ".join(each["msg"].partition("\n")[0] for each in error.errors())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

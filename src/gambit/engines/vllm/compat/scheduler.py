@@ -76,7 +76,7 @@ class _GambitScheduling:
         """The front aborts: what still runs ends, and no history of these is needed any more."""
         ended = super().finish_requests(request_ids, *args, **kwargs)
         if request_ids is not None:
-            self._traces.release([request_ids] if isinstance(request_ids, str) else request_ids)
+            self._traces.release([request_ids] if isinstance(request_ids, str) else list(request_ids))
         return ended
 
     # -- one step ----------------------------------------------------------------------------------------------
