@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -27,7 +28,7 @@ def varlen_attention(
     partial = torch.zeros_like(q) if out is None else out
     lse = torch.zeros(q.shape[1], len(q))
     starts = cu_seqlens_q.tolist()
-    assert not causal or max(b - a for a, b in zip(starts[:-1], starts[1:], strict=True)) == 1
+    assert not causal or int(cu_seqlens_q.diff().max()) == 1
     assert softmax_scale == q.shape[-1] ** -0.5
     for start, end, count, blocks in zip(starts[:-1], starts[1:], seqused_k.tolist(), block_table, strict=True):
         if start < end:
@@ -43,7 +44,7 @@ def merge_into(partial, lse, plan, merged):
 
 class CpuForestBuilder(forest_backend.ForestPlanning, CPUAttentionMetadataBuilder):
     finest_tokens = 1
-    plans: list = []  # of all steps: what was shared
+    plans: ClassVar[list[tuple[int, int]]] = []  # of all steps: keys of all traces, and those that were read
 
     @property
     def num_heads_q(self):
