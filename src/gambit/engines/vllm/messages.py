@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,27 @@ from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 
 MESSAGE = "gambit"  # the key of a task in SamplingParams.extra_args, and of a report in EngineCoreOutput
+
+
+class Attention(StrEnum):
+    """Which attention decode steps use."""
+
+    STOCK = "stock"
+    AUTO = "auto"  # forest attention in steps in which it pays
+    FOREST = "forest"
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Tokens in the KV cache of the running traces: all of them, and each that several traces share once."""
+
+    total_tokens: int
+    unique_tokens: int
+
+    @property
+    def duplicated_tokens(self) -> int:
+        """What stock attention reads more than once."""
+        return max(self.total_tokens - self.unique_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +54,7 @@ class GambitConfig:
     kv_budget_tokens: int | None
     fast_path: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
     fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
+    attention: Attention = Attention.STOCK
 
     def compute_hash(self) -> str:
         """vLLM compiles a model anew for another hash: of a scorer only the layers that it reads matter."""
