@@ -16,7 +16,7 @@ import pytest
 hypothesis.settings.register_profile(
     "untimed", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-# For mutation testing (scripts/mutants.py): the same few examples every time, and none made smaller once one has failed.
+# For mutation testing (scripts/mutants.py): the same few examples every time, a failing one not made smaller.
 hypothesis.settings.register_profile(
     "quick",
     hypothesis.settings.get_profile("untimed"),
