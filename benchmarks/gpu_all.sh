@@ -3,11 +3,12 @@
 #
 #     OUT=DIR bash benchmarks/gpu_all.sh check speed                                 # an H200: about 3 + 10 minutes
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
+#     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
-# SPEED, SCORERS and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted, SCORER what the bench uses
+# SPEED, SCORERS, VERIFIER and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted, SCORER what the bench uses
 # where none was. check and speed need no weights. UNTIL, in seconds since the epoch, is when the bench has to stop.
 #
 # One engine keeps an H200 busy with a model of 4B; with one of 1.5B its host thread is the limit, and the GPU idle most
@@ -31,15 +32,23 @@ speed() {
     --out "$OUT/results/gpu_speed.json"
 }
 
-# What is judged by is collected first, then what is trained on, each until its seconds are up. The bench does not wait
-# for the sequence scorer, which is fitted beside its start.
-scorers() {
+# What is judged by is collected first, then what is trained on, each until its seconds are up. What is there already is
+# kept; COLLECTED=DIR takes the collections (train, test) from an earlier run.
+collect() {
+  if [ -n "${COLLECTED:-}" ]; then mkdir -p "$OUT/scorers" && ln -sfn "$COLLECTED" "$OUT/scorers/data"; fi
+  if [ -f "$OUT/scorers/data/train/collection.json" ]; then return; fi
   in_shards collect scorer_recipe --out "$OUT/scorers" --only collect || return
   if [ "$shards" -gt 1 ]; then
     for part in test train; do
       "$python" -m gambit scorer merge "$OUT/scorers/data/$part"-* --out "$OUT/scorers/data/$part" || return
+      rm -r "$OUT/scorers/data/$part"-*
     done
   fi
+}
+
+# The bench does not wait for the sequence scorer, which is fitted beside its start.
+scorers() {
+  collect || return
   if [[ $architectures == *sequence ]]; then
     mkdir -p "$OUT/sequence" && ln -sfn "$OUT/scorers/data" "$OUT/sequence/data"
     scorer_recipe --out "$OUT/sequence" --only train --architectures sequence > "$OUT/sequence.txt" 2>&1 &
@@ -55,6 +64,22 @@ scorer_recipe() {
     --seconds 200 --memory-ratio "$(share 0.4)" --traces-at-once $((1024 / shards)) --batch-tokens 32768 --graders 3 \
     --engine-options "{\"own_process\": true, \"max_model_len\": 2048, \"kv_cache_memory_bytes\": $((2 ** 35 / shards))}" \
     ${SCORERS:-} "$@"
+}
+
+# A verifier on the generator's weights, a state scorer beside it, both as one, judged on problems none of them has seen.
+# VERIFIER_SECONDS bounds the training alone. The stack holds a copy of its parts: it is all that is to be kept. The
+# merged model, for whoever serves it, is as large as the generator and stays outside of OUT/results.
+verifier() {
+  local data="$OUT/scorers/data" made="$OUT/verifier"
+  collect || return
+  "$python" -m gambit scorer train --data "$data/train" --objective ridge --out "$made/ridge.safetensors" || return
+  "$python" -m gambit scorer train --architecture verifier --data "$data/train" --model "$MODEL" \
+    --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" ${VERIFIER:-} || return
+  "$python" -m gambit scorer train --architecture stack --data "$data/train" --model "$MODEL" --out "$OUT/results/stack" \
+    --parts "$made/ridge.safetensors,$made/lora,confidence,closeness,agreement" || return
+  "$python" -m gambit scorer eval "$OUT/results/stack" "$made/lora" "$made/ridge.safetensors" --data "$data/test" \
+    --model "$MODEL" --out "$OUT/results/verifier.json" || return
+  "$python" -m gambit scorer export "$made/lora" --model "$MODEL" --out "$OUT/verifier_merged"
 }
 
 # Cut short by its time or by anything else, it leaves what it has.

@@ -24,12 +24,12 @@ import torch
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
-from gambit.scorers.checkpoint import add_metrics, save_checkpoint
+from gambit.scorers.checkpoint import save_checkpoint
 from gambit.storage.problems import read_problems, shard_of
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Division
 from gambit.training.fit import Fitted
-from gambit.training.judging import judge_scorers, metrics_of, report_json
+from gambit.training.judging import judge_scorers, report_json, write_figures
 from gambit.training.sampling import Task
 from gambit.training.train import Trained, TrainPlan, best_of, datasets_of, train
 
@@ -157,8 +157,7 @@ def judge_all(options: argparse.Namespace, made: list[Path], best: dict[str, Pat
     report = judge_scorers([str(path) for path in made], options.out / "data" / "test", "all", device=options.device)
     plain = report_json(report)
     clock.done("judge")
-    for path in made:
-        add_metrics(path, {"test": metrics_of(report, path.stem)})
+    write_figures([str(path) for path in made], report)
     for name, path in best.items():
         shutil.copy(path, results / f"{name}.safetensors")
     settings = {key: str(value) for key, value in vars(options).items() if key not in ("out", "model", "train", "test")}

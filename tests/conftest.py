@@ -12,11 +12,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: two threads waitin
 import hypothesis
 import pytest
 
-from tiny import save_tiny
-
 # Nothing is timed in tests: these machines are shared. No example of a slow or an interrupted run is kept either.
 hypothesis.settings.register_profile(
     "untimed", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+# For mutation testing (scripts/mutants.py): the same few examples every time, a failing one not made smaller.
+hypothesis.settings.register_profile(
+    "quick",
+    hypothesis.settings.get_profile("untimed"),
+    max_examples=25,
+    derandomize=True,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("untimed")
 
@@ -43,6 +49,8 @@ def _own_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model that `--model` takes."""
+    from tiny import save_tiny  # torch and transformers take seconds, which most unit tests do without
+
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 

@@ -15,8 +15,9 @@ def settle(config=None, preset=Preset(), room=40_000, has_floor=True, **more):  
 
 def test_without_any_knowledge_the_papers_ratios_hold():
     settings, warnings = settle()
-    assert (settings.capacity, settings.num_traces, settings.swap_size) == (64, 64, 4)
+    assert (settings.capacity, settings.num_traces) == (64, 64)
     assert (settings.warmup_tokens, settings.check_interval) == (12_000, 200)
+    assert settle({"islands": 1})[0].swap_size == 4
     assert (settings.hard_floor, settings.max_new_tokens, warnings) == (0.1, 32_768, [])
 
 
@@ -35,7 +36,7 @@ def test_a_models_preset_fills_what_the_user_leaves_open(tmp_path):
         "capacity": 32, "swap_size": 4, "check_interval": 12, "warmup_tokens": 60, "temperature": 0.9, "note": "x",
     }))  # fmt: skip
     preset = preset_for("anything", tmp_path)
-    settings, _ = settle({"check_interval": 7}, preset, sampling={"temperature": 0.1, "top_p": 0.5})
+    settings, _ = settle({"check_interval": 7, "islands": 1}, preset, sampling={"temperature": 0.1, "top_p": 0.5})
     assert (settings.capacity, settings.swap_size, settings.check_interval, settings.warmup_tokens) == (32, 4, 7, 60)
     assert (settings.sampling.temperature, settings.sampling.top_p, settings.sampling.top_k) == (0.9, 0.5, 20)
     (tmp_path / "gambit.json").write_text("[1]")
@@ -51,7 +52,7 @@ def test_a_presets_swap_size_shrinks_with_the_pool():
 def test_auto_works_from_lengths():
     preset = Preset(capacity=64, swap_size=9, check_interval=9, warmup_tokens=9, median_length=3000,
                     mean_thought_length=40)  # fmt: skip
-    settings, _ = settle({"preset": "auto"}, preset)
+    settings, _ = settle({"preset": "auto", "islands": 1}, preset)
     assert (settings.warmup_tokens, settings.check_interval, settings.swap_size) == (1500, 40, 4)
     settings, _ = settle({"preset": "auto"}, preset, median_length=12_000, mean_thought_length=30)  # history wins
     assert (settings.warmup_tokens, settings.check_interval) == (6000, 100)

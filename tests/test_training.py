@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
 from gambit.training.dataset import Division, Part, load_dataset
-from gambit.training.evaluate import ScorerComparison, conclusions, evaluate
+from gambit.training.evaluate import ScorerComparison, conclusions, evaluate, trust_of
 from gambit.training.fit import Fitted, fit, parts_of, spread_of
-from gambit.training.judging import judge_scorers, report_json
+from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
 from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network, straight_network
 from gambit.training.objectives import Batch, Unit, bce, last_step_bce, pairwise, prefix, recipe_for, terms_of
 from gambit.training.plot import draw, draw_figure
@@ -426,10 +427,39 @@ def test_a_collection_without_confidences_is_refused(tmp_path):
 def test_a_checkpoint_says_where_it_comes_from(checkpoints, data):
     for architecture, path in checkpoints.items():
         info, metadata = load_checkpoint(path).info, read_metadata(path)
-        assert info == dataclasses.replace(info_for(data, architecture))
+        assert info == dataclasses.replace(info_for(data, architecture), trust=info.trust)
         assert (info.base_model, info.base_model_hash, info.hidden_size) == ("tiny", "0" * 64, HIDDEN)
         assert metadata["training"]["collection"] == "abc" and metadata["training"]["source"] == "made.jsonl"
         assert metadata["metrics"]["held_out_auc"] > 0.5
+
+
+def test_a_new_checkpoint_says_how_far_it_can_be_trusted_on_problems_it_never_saw(checkpoints, folder):
+    for path in checkpoints.values():
+        trust = load_checkpoint(path).info.trust
+        found = judge_scorers([str(path)], folder, "test", device="cpu")
+        assert trust == trust_of(found, path.stem) and trust.base_model == "tiny" and trust.num_problems == 11
+
+
+def test_figures_are_written_into_a_checkpoint_beside_its_weights(checkpoints, folder, tmp_path):
+    other = make_collection(tmp_path / "other", num_problems=30, seed=9)
+    path = shutil.copy(checkpoints["mlp"], tmp_path / "mlp.safetensors")
+    before = load_checkpoint(path)
+    report = judge_scorers([str(path)], other, "all", device="cpu")
+    write_figures([str(path)], report)
+    after = load_checkpoint(path)
+    assert after.info.trust == trust_of(report, "mlp") != before.info.trust and after.info.trust.num_problems == 30
+    assert all(torch.equal(one, two) for one, two in zip(before.weights, after.weights, strict=True))
+    assert read_metadata(path)["metrics"].keys() == {"held_out_auc", "test"}
+
+
+@pytest.mark.parametrize(("name", "part", "message"), [
+    ("confidence", "auto", "'confidence' is no checkpoint"),
+    ("mlp", "train", "fitted to this collection.*--part train"),
+    ("mlp", "all", "fitted to this collection.*--part all"),
+])  # fmt: skip
+def test_figures_that_flatter_are_not_written(checkpoints, folder, name, part, message):
+    with pytest.raises(UserError, match=message):
+        check_writable_trust([str(checkpoints.get(name, name))], folder, part)
 
 
 def test_scores_of_an_evaluation_are_those_of_the_scorer(checkpoints, data):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine_setups import SAMPLED, finish, open_search, random_mlp, spec, start_own_vllm, tokens_of, worker_of
+from forests import attend, attend_plan, grow, keys_of, planned
 from gambit.core.errors import GambitWarning
 from gambit.core.types import TraceKey
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
@@ -79,3 +80,33 @@ def test_vllms_own_noise_comes_from_seed_trace_and_position():
     assert len({*traces, *(other[trace] for trace in (0, 1, 2))}) == 6
     assert once[99] != once[0] and once[99][0] == once[0][0]
     engine.close()
+
+
+@pytest.mark.parametrize(("seed", "rows", "padding"), [(0, 1, 0), (1, 20, 3), (2, 70, 0)])
+def test_the_kernel_finds_the_blocks_that_traces_have_in_common(seed, rows, padding):
+    from gambit.engines.vllm.forest import common_prefix, kernels
+
+    forest = grow(rows, 8, seed=seed, roots=2, twins=0.1, padding=padding)
+    full = common_prefix.full_blocks(forest.num_tokens, forest.block_tokens)
+    hashes = common_prefix.prefix_hashes(forest.table, forest.table.shape[1])
+    assert torch.equal(kernels.common_blocks(hashes, full), common_prefix.common_blocks(hashes, full))
+
+
+@pytest.mark.parametrize(("heads", "width"), [(4, 16), (12, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_kernel_merges_as_dense_attention_in_float64_would(heads, width, dtype):
+    from gambit.engines.vllm.forest import kernels
+
+    forest = grow(20, 8, seed=heads, padding=2)
+    plan = planned(forest)
+    shape = (len(forest.contents) + 1, forest.block_tokens, 2, width)
+    k, v = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    q = 3 * torch.randn(22, heads, width, dtype=torch.float64)
+    partial, lse = attend_plan(q, k, v, plan)
+    merged = torch.full((22, heads, width), torch.nan, dtype=dtype)
+    kernels.merge(partial.to(dtype), lse.float(), plan, merged)
+    for row, count in enumerate(forest.num_tokens.tolist()):
+        blocks = forest.table[row, : -(-count // forest.block_tokens)]
+        expected = attend(q[row : row + 1], keys_of(k, blocks, count), keys_of(v, blocks, count))[0][0]
+        expected = expected if count else torch.zeros(heads, width)
+        torch.testing.assert_close(merged[row].double(), expected.double(), rtol=0, atol=5 * torch.finfo(dtype).eps)

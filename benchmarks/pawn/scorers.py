@@ -12,12 +12,12 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
 from gambit.pawn.judge import Judgement
 from gambit.pawn.puzzles import Split
-from gambit.scorers.checkpoint import add_metrics, load_checkpoint, save_checkpoint
+from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Dataset, Division, load_dataset
 from gambit.training.evaluate import ScorerReport, evaluate
 from gambit.training.fit import Fitted, fit
-from gambit.training.judging import metrics_of
+from gambit.training.judging import write_figures
 from gambit.training.objectives import recipe_for
 from gambit.training.perfect_judge import chances_by_share, judge_traces
 from gambit.training.ranking import Ints
@@ -97,8 +97,7 @@ def judge_checkpoints(paths: Sequence[Path], data: Dataset, device: torch.device
     """All scorers on the development split, beside the perfect judge; each checkpoint then quotes its own figures."""
     scorers = {path.stem: (load_checkpoint(path), data) for path in paths}
     report = evaluate(scorers, data.all_traces(), device, perfect_judge=chances_by_share)
-    for path in paths:
-        add_metrics(path, {"test": metrics_of(report, path.stem)})
+    write_figures([str(path) for path in paths], report)
     return report
 
 

@@ -51,6 +51,8 @@ from gambit.core.events import (
     Sample,
     Scored,
     Stopped,
+    Verified,
+    VerifierTotals,
     Voted,
     Waited,
     read_log,
@@ -82,11 +84,12 @@ from gambit.core.types import (
 from gambit.engines.base import Engine, EngineInfo, SearchSpec, check_prompt
 from gambit.engines.choice import StartEngine
 from gambit.results.outline import TraceOutline
-from gambit.results.record import Counts, SearchResult, Seconds, Tokens, Waiting
+from gambit.results.record import Counts, SearchResult, Seconds, Tokens, VerifierCost, Waiting
 from gambit.results.replay import replay
 from gambit.results.vote import Consensus, VoteEntry, VoteKind
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
+from gambit.scorers.readers.base import Question, Reader, ReaderInfo, ReadingKey, ReadingScore, ThoughtReading
 from gambit.search.policies.base import (
     Branch,
     Decision,
@@ -98,6 +101,7 @@ from gambit.search.policies.base import (
     PoolView,
     Prune,
     Requirements,
+    ScoreUse,
     Start,
     Stop,
     ThoughtNeed,
@@ -138,6 +142,7 @@ __all__ = [  # noqa: RUF022 # in groups
     "TraceOutline",
     "TraceState",
     "VoteEntry",
+    "VerifierCost",
     "Waiting",
     "replay",
     "write_page",
@@ -164,6 +169,8 @@ __all__ = [  # noqa: RUF022 # in groups
     "Sample",
     "Scored",
     "Stopped",
+    "Verified",
+    "VerifierTotals",
     "Voted",
     "Waited",
     "read_log",
@@ -182,6 +189,7 @@ __all__ = [  # noqa: RUF022 # in groups
     "Prune",
     "Requirements",
     "Sampling",
+    "ScoreUse",
     "SearchSettings",
     "ThoughtSplit",
     "Start",
@@ -197,6 +205,12 @@ __all__ = [  # noqa: RUF022 # in groups
     "Aggregation",
     "HistoryScorer",
     "PastThoughts",
+    "Question",
+    "Reader",
+    "ReaderInfo",
+    "ThoughtReading",
+    "ReadingKey",
+    "ReadingScore",
     "Scorer",
     "ScorerInfo",
     "SplitScorer",

@@ -19,18 +19,33 @@ from gambit.config.presets import SearchSettings, resolve, system_prompt_of
 from gambit.core import events as ev
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.problem import ChatMessage, Problem
+from gambit.core.types import Aggregation
 from gambit.engines.base import Engine, SearchSpec, check_prompt
 from gambit.engines.choice import start_engine
+from gambit.engines.verifiers import beside_verifier, start_reader
 from gambit.models import files as models
 from gambit.results.record import SearchResult
 from gambit.scorers.base import Scorer, check_fit
-from gambit.scorers.choice import load_scorer, warn_of_other_weights
-from gambit.search.choice import confidence_window, embedder_of, make_policy, policy_options, vote_of, with_fixed_pool
+from gambit.scorers.choice import load_scorer, model_scorer, warn_of_other_weights
+from gambit.scorers.readers.base import Question, Reader
+from gambit.scorers.readers.names import ReaderName, parse_reader
+from gambit.scorers.readers.thread import ReaderThread
+from gambit.scorers.simple import ConfidenceScorer
+from gambit.search.choice import (
+    confidence_window,
+    embedder_of,
+    make_policy,
+    needs_scores,
+    policy_options,
+    vote_of,
+    with_fixed_pool,
+)
 from gambit.search.host import SearchHost, SearchTicket
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
 from gambit.search.policies.base import Policy, requirements_of
 from gambit.search.recorder import Callbacks
+from gambit.search.verification import VerifierUse
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.storage.versions import package_version
 from gambit.text.answers import Extractor, Grader, extractor_for
@@ -45,20 +60,32 @@ class Solver:
     >>> solver.solve("a = 17; b = 61; c = a + b; c?").answer
     """
 
-    def __init__(self, model: str = models.BUNDLED, *, scorer: str | Scorer = "auto", **engine_options: object) -> None:
-        """`engine_options` are the other fields of `EngineConfig`: engine, device, dtype, kv_budget_tokens, …"""
+    def __init__(
+        self, model: str = models.BUNDLED, *, scorer: str | Scorer | Reader = "auto", **engine_options: object
+    ) -> None:
+        """`engine_options` are the other fields of `EngineConfig`: engine, device, dtype, kv_budget_tokens, …
+
+        A scorer looks at the model's states; a reader, or `prm:…`, is a verifier that reads what it wrote.
+        """
         named = scorer if isinstance(scorer, str) else "custom"
         self.config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})
         source = models.locate(model)
         self._named = models.named_model(model)
-        self._scorer = load_scorer(named, source, model) if isinstance(scorer, str) else scorer
+        verifier = parse_reader(named)
+        self._scorer = _own_scorer(scorer, verifier, source, model)
         generation = models.generation_of(source)
         self._defaults = models.defaults_of(source, generation)
         self._grader = Grader()
         self._num_searches = 0
         self._history = LengthHistory()
         self._said: set[str] = set()
-        self._host = SearchHost(lambda: start_engine(self.config, source, self._scorer))
+        self._verifier = self._start_verifier(scorer, verifier)
+        engine_config = beside_verifier(self.config, verifier)
+        try:
+            self._host = SearchHost(lambda: start_engine(engine_config, source, self._scorer))
+        except BaseException:
+            self._close_verifier()
+            raise
         try:
             self._rule = boundary_rule(self.engine.tokenizer)
             self._stop_ids = stop_ids(self.engine.tokenizer, generation.eos_ids)
@@ -141,6 +168,7 @@ class Solver:
     def close(self) -> None:
         """End what runs and give back memory and processes; a second call does nothing."""
         self._host.close()
+        self._close_verifier()
         self._grader.close()
 
     def __enter__(self) -> Solver:
@@ -148,6 +176,16 @@ class Solver:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _start_verifier(self, scorer: object, name: ReaderName | None) -> ReaderThread | None:
+        """Before the engine: what it takes of the memory is then no longer free."""
+        if isinstance(scorer, Reader):
+            return ReaderThread(lambda: scorer)
+        return None if name is None else ReaderThread(lambda: start_reader(name, self.config))
+
+    def _close_verifier(self) -> None:
+        if self._verifier is not None:
+            self._verifier.close()
 
     # -- one run -----------------------------------------------------------------------------------------------
 
@@ -174,8 +212,9 @@ class Solver:
         tokens = (*prompt.token_ids, *problem.prefix_tokens)
         check_prompt(self.engine.info, len(tokens))
         settings, found = self._resolve(config, prompt, problem)
-        policy = make_policy(config, settings, is_probability=self._scorer.info.is_probability)
+        policy = make_policy(config, settings, is_probability=self._gives_probabilities)
         requirements = requirements_of(policy)
+        verifier = self._verifier_use(problem, tokens) if needs_scores(requirements, config) else None
         embed = embedder_of(requirements)
         found += self._crowding(settings.capacity * wanted.concurrency)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
@@ -189,6 +228,7 @@ class Solver:
             keeps_histories=settings.ghost_parents,
             confidence_window=confidence_window(requirements, config),
             embedding_size=requirements.embedding_size,
+            has_verifier=verifier is not None,
         )
         started = self._header(problem, config, settings, policy, tokens)
         callbacks = Callbacks(
@@ -198,7 +238,31 @@ class Solver:
             self.engine.tokenizer.decode,
             embed,
         )
-        return _Run(Search(self.engine, policy, settings, spec, started, callbacks), sink, tuple(notes))
+        search = Search(self.engine, policy, settings, spec, started, callbacks, verifier)
+        return _Run(search, sink, tuple(notes))
+
+    def _verifier_use(self, problem: Problem, prompt_tokens: tuple[int, ...]) -> VerifierUse | None:
+        if self._verifier is None:
+            return None
+        asked = problem.question
+        messages = (ChatMessage(role="user", content=asked),) if isinstance(asked, str) else tuple(asked)
+        return VerifierUse(
+            self._verifier,
+            Question(messages, prompt_tokens),
+            self.engine.tokenizer.decode,
+            is_async=self.config.verifier_async,
+            is_optional=self.config.verifier_optional,
+        )
+
+    @property
+    def _gives_probabilities(self) -> bool:
+        info = self._scorer.info if self._verifier is None else self._verifier.info
+        return info.is_probability
+
+    @property
+    def _aggregation(self) -> Aggregation:
+        info = self._scorer.info if self._verifier is None else self._verifier.info
+        return info.aggregation
 
     def _resolve(
         self, config: SearchConfig, prompt: EncodedPrompt, problem: Problem
@@ -212,7 +276,8 @@ class Solver:
             with_fixed_pool(config),
             defaults,
             context_left,
-            has_floor=self._scorer.info.is_probability,
+            has_floor=self._gives_probabilities,
+            trust=self._scorer.info.trust if self._verifier is None else None,  # the one that ranks was not judged
             policy_options=policy_options(config),
         )
         if problem.prefix_tokens:
@@ -246,7 +311,7 @@ class Solver:
             question=question,
             policy=policy.name,
             vote=str(vote_of(config)),
-            aggregation=str(self._scorer.info.aggregation),
+            aggregation=str(self._aggregation),
             seed=settings.sampling.seed,
             capacity=settings.capacity,
             num_traces=settings.num_traces,
@@ -260,7 +325,10 @@ class Solver:
         names = ("gambit-search", "torch", "transformers")
         packages: dict[str, ev.Json] = {name: package_version(name) or "unknown" for name in names}
         scorer = self.config.scorer if self.config.scorer != "auto" else self._scorer.info.architecture
-        return {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
+        found: dict[str, ev.Json] = {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
+        if self._verifier is not None:
+            found["verifier"] = cast("dict[str, ev.Json]", dataclasses.asdict(self._verifier.info))
+        return found
 
     def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:
         def answer_of(tokens: Sequence[int]) -> str | None:
@@ -345,6 +413,13 @@ class _PendingSearch:
             return self._finished(self.run.search.result)
         config = self.wanted.config
         return SearchResult.failed(self.wanted.problem.id, config.policy, config.seed, str(error))
+
+
+def _own_scorer(scorer: str | Scorer | Reader, verifier: ReaderName | None, source: str, model: str) -> Scorer:
+    """What scores states inside the engine; beside a verifier it is the model's own, or its token confidence."""
+    if verifier is not None or isinstance(scorer, Reader):
+        return model_scorer(source) or ConfidenceScorer()
+    return load_scorer(scorer, source, model) if isinstance(scorer, str) else scorer
 
 
 def _after_prefix(settings: SearchSettings, problem: Problem) -> SearchSettings:

@@ -45,7 +45,7 @@ def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equa
         waited_steps=record.waiting.steps,
         waited_seconds=record.waiting.seconds,
         steps=max((sample.step for sample in samples), default=0),
-        seconds=_spent(samples[-1]) if samples else Spent(),
+        seconds=_spent(samples[-1], result.seconds.total) if samples else Spent(),
         kv_peak=max((sample.kv_used_tokens for sample in samples), default=0),
         kv_capacity=max((sample.kv_capacity_tokens for sample in samples), default=0),
         revotes={kind.value: _is_right(_revote(record, kind, equal), about.gold, equal) for kind in REVOTES},
@@ -56,7 +56,7 @@ def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equa
 
 
 def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
-    counts, tokens = result.counts, result.tokens
+    counts, tokens, verifier = result.counts, result.tokens, result.verifier
     return Row(
         **about.key._asdict(),
         answer=result.answer,
@@ -73,6 +73,10 @@ def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
         evicted=counts.evicted,
         completed=counts.completed,
         cancelled=counts.cancelled,
+        verifier_thoughts=verifier.thoughts if verifier else 0,
+        verifier_tokens=verifier.tokens if verifier else 0,
+        verifier_seconds=verifier.seconds if verifier else 0.0,
+        verifier_waited=verifier.seconds_waited if verifier else 0.0,
         began=about.began,
         shard=about.shard,
         log=about.log,
@@ -96,9 +100,10 @@ def _revote(record: SearchRecord, kind: VoteKind, equal: Judge) -> str | None:
     return other.vote(equal).answer
 
 
-def _spent(sample: ev.Sample) -> Spent:
+def _spent(sample: ev.Sample, total: float) -> Spent:
+    """`total`: with what the vote waited for."""
     return Spent(
-        total=sample.seconds_total,
+        total=total,
         engine=sample.seconds_engine,
         scoring=sample.seconds_scoring,
         tree=sample.seconds_search,

@@ -79,6 +79,10 @@ class Row:
     queued: int = 0  # times a running trace lost its memory and had to wait
     waited_steps: int = 0  # decode steps that traces spent waiting for memory
     waited_seconds: float = 0.0
+    verifier_thoughts: int = 0  # that a second model read, where there is one
+    verifier_tokens: int = 0
+    verifier_seconds: float = 0.0
+    verifier_waited: float = 0.0  # seconds for which the search stood still for its scores
     steps: int = 0
     began: float = 0.0  # Unix time
     seconds: Spent = field(default_factory=Spent)

@@ -13,6 +13,7 @@ from pathlib import Path
 from gambit.core.events import Json
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
+from gambit.scorers.readers.names import parse_reader
 from gambit.storage.hashing import file_hash
 from gambit.storage.versions import package_version
 
@@ -43,6 +44,10 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
     """Names and hashes of what decides the results: the model and the scorer's checkpoint."""
     source = models.locate(model)
     found = {"model": Path(model).name, "model_hash": models.identity_hash(source) or UNKNOWN, "hash_of": HASH_OF}
+    verifier = parse_reader(scorer)
+    if verifier is not None and not verifier.is_served:
+        found["scorer_hash"] = (models.identity_hash(models.locate(verifier.model)) or UNKNOWN)[-16:]
+        return found
     path = models.scorer_file(source, scorer)
     if path is not None:
         found["scorer_hash"] = file_hash(path)[-16:]

@@ -56,6 +56,10 @@ class Cell:
     queued: float
     waited_steps: float
     waited_seconds: float
+    verifier_thoughts: float
+    verifier_tokens: float
+    verifier_seconds: float
+    verifier_waited: float
     evicted: float
     pruned: float
     branched: float
@@ -203,6 +207,10 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         queued=_average(good, lambda row: row.queued),
         waited_steps=_average(good, lambda row: row.waited_steps),
         waited_seconds=_average(good, lambda row: row.waited_seconds),
+        verifier_thoughts=_average(good, lambda row: row.verifier_thoughts),
+        verifier_tokens=_average(good, lambda row: row.verifier_tokens),
+        verifier_seconds=_average(good, lambda row: row.verifier_seconds),
+        verifier_waited=_average(good, lambda row: row.verifier_waited),
         evicted=_average(good, lambda row: row.evicted),
         pruned=_average(good, lambda row: row.pruned),
         branched=_average(good, lambda row: row.branched),

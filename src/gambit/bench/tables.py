@@ -45,7 +45,7 @@ class Table:
 def all_tables(summary: BenchSummary) -> list[Table]:
     """In the order of the page."""
     tables = [_main(summary), _comparisons(summary), _latency(summary), _decomposition(summary), _throughput(summary)]
-    tables += [_memory(summary), _traces(summary), _revotes(summary)]
+    tables += [_memory(summary), *_verifier(summary), _traces(summary), _revotes(summary)]
     if summary.overall:
         tables.insert(1, _overall(summary))
     return [table for table in tables if table.rows]
@@ -212,6 +212,24 @@ def _memory(summary: BenchSummary) -> Table:
             ("tokens recomputed", lambda c: f"{c.recomputed:,.0f}"),
         ],
     )  # fmt: skip
+
+
+def _verifier(summary: BenchSummary) -> list[Table]:
+    """Nothing for a run without one."""
+    if not any(cell.verifier_thoughts for cell in summary.cells):
+        return []
+    table = _cells(
+        summary, "Verifier",
+        "Means a search. Tokens are those the verifier computed, without what was in its cache; its seconds are shared "
+        "by the thoughts that it read together; waited: the search stood still for its scores.",
+        [
+            ("thoughts read", lambda c: f"{c.verifier_thoughts:,.1f}"),
+            ("tokens read", lambda c: f"{c.verifier_tokens:,.0f}"),
+            ("verifier's seconds", lambda c: f"{c.verifier_seconds:,.2f}"),
+            ("seconds waited", lambda c: f"{c.verifier_waited:,.2f}"),
+        ],
+    )  # fmt: skip
+    return [table]
 
 
 def _traces(summary: BenchSummary) -> Table:

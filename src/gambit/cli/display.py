@@ -12,7 +12,7 @@ from rich.text import Text
 from gambit.cli.live import LiveScreen
 from gambit.core import events as ev
 from gambit.core.tree import TraceState
-from gambit.results.record import STOP_WORDS, Counts, SearchRecord, SearchResult
+from gambit.results.record import STOP_WORDS, Counts, SearchRecord, SearchResult, VerifierCost
 
 MAX_VOTES_SHOWN = 10
 MAX_SEARCHES_SHOWN = 8
@@ -192,7 +192,17 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
             f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "
             f"{waiting.seconds / waiting.traces:.1f} s each, at most {waiting.most_seconds:.1f} s"
         )
+    if (verifier := result.verifier) is not None:
+        facts["verifier"] = _verifier_words(verifier)
     return facts | ({"run": result.out_dir} if result.out_dir else {})
+
+
+def _verifier_words(cost: VerifierCost) -> str:
+    words = f"{cost.thoughts:,} thoughts, {cost.tokens:,} tokens read in {cost.seconds:.1f} s"
+    words += f", waited for {cost.seconds_waited:.1f} s"
+    if not cost.is_repeatable:
+        words += "; nothing waited for its scores (--verifier-async): another run may go another way"
+    return words if cost.lost is None else f"{words}; given up: {cost.lost}"
 
 
 def _trace_counts(counts: Counts) -> str:

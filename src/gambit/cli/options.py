@@ -47,6 +47,10 @@ PANELS = (
           ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p")),
     Panel("Advanced: engine", EngineConfig,
           ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights")),
+    Panel("Advanced: verifier", EngineConfig, (
+        "verifier_engine", "verifier_device", "verifier_memory", "verifier_aggregation", "verifier_options",
+        "verifier_async", "verifier_optional",
+    )),
 )  # fmt: skip
 
 

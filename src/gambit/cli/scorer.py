@@ -10,6 +10,7 @@ import typer
 
 from gambit.cli.commands import PlainCommand, PlainGroup
 from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
+from gambit.cli.scorer_verifier import STACK, VERIFIER, export, train_stack, train_verifier
 from gambit.cli.session import only_our_warnings
 from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.core.errors import UserError
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
     from gambit.scorers.base import ScorerInfo
 
 app = typer.Typer(
-    cls=PlainGroup, help="Make a scorer for a model: collect, merge, train, eval; import, show.", no_args_is_help=True
+    cls=PlainGroup,
+    help="Make a scorer for a model: collect, merge, train, eval; export, import, show.",
+    no_args_is_help=True,
 )
 
 SkipCorrupted = Annotated[bool, typer.Option(help="Go on without shards whose checksum is wrong.")]
 MOST_SEED = 2**63 - 1
 app.command(cls=PlainCommand)(collect)
 app.command(cls=PlainCommand)(merge)
+app.command(cls=PlainCommand)(export)
 
 
 def command() -> object:
@@ -37,9 +41,12 @@ def command() -> object:
 @app.command(cls=PlainCommand)
 def train(
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors).")],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors; of verifier and stack: a folder)."),
+    ],
     architecture: Annotated[
-        str, typer.Option(metavar="TEXT", help="mlp (STEP's), mlp+confidence or sequence.")
+        str, typer.Option(metavar="TEXT", help="mlp (STEP's), mlp+confidence, sequence, verifier (LoRA) or stack.")
     ] = "mlp",
     objective: Annotated[
         str,
@@ -86,6 +93,37 @@ def train(
     blocks: Annotated[
         int | None, typer.Option(min=1, max=256, metavar="INT", help="Transformer blocks of the sequence scorer (2).")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="verifier: the model that wrote the traces, folder or hub name.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, metavar="NUMBER", help="verifier: train for so long at most.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=1, max=1024, metavar="INT", help="verifier: of the LoRA (16).")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="verifier: highest learning rate (2e-4).")
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="verifier: layers with LoRA, such as q_proj,v_proj (all-linear).")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, max=10**9, metavar="INT", help="verifier: tokens a step of the optimiser.")
+    ] = None,
+    pass_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**9, metavar="INT", help="verifier: tokens a pass, for the memory's sake."),
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option(help="verifier: keep no activations for the way back; less memory, more time.")
+    ] = False,
+    parts: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT", help="stack: what it is made of; add a state scorer's file and a verifier's folder."
+        ),
+    ] = "confidence,closeness,agreement",
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint's metadata.")] = False,
@@ -94,6 +132,16 @@ def train(
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
 
     def body() -> int:
+        if architecture == STACK:
+            train_stack(data, out, parts.split(","), model, device, skip_corrupted, as_json)
+            return OK
+        if architecture == VERIFIER:
+            changes = {"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
+                       "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
+                       "recomputes": recompute}  # fmt: skip
+            train_verifier(data, out, model, changes, (validation, test, split_seed), labels, device, skip_corrupted,
+                           as_json)  # fmt: skip
+            return OK
         from gambit.cli.scorer_display import progress, show_training
         from gambit.scorers.checkpoint import save_checkpoint
         from gambit.storage.run_folder import check_writable
@@ -101,9 +149,9 @@ def train(
         from gambit.training.train import TrainPlan, datasets_of, recipes_for
         from gambit.training.train import train as run
 
-        changes = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
+        changed = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
                    "width": width, "blocks": blocks}  # fmt: skip
-        given = {name: value for name, value in changes.items() if value is not None}
+        given = {name: value for name, value in changed.items() if value is not None}
         division = Division(validation, test, split_seed)
         plan = TrainPlan(data, architecture, objective, state_position, None if layers == AUTO else layers_of(layers),
                          division, given, device, skip_corrupted, labels)  # fmt: skip
@@ -128,7 +176,10 @@ def train(
 @app.command(name="eval", cls=PlainCommand)
 def evaluate(
     scorers: Annotated[
-        list[str], typer.Argument(metavar="SCORER...", help="Checkpoints, or names of registered scorers.")
+        list[str],
+        typer.Argument(
+            metavar="SCORER...", help="Checkpoints, folders of verifiers and stacks, or registered scorers."
+        ),
     ],
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
     part: Annotated[
@@ -145,6 +196,12 @@ def evaluate(
     judge: Annotated[
         bool, typer.Option("--judge", help="pawn only: add the perfect judge, which knows each trace's exact state.")
     ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the figures into the checkpoints: searches trust them by these.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Of a verifier, where its own name does not lead to the weights.")
+    ] = None,
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -154,8 +211,10 @@ def evaluate(
     def body() -> int:
         from gambit.cli.scorer_display import show_report
         from gambit.storage.run_folder import check_writable
-        from gambit.training.judging import judge_scorers, report_json
+        from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
 
+        if write:
+            check_writable_trust(scorers, data, part)
         for path in filter(None, (out, plot)):
             check_writable(path.parent)
         if plot is not None:
@@ -164,8 +223,11 @@ def evaluate(
             check_installed()
         with only_our_warnings():
             found = judge_scorers(
-                scorers, data, part, device=device, with_judge=judge, skip_corrupted=skip_corrupted, warn=warn
-            )
+                scorers, data, part, device=device, model=model, with_judge=judge, skip_corrupted=skip_corrupted,
+                warn=warn,
+            )  # fmt: skip
+        if write:
+            write_figures(scorers, found)
         text = json.dumps(report_json(found), indent=2)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +301,10 @@ def _import_info(base_model: str | None, position: str | None, aggregation: str,
 
 @app.command(cls=PlainCommand)
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A scorer checkpoint (.safetensors).")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A scorer checkpoint (.safetensors) or the folder of a verifier or stack."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a scorer was made for, from what, and how good it was."""
@@ -248,6 +313,16 @@ def show(
         from gambit.cli.scorer_display import metadata_table
         from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 
+        if file.is_dir():
+            from gambit.scorers.stack import is_stack, read_stack
+            from gambit.scorers.verifier.folder import read_info
+
+            info = read_stack(file) if is_stack(file) else read_info(file)
+            if as_json:
+                typer.echo(info.model_dump_json())
+            else:
+                put(metadata_table(info.model_dump(mode="json")))
+            return OK
         scorer = load_checkpoint(file)  # a file that engines would refuse is refused here too
         metadata = read_metadata(file)
         if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gambit.core.errors import UserError
+from gambit.core.types import Aggregation
 from gambit.results.vote import Consensus, VoteKind
 from gambit.text.answers import AnswerKind
 
@@ -30,7 +32,7 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|mps")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 Model = TypeVar("Model", bound=BaseModel)
-NESTED_OPTIONS = ("engine_options", "policy_options")  # of which each may be given by itself
+NESTED_OPTIONS = ("engine_options", "policy_options", "verifier_options")  # of which each may be given by itself
 
 
 class BranchPoint(StrEnum):
@@ -143,6 +145,34 @@ class SearchConfig(CheckedModel):
         return self
 
 
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """Some of a device's memory: a share of it, or bytes."""
+
+    share: float | None
+    num_bytes: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> MemoryPart:
+        """`0.3`, or `8GB` (powers of 1024)."""
+        found = _MEMORY.fullmatch(text.strip())
+        number = float(found[1]) if found else 0.0
+        if found is None or number <= 0 or (number >= 1 and text.strip() == found[1]):
+            raise ValueError("a share between 0 and 1 such as 0.3, or bytes such as 8GB, is needed")
+        if number < 1 and text.strip() == found[1]:
+            return cls(number, None)
+        return cls(None, int(number * 1024 ** " KMGT".index(found[2].upper() or " ")))
+
+    def share_of(self, total_bytes: int) -> float:
+        return self.share if self.share is not None else (self.num_bytes or 0) / total_bytes
+
+    def bytes_of(self, total_bytes: int) -> int:
+        return int(self.share * total_bytes) if self.share is not None else self.num_bytes or 0
+
+
 class EngineConfig(CheckedModel):
     """What to search with: the model, the engine that runs it and the scorer that judges its thoughts."""
 
@@ -154,20 +184,53 @@ class EngineConfig(CheckedModel):
     device: str = Field("auto", description="where it runs: auto, cpu, cuda, cuda:0 or mps")
     dtype: str = Field("auto", description="type of its weights: auto, float32, float16 or bfloat16")
     scorer: str = Field(
-        "auto", description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own"
+        "auto",
+        description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own; "
+        "prm:[FORMAT:]FOLDER, prm:NAME or prm:http://…: a verifier that reads the thoughts",
     )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
     kv_budget_tokens: TokensInAll | None = Field(
         None, description="tokens in the KV cache; default: what fits into memory"
     )
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="r: share of GPU memory to use")
+    verifier_engine: Literal["auto", "local", "vllm"] = Field(
+        "auto", description="what runs the verifier of --scorer prm:…; auto: vllm on a GPU where it is installed"
+    )
+    verifier_device: str = Field("auto", description="where the verifier runs; auto: where the model runs")
+    verifier_memory: str = Field(
+        "0.3",
+        description="the verifier's part of the device's memory, a share of it or bytes such as 8GB; the "
+        "model gets the rest of --memory-ratio",
+    )
+    verifier_aggregation: Aggregation = Field(
+        Aggregation.LAST, description="how the verifier's scores of thoughts become that of a trace: last or mean"
+    )
+    verifier_options: dict[str, Any] = Field(
+        default_factory=dict, description="passed as it is to vLLM, where that runs the verifier"
+    )
+    verifier_async: bool = Field(
+        False, description="tournaments take the scores that have arrived instead of waiting; a run may not repeat"
+    )
+    verifier_optional: bool = Field(
+        False, description="when the verifier fails, go on with the engine's own scores instead of ending"
+    )
 
-    @field_validator("device")
+    @field_validator("verifier_memory", mode="before")
+    @classmethod
+    def _is_memory(cls, value: object) -> str:
+        MemoryPart.parse(str(value))
+        return str(value)
+
+    @field_validator("device", "verifier_device")
     @classmethod
     def _is_device(cls, value: str) -> str:
         if DEVICE.fullmatch(value) is None:
             raise UserError(f"unknown device {value!r}: use auto, cpu, cuda, cuda:0 or mps")
         return value
+
+    @property
+    def verifier_part(self) -> MemoryPart:
+        return MemoryPart.parse(self.verifier_memory)
 
     @field_validator("dtype")
     @classmethod

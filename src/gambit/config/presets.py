@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from gambit.config.options import BranchPoint, PresetSource, SearchConfig, build, check_swap
+from gambit.config.trust import ScorerTrust, reason_for, rule_for
 from gambit.core.errors import UserError
 from gambit.core.types import Sampling
 from gambit.results.vote import Consensus
@@ -112,6 +113,7 @@ class SearchSettings:
     budget_traces: int | None
     consensus: Consensus | None = None
     islands: int = 1
+    why: str = ""  # these islands, swaps and warm-up, in one sentence
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
 
     def options_of(self, kind: type[Model]) -> Model:
@@ -142,9 +144,13 @@ def resolve(
     context_left: int,
     *,
     has_floor: bool,
+    trust: ScorerTrust | None = None,
     policy_options: BaseModel | None = None,
 ) -> tuple[SearchSettings, list[str]]:
-    """The settings of one run, and warnings; `context_left` is what the context leaves after the prompt."""
+    """The settings of one run, and warnings; `context_left` is what the context leaves after the prompt.
+
+    `trust`: in the scorer; what is left open of islands, swaps and warm-up follows from it.
+    """
     preset = {
         PresetSource.MODEL: defaults.preset,
         PresetSource.AUTO: defaults.preset.lengths_only(),
@@ -156,16 +162,19 @@ def resolve(
     median = defaults.median_length or preset.median_length
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
-    warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
     num_traces = _first(config.num_traces, capacity)
+    pool = _pool(config, preset, trust, capacity, min(capacity, num_traces), half_trace)
     settings = SearchSettings(
         policy=config.policy,
         capacity=capacity,
         num_traces=num_traces,
-        islands=_islands(config, preset, min(capacity, num_traces)),
-        swap_size=_first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16)),
-        check_interval=_first(config.check_interval, preset.check_interval, max(1, round(max(thought, warmup / 60)))),
-        warmup_tokens=warmup,
+        islands=pool.islands,
+        swap_size=pool.swap_size,
+        check_interval=_first(
+            config.check_interval, preset.check_interval, max(1, round(max(thought, pool.warmup_tokens / 60)))
+        ),
+        warmup_tokens=pool.warmup_tokens,
+        why=pool.why,
         hard_floor=config.hard_floor if has_floor and config.hard_floor > 0 else None,
         child_temperature=config.child_temperature,
         branch_point=config.branch_point,
@@ -186,18 +195,46 @@ def _first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
-def _islands(config: SearchConfig, preset: Preset, most: int) -> int:
-    """Only Gambit's own policy has several; an island needs a place and a trace to complete."""
-    if config.policy != "gambit":
-        return 1
-    wanted = config.islands
-    if wanted is None:
-        wanted = 1 if config.preset is PresetSource.PAPER else _first(preset.islands, "auto")
-    if isinstance(wanted, int):
-        if wanted > most:
-            raise UserError(f"islands = {wanted}: a pool that completes {most} traces has at most as many islands")
-        return wanted
-    return max(1, most // 2)
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """How the pool competes: M, K and w, and why."""
+
+    islands: int
+    swap_size: int
+    warmup_tokens: int
+    why: str
+
+
+def _pool(
+    config: SearchConfig, preset: Preset, trust: ScorerTrust | None, capacity: int, most: int, half_trace: int
+) -> _Pool:
+    """`most`: islands that the pool can have, each with a place and a trace to complete."""
+    swap_size = _first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16))
+    warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
+    if config.policy != "gambit":  # only Gambit's own has several islands
+        return _Pool(1, swap_size, warmup, "")
+    given, source = _given_islands(config, preset)
+    if given is not None:
+        if given > most:
+            raise UserError(f"islands = {given}: a pool that completes {most} traces has at most as many islands")
+        return _Pool(given, swap_size, warmup, f"islands = {given} is {source}")
+    rule = rule_for(trust)
+    islands = max(1, most // rule.island_size)
+    return _Pool(
+        islands,
+        _first(config.swap_size, min(capacity, islands * rule.swaps_per_island)),
+        _first(config.warmup_tokens, max(warmup, round(2 * half_trace * rule.least_warmup))),
+        reason_for(trust),
+    )
+
+
+def _given_islands(config: SearchConfig, preset: Preset) -> tuple[int | None, str]:
+    """A number that somebody chose, and who; None: it follows from the scorer."""
+    if config.islands is not None:
+        return (None, "") if config.islands == "auto" else (config.islands, "given")
+    if config.preset is PresetSource.PAPER:
+        return 1, "the paper's pool"
+    return preset.islands, "the model's preset"
 
 
 def _scaled_swap(preset: Preset, capacity: int) -> int | None:

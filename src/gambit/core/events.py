@@ -91,6 +91,18 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """Scores of a verifier, which come later than the thoughts they are of, as parallel arrays."""
+
+    step: int
+    traces: tuple[int, ...]
+    scores: tuple[float, ...]
+    num_tokens: tuple[int, ...]
+    ended_steps: tuple[int, ...]  # when each thought ended: the score is `step` minus that many steps old
+    engine_scores: tuple[float | None, ...]  # what the engine's own scorer says; None for what a trace said at its end
+
+
+@dataclass(frozen=True, slots=True)
 class Pruned:
     """A trace left the pool for good; `reason` is the policy's word, "pressure" or "confidence" (its stop rule)."""
 
@@ -176,6 +188,21 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierTotals:
+    """What the verifier did for a search in all; once, before the vote. Counts and seconds differ between two runs."""
+
+    step: int
+    verifier: str
+    thoughts: int
+    tokens: int  # that it computed
+    seconds: float  # of its own work
+    seconds_waited: float  # for which the search stood still
+    seconds_for_vote: float  # of these, after it had stopped
+    is_async: bool  # tournaments took the scores that had arrived: the run may not repeat
+    lost: str | None  # why it was given up, where the search went on without it
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The search ended."""
 
@@ -199,6 +226,7 @@ Event: TypeAlias = (
     | Admitted
     | Queued
     | Scored
+    | Verified
     | Pruned
     | Evicted
     | Finished
@@ -206,6 +234,7 @@ Event: TypeAlias = (
     | Cancelled
     | Sample
     | Waited
+    | VerifierTotals
     | Stopped
     | Voted
 )

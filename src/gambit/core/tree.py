@@ -107,6 +107,7 @@ class TraceTree:
             ev.Admitted: self._admitted,
             ev.Queued: self._queued,
             ev.Scored: self._scored,
+            ev.Verified: self._verified,
             ev.Pruned: self._pruned,
             ev.Evicted: self._evicted,
             ev.Finished: self._finished,
@@ -223,9 +224,17 @@ class TraceTree:
         for trace_id, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
             trace = self.traces[trace_id]
             assert trace.state is TraceState.RUNNING, f"trace {trace_id} is {trace.state}, yet finished a thought"
-            assert num_tokens > trace.boundary_tokens, f"trace {trace_id}: the thought at {num_tokens} is scored twice"
-            trace.score = trace.score.add(score)
-            trace.boundary_tokens = num_tokens
+            self._add_score(trace, score, num_tokens)
+
+    def _verified(self, event: ev.Verified) -> None:
+        """A trace may have left the pool since it ended the thought; its score still counts in the vote."""
+        for trace_id, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
+            self._add_score(self.traces[trace_id], score, num_tokens)
+
+    def _add_score(self, trace: Trace, score: float, num_tokens: int) -> None:
+        assert num_tokens > trace.boundary_tokens, f"trace {trace.id}: the thought at {num_tokens} is scored twice"
+        trace.score = trace.score.add(score)
+        trace.boundary_tokens = num_tokens
 
     def _end(self, trace_id: int, state: TraceState, step: int, tokens: tuple[int, ...]) -> Trace:
         was_ghost = self.traces[trace_id].state is TraceState.GHOST

@@ -42,6 +42,9 @@ class SearchSpec:
     keeps_histories: bool = False  # what scorers remember of ended traces stays until the search is closed
     confidence_window: int = 0  # tokens; token confidence is measured and reported at each trace's end unless 0
     embedding_size: int = 0  # of the vector reported with each scored thought; none with 0
+    has_verifier: bool = (
+        False  # traces are evicted by the scores that `rank` tells, not by those of the engine's scorer
+    )
 
 
 def check_prompt(info: EngineInfo, num_tokens: int) -> None:
@@ -98,6 +101,9 @@ class Engine(Protocol):
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         """End traces now; gives all tokens each had generated or inherited."""
+
+    def rank(self, scores: Mapping[TraceKey, float]) -> None:
+        """What the verifier of a search thinks of its live traces; evictions follow it from the next step on."""
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         """How far the live traces of a search are."""

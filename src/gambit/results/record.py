@@ -74,6 +74,19 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierCost:
+    """What the second model read, and whether the search would go the same way again."""
+
+    name: str
+    thoughts: int
+    tokens: int  # computed, without those it had in its cache
+    seconds: float
+    seconds_waited: float  # for which the search stood still
+    is_repeatable: bool  # no: tournaments took what had arrived (--verifier-async)
+    lost: str | None = None  # why it was given up (--verifier-optional)
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
     """What a search found and what it cost."""
 
@@ -89,6 +102,7 @@ class SearchResult:
     seconds: Seconds
     stop_reason: StopReason
     waiting: Waiting = Waiting()
+    verifier: VerifierCost | None = None  # where the search had one
     out_dir: str | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
@@ -122,6 +136,7 @@ class SearchRecord:
     sample: ev.Sample | None = None
     stopped: ev.Stopped | None = None
     voted: ev.Voted | None = None
+    verified: ev.VerifierTotals | None = None
 
     def __post_init__(self) -> None:
         self.tree = TraceTree(self.started.capacity, Aggregation(self.started.aggregation))
@@ -133,6 +148,8 @@ class SearchRecord:
             self.stopped = event
         elif isinstance(event, ev.Voted):
             self.voted = event
+        elif isinstance(event, ev.VerifierTotals):
+            self.verified = event
         else:
             self.tree.apply(event)
 
@@ -182,11 +199,19 @@ class SearchRecord:
         )
 
     @property
+    def verifier(self) -> VerifierCost | None:
+        v = self.verified
+        if v is None:
+            return None
+        return VerifierCost(v.verifier, v.thoughts, v.tokens, v.seconds, v.seconds_waited, not v.is_async, v.lost)
+
+    @property
     def seconds(self) -> Seconds:
         s = self.sample
         if s is None:
             return Seconds()
-        return Seconds(s.seconds_total, s.seconds_engine, s.seconds_scoring + s.seconds_scheduling + s.seconds_search)
+        total = s.seconds_total + (self.verified.seconds_for_vote if self.verified else 0.0)
+        return Seconds(total, s.seconds_engine, s.seconds_scoring + s.seconds_scheduling + s.seconds_search)
 
     def result(self, vote: VoteResult) -> SearchResult:
         """The result; a log that was cut short counts as a failed run with the votes it has."""
@@ -204,6 +229,7 @@ class SearchRecord:
             seconds=self.seconds,
             stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
             waiting=self.waiting,
+            verifier=self.verifier,
             traces=outline_of(self.tree),
         )
 
@@ -234,6 +260,7 @@ def _extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
         return SearchRecord(event)
     assert not isinstance(event, ev.RunStarted), "a second run begins"
     assert record.voted is None, "the search had ended"
-    assert record.stopped is None or isinstance(event, ev.Voted), "the search had stopped"
+    is_late = isinstance(event, ev.Voted | ev.Verified | ev.VerifierTotals)  # scores may come until the vote
+    assert record.stopped is None or is_late, "the search had stopped"
     record.apply(event)
     return record

@@ -29,6 +29,10 @@ class VoteKind(StrEnum):
     TOP_BOTTOM_CONFIDENCE = "top-bottom-confidence"
 
     @property
+    def needs_scores(self) -> bool:
+        return self in (VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)
+
+    @property
     def needs_confidence(self) -> bool:
         return self.value.endswith("confidence")
 

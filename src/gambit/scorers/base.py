@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation, StatePosition
 
@@ -28,6 +29,7 @@ class ScorerInfo:
     layers: tuple[int, ...] = (-1,)  # several are concatenated
     base_model: str | None = None
     base_model_hash: str | None = None
+    trust: ScorerTrust | None = None  # None: nobody judged it
 
 
 @dataclass(frozen=True, slots=True)

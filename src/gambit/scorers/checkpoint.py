@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
@@ -62,13 +63,15 @@ def read_metadata(path: Path) -> dict[str, Json]:
     return metadata
 
 
-def add_metrics(path: Path, metrics: Mapping[str, Json]) -> None:
+def add_metrics(path: Path, metrics: Mapping[str, Json], trust: ScorerTrust | None = None) -> None:
     """Write what a scorer reached into its own checkpoint; the weights stay as they are."""
     from safetensors.torch import load_file, save_file
 
     metadata = read_metadata(path)
     before = metadata.get("metrics")
     metadata["metrics"] = {**(before if isinstance(before, dict) else {}), **metrics}
+    if trust is not None:
+        metadata["trust"] = trust.to_json()
     save_file(load_file(path), path, metadata={METADATA_KEY: json.dumps(metadata)})
 
 

@@ -22,9 +22,8 @@ NO_SCORER = (
 def load_scorer(name: str, source: str, model: str) -> Scorer:
     """A checkpoint file, another scorer of the model's own, a registered one; `auto`: the model's, or confidence."""
     if name == "auto":
-        path = models.side_file(source, models.SCORER_FILE)
-        if path is not None:
-            return load_checkpoint(path)
+        if (own := model_scorer(source)) is not None:
+            return own
         warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
         name = "confidence"
     if Path(name).suffix == ".safetensors" or Path(name).is_file():
@@ -33,6 +32,12 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
         return load_checkpoint(path)
     factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
     return factory()
+
+
+def model_scorer(source: str) -> Scorer | None:
+    """The scorer that lies beside a model's weights."""
+    path = models.side_file(source, models.SCORER_FILE)
+    return None if path is None else load_checkpoint(path)
 
 
 def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:

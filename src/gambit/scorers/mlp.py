@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import ScorerInfo, ThoughtBatch, TwoLayers
@@ -124,7 +125,7 @@ def save_mlp(scorer: MlpScorer | BlendScorer, path: Path, extra: dict[str, objec
     import torch
     from safetensors.torch import save_file
 
-    metadata = {"format": FORMAT, **dataclasses.asdict(scorer.info), **(extra or {})}
+    metadata = {"format": FORMAT, **info_json(scorer.info), **(extra or {})}
     mlp = scorer.mlp if isinstance(scorer, BlendScorer) else scorer
     tensors = dict(zip(TENSORS, (t.contiguous() for t in mlp.weights), strict=True))
     if isinstance(scorer, BlendScorer):
@@ -140,6 +141,12 @@ def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
                             "use another checkpoint, or train the scorer again")  # fmt: skip
 
 
+def info_json(info: ScorerInfo) -> dict[str, object]:
+    """Plain values, for a checkpoint's header."""
+    trust = None if info.trust is None else info.trust.to_json()
+    return dataclasses.asdict(info) | {"trust": trust}
+
+
 def read_info(path: Path, header: dict[str, str], architecture: str) -> ScorerInfo:
     """The metadata in a safetensors header, for a scorer of this architecture and no other."""
     try:
@@ -151,6 +158,7 @@ def read_info(path: Path, header: dict[str, str], architecture: str) -> ScorerIn
         fields = {key: value for key, value in raw.items() if key in known}
         fields["state_position"] = StatePosition(raw["state_position"])
         fields["aggregation"] = Aggregation(raw["aggregation"])
+        fields["trust"] = ScorerTrust.from_json(raw.get("trust"))
         fields["layers"] = tuple(raw.get("layers", [raw.get("layer", -1)]))  # "layer" is how the first ones wrote it
         return ScorerInfo(**fields)
     except (KeyError, ValueError, TypeError) as error:

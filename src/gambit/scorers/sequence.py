@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.scorers.base import PastThoughts, ScorerInfo, ThoughtBatch
-from gambit.scorers.mlp import FORMAT, METADATA_KEY, check_finite, read_info
+from gambit.scorers.mlp import FORMAT, METADATA_KEY, check_finite, info_json, read_info
 
 ARCHITECTURE = "sequence"
 _SHAPE = "shape"  # its place in the metadata
@@ -239,7 +239,7 @@ def save_sequence(scorer: SequenceScorer, path: Path, extra: dict[str, object] |
     from safetensors.torch import save_file
 
     shape = dataclasses.asdict(scorer.network.shape)
-    metadata = {"format": FORMAT, **dataclasses.asdict(scorer.info), _SHAPE: shape, **(extra or {})}
+    metadata = {"format": FORMAT, **info_json(scorer.info), _SHAPE: shape, **(extra or {})}
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in scorer.network.state_dict().items()}
     save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
 

@@ -13,7 +13,7 @@ from gambit.core.errors import UserError
 from gambit.results.vote import VoteKind
 from gambit.search.consensus import check_consensus
 from gambit.search.embedding import load_embedder
-from gambit.search.policies.base import NoOptions, Policy, Requirements
+from gambit.search.policies.base import NoOptions, Policy, Requirements, ScoreUse
 from gambit.search.thoughts import Embed
 
 GROUP = "gambit.policies"
@@ -63,6 +63,11 @@ def make_policy(config: SearchConfig, settings: SearchSettings, *, is_probabilit
     """`is_probability`: whether the scorer's scores are."""
     check_consensus(config.consensus, vote_of(config), is_probability=is_probability)
     return load_policy(config.policy).from_settings(settings)
+
+
+def needs_scores(requirements: Requirements, config: SearchConfig) -> bool:
+    """Whether anyone looks at scores; where nobody does, a verifier need not read."""
+    return requirements.scores is not ScoreUse.NEVER or vote_of(config).needs_scores
 
 
 def confidence_window(requirements: Requirements, config: SearchConfig) -> int:

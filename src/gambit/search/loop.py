@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
-from gambit.core.tree import LIVE, TraceState
+from gambit.core.tree import LIVE, Trace, TraceState
 from gambit.core.types import (
     OnPressure,
     PressureAction,
+    RunningScore,
     SearchStep,
     StepBatch,
     StopReason,
@@ -34,6 +35,7 @@ from gambit.search.policies.base import (
     Policy,
     PoolView,
     Prune,
+    ScoreUse,
     Start,
     State,
     Stop,
@@ -43,6 +45,7 @@ from gambit.search.policies.base import (
 )
 from gambit.search.recorder import Callbacks, Recorder
 from gambit.search.thoughts import ThoughtReader
+from gambit.search.verification import Verification, VerifierUse
 from gambit.search.views import trace_view
 
 VOTE_SHARE, MAX_VOTE_SECONDS = 0.1, 5.0  # of a time budget, kept for the vote
@@ -74,6 +77,7 @@ class Search:
         spec: SearchSpec,
         started: ev.RunStarted,
         callbacks: Callbacks,
+        verifier: VerifierUse | None = None,
     ) -> None:
         self.record = SearchRecord(started)
         self._requirements = requirements_of(policy)
@@ -94,6 +98,7 @@ class Search:
         self._is_settled = False
         need = self._requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self._tokens_of, callbacks.decode, callbacks.embed)
+        self._verification = None if verifier is None else self._begin_verification(verifier, spec)
         self._settings = settings
         self._spec = spec
         self._islands = Islands(settings.islands, settings.capacity, settings.num_traces)
@@ -120,25 +125,28 @@ class Search:
 
     def absorb(self, step: SearchStep, batch: StepBatch) -> None:
         """Apply what an engine step did, then let the policy act if it is its turn."""
-        began = time.perf_counter()
+        began, waited = time.perf_counter(), self._seconds_waited()
         self._kv = (batch.kv_used_tokens, batch.kv_capacity_tokens)
         self._spent.engine += batch.seconds.engine
         self._spent.scoring += batch.seconds.scoring
         self._spent.scheduling += batch.seconds.scheduling
         self._num_steps += step.num_generated > 0
         self.num_generated += step.num_generated
-        self._recorder.apply(step, self._num_steps)
+        self._apply(step)
         if self._reader is not None:
             self._reader.note(step.scored)
         if self._is_wanted(step):
+            self._collect_scores(self._looks_at_scores(step))
             self._ask_policy()
         elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
+            self._collect_scores(self._requirements.scores is not ScoreUse.NEVER)
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
+            self._collect_scores(self.record.vote_kind.needs_scores)
             equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
             self._is_settled = is_over(consensus, self.record, self._requirements, equivalent)
         self._stop_if_due()
-        self._spent.search += time.perf_counter() - began
+        self._spent.search += time.perf_counter() - began - self._seconds_waited(waited)
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         """Cancel what still runs and leave the engine; `conclude` then takes the vote."""
@@ -166,6 +174,7 @@ class Search:
         """
         budget = self._settings.budget_seconds
         deadline = math.inf if budget is None else self._began + budget
+        self._finish_verification(deadline)
         vote = self.record.vote(self._callbacks.equivalent_until(deadline))
         votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
         self._recorder.emit(ev.Voted(vote.answer, vote.margin, votes))
@@ -215,6 +224,58 @@ class Search:
             return False
         return self._islands.are_complete(trace.island for trace in tree.in_state(TraceState.FINISHED))
 
+    # -- a verifier's scores -----------------------------------------------------------------------------------
+
+    def _begin_verification(self, use: VerifierUse, spec: SearchSpec) -> Verification:
+        assert spec.has_verifier, "the engine would evict by its own scores"
+        return Verification(use, spec.search, self.record.tree, self._tokens_of)
+
+    def _apply(self, step: SearchStep) -> None:
+        """With a verifier the engine's own scores are not recorded yet: they count only if it is given up."""
+        judge = self._verification
+        if judge is None:
+            self._recorder.apply(step, self._num_steps)
+        elif judge.lost is None:
+            self._recorder.apply(dataclasses.replace(step, scored=()), self._num_steps)
+            judge.note(step, self._num_steps)
+        else:
+            self._recorder.apply(step, self._num_steps)
+            judge.note_engine_scores(step)
+            self._tell_ranks([thought.trace for thought in step.scored])
+
+    def _looks_at_scores(self, step: SearchStep) -> bool:
+        """Whether the policy, which is about to be asked, will: a completion may wake one that does not."""
+        if self._requirements.scores is ScoreUse.ROUNDS:
+            return self._is_round(step) or (self._policy.wake.on_boundary and bool(step.scored))
+        return self._requirements.scores is ScoreUse.ALWAYS
+
+    def _collect_scores(self, is_needed: bool) -> None:
+        judge = self._verification
+        if judge is None or judge.lost is not None or not is_needed:
+            return
+        if (judged := judge.collect(self._num_steps)) is not None:
+            self._recorder.judge(judged)
+            self._tell_ranks(judged.traces)
+
+    def _tell_ranks(self, traces: Iterable[int]) -> None:
+        """The engine evicts by them."""
+        tree = self.record.tree
+        scores = {trace: tree.score_of(tree.traces[trace]) for trace in traces if tree.traces[trace].is_live}
+        self._engine.rank({TraceKey(self.number, i): score for i, score in scores.items() if score is not None})
+
+    def _finish_verification(self, deadline: float) -> None:
+        judge = self._verification
+        if judge is None:
+            return
+        is_asked = judge.lost is None and self.failure is None
+        judged = judge.finish(self._num_steps, deadline) if is_asked else None
+        if judged is not None:
+            self._recorder.judge(judged)
+        self._recorder.emit(judge.event(self._num_steps))
+
+    def _seconds_waited(self, before: float = 0.0) -> float:
+        return 0.0 if self._verification is None else self._verification.seconds_waited - before
+
     # -- decide, execute, apply --------------------------------------------------------------------------------
 
     def _is_wanted(self, step: SearchStep) -> bool:
@@ -222,8 +283,11 @@ class Search:
         has_left = bool(step.finished) or any(lost.action is PressureAction.PRUNE for lost in step.evicted)
         if self._reached_target():
             return wake.on_completion and has_left
-        is_round = wake.every_steps is not None and step.num_generated > 0 and self._num_steps % wake.every_steps == 0
-        return is_round or (wake.on_completion and has_left) or (wake.on_boundary and bool(step.scored))
+        return self._is_round(step) or (wake.on_completion and has_left) or (wake.on_boundary and bool(step.scored))
+
+    def _is_round(self, step: SearchStep) -> bool:
+        every = self._policy.wake.every_steps
+        return every is not None and step.num_generated > 0 and self._num_steps % every == 0
 
     def _ask_policy(self) -> None:
         self._policy_state, decisions = self._policy.decide(self._policy_state, self._view())
@@ -295,11 +359,18 @@ class Search:
             inherited=decision.inherited,
             parent=None if is_ghost else TraceKey(self.number, parent.id),
             prefix=self._recorder.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
-            score=parent.score,
+            score=self._engine_score(parent, decision.inherited),
+            rank=None if self._verification is None else self.record.tree.score_of(parent),
             history_of=TraceKey(self.number, parent.id) if is_ghost else None,
         )
         self._unsent.append(child)
         self._recorder.join(ev.Branched(self._num_steps, child.key.trace, parent.id, decision.inherited, temperature))
+        if self._verification is not None:
+            self._verification.branch(child.key.trace, parent.id, decision.inherited)
+
+    def _engine_score(self, parent: Trace, inherited: int) -> RunningScore:
+        """What the engine knows of a parent's thoughts; it counts them."""
+        return parent.score if self._verification is None else self._verification.engine_score(parent.id, inherited)
 
     def _send(self) -> None:
         """A round's new traces together: an engine may begin them in one step."""

@@ -64,6 +64,14 @@ class Recorder:
         for done in step.finished:
             self._finish(done, at)
 
+    def judge(self, event: ev.Verified) -> None:
+        """Scores of a verifier; traces that are complete get theirs too."""
+        self.emit(event)
+        tree, late = self.record.tree, set(event.traces)
+        self.finished = [
+            finished_view(tree, tree.traces[view.id]) if view.id in late else view for view in self.finished
+        ]
+
     def _lose(self, lost: Eviction, at: int) -> None:
         if lost.action is PressureAction.QUEUE:
             self.waits.begin(lost.trace, at)

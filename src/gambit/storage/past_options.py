@@ -48,6 +48,13 @@ IN_0_1_0: Mapping[str, Json] = {
     "any_weights": False,
     "kv_budget_tokens": None,
     "memory_ratio": 0.9,
+    "verifier_engine": "auto",
+    "verifier_device": "auto",
+    "verifier_memory": "0.3",
+    "verifier_aggregation": "last",
+    "verifier_options": {},
+    "verifier_async": False,
+    "verifier_optional": False,
 }
 
 

@@ -278,10 +278,12 @@ def _record(problem: Sampled) -> ProblemRecord:
 
 
 def _tensors(problems: Sequence[Sampled], states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """One row per step; tokens one after the other."""
+    """One row per step; tokens of traces and of prompts one after the other."""
     traces = [trace for problem in problems for trace in problem.traces]
     tensors = {name: torch.cat([found[name] for found in states]).contiguous() for name in states[0]}
     tensors["step_ends"] = torch.tensor([place + 1 for t in traces for place in t.boundaries], dtype=torch.int32)
     tensors["confidences"] = torch.tensor([value for t in traces for value in t.confidences], dtype=torch.float32)
     tensors["tokens"] = torch.tensor([token for t in traces for token in t.tokens], dtype=torch.int32)
+    tensors["prompts"] = torch.tensor([token for each in problems for token in each.prompt], dtype=torch.int32)
+    tensors["prompt_lengths"] = torch.tensor([len(each.prompt) for each in problems], dtype=torch.int32)
     return tensors

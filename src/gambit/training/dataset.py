@@ -70,6 +70,7 @@ class Dataset:
     traces: Traces
     states: torch.Tensor  # [step, hidden × layers], half precision
     tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, where they were asked for
+    prompts: tuple[tuple[int, ...], ...] = ()  # of each problem; none in a collection of version 0.1
     labels: npt.NDArray[np.float32] | None = None  # [step] to fit to; None: the outcome of its trace
 
     @property
@@ -113,21 +114,25 @@ def load_dataset(
     with_tokens: bool = False,
     on_skip: list[str] | None = None,
 ) -> Dataset:
-    """The whole collection; a state position or layer it does not hold is refused."""
+    """The whole collection; a state position or layer it does not hold is refused. Without layers: no states."""
     header = read_header(folder)
     _check_holds(folder, header, position, layers)
     shards = list(read_shards(folder, skip_corrupted=skip_corrupted, on_skip=on_skip))
     if not shards:
         raise UserError(f"{folder} holds no finished problem: run `gambit scorer collect` first")
-    names = [state_name(layer, position) for layer in layers]
-    states = torch.cat([torch.cat([shard.tensors[name] for name in names], dim=-1) for shard in shards])
+    states = torch.cat([_states(shard, position, layers) for shard in shards])
     problems = tuple(problem for shard in shards for problem in shard.entry.problems)
-    tokens = tuple(_tokens(shards)) if with_tokens else ()
-    return Dataset(header, position, tuple(layers), problems, _traces(problems, shards), states, tokens)
+    tokens, prompts = (tuple(_tokens(shards)), tuple(_prompts(shards))) if with_tokens else ((), ())
+    return Dataset(header, position, tuple(layers), problems, _traces(problems, shards), states, tokens, prompts)
+
+
+def _states(shard: Shard, position: StatePosition, layers: Sequence[int]) -> torch.Tensor:
+    none = torch.zeros(len(shard.tensors["step_ends"]), 0, dtype=torch.half)
+    return torch.cat([none, *(shard.tensors[state_name(layer, position)] for layer in layers)], dim=-1)
 
 
 def _check_holds(folder: Path, header: Header, position: StatePosition, layers: Sequence[int]) -> None:
-    if position not in header.positions:
+    if layers and position not in header.positions:
         raise UserError(f"states at position '{position}' are wanted, {folder} holds {', '.join(header.positions)}: "
                         "collect that position, or choose another with --state-position")  # fmt: skip
     missing = [layer for layer in layers if layer not in header.layers]
@@ -156,3 +161,11 @@ def _tokens(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
         counts = [trace.num_tokens for problem in shard.entry.problems for trace in problem.traces]
         found += [tuple(part.tolist()) for part in torch.split(shard.tensors["tokens"], counts)]
     return found
+
+
+def _prompts(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
+    """Of each problem; none at all where one shard was written before prompts were kept."""
+    if not all("prompts" in shard.tensors for shard in shards):
+        return []
+    parts = (torch.split(each.tensors["prompts"], each.tensors["prompt_lengths"].tolist()) for each in shards)
+    return [tuple(prompt.tolist()) for shard in parts for prompt in shard]

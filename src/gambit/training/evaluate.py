@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.config.trust import SHARES as TRUST_SHARES
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
@@ -85,6 +87,16 @@ class ScorerComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class PartGain:
+    """What a part adds to a stack: its AUC less that of the same stack fitted without the part, problem by problem."""
+
+    stack: str
+    part: str
+    gain: Estimate  # mean over the quarters
+    by_share: Mapping[float, Estimate]
+
+
+@dataclass(frozen=True, slots=True)
 class ScorerReport:
     model: str
     source: str
@@ -94,12 +106,30 @@ class ScorerReport:
     share_right: float
     rankings: tuple[ScorerRanking, ...]
     comparisons: tuple[ScorerComparison, ...]
+    part_gains: tuple[PartGain, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     ranking: ScorerRanking
     per_problem: Floats  # mean AUC of each problem
+    by_share: Mapping[float, Floats]  # AUC of each problem
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """What a judge made of the traces, in their order, by share of their steps."""
+
+    by_share: Mapping[float, Floats]
+    is_probability: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PartRatings:
+    """What the parts of a stack make of the same traces, each alone, and the stack without each."""
+
+    alone: Mapping[str, Rated]
+    without: Mapping[str, Rated]
 
 
 def evaluate(
@@ -111,12 +141,26 @@ def evaluate(
 ) -> ScorerReport:
     """Scorers by name, each with the collection at its own state position; a perfect judge adds the ceiling."""
     data = next(iter(scorers.values()))[1]
+    rated = {name: rated_by(scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
+    return compare(rated, data, traces, perfect_judge=perfect_judge)
+
+
+def compare(
+    rated: Mapping[str, Rated],
+    data: Dataset,
+    traces: Ints,
+    *,
+    perfect_judge: PerfectJudge | None = None,
+    stacks: Mapping[str, PartRatings] | None = None,
+) -> ScorerReport:
+    """Judges by name, beside what needs no training; stacks show their parts, a perfect judge adds the ceiling."""
     if not len(traces):
         raise UserError("no problem is left to judge by: collect more, or choose another --part")
-    measured = {name: _scorer_ranking(name, scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
+    measured = {name: _judge_ranking(name, each, data, traces) for name, each in rated.items()}
     baselines = _baselines(data, traces)
     ceiling = [_ranked(JUDGE, data, traces, perfect_judge(data, traces), is_baseline=False)] if perfect_judge else []
-    everything = [*measured.values(), *baselines, *ceiling]
+    parts = [_parts_of(measured[name], each, data, traces) for name, each in (stacks or {}).items()]
+    everything = [*measured.values(), *(row for rows, _ in parts for row in rows), *baselines, *ceiling]
     return ScorerReport(
         model=data.header.model,
         source=data.header.source,
@@ -126,27 +170,63 @@ def evaluate(
         share_right=float(data.traces.is_correct[traces].mean()),
         rankings=tuple(found.ranking for found in everything),
         comparisons=tuple(_comparisons(list(measured.values()), baselines)),
+        part_gains=tuple(gain for _, gains in parts for gain in gains),
     )
+
+
+def trust_of(report: ScorerReport, name: str) -> ScorerTrust:
+    """How far a search may trust this scorer, by what the report found."""
+    ranking = next(ranking for ranking in report.rankings if ranking.name == name)
+    return ScorerTrust(
+        tuple(ranking.auc[share].value for share in TRUST_SHARES), report.num_mixed, report.model, report.source
+    )
+
+
+def _parts_of(
+    stack: _Measured, parts: PartRatings, data: Dataset, traces: Ints
+) -> tuple[list[_Measured], list[PartGain]]:
+    """A row for each part alone and for the stack without it, and what it adds."""
+    name = stack.ranking.name
+    alone = [_judge_ranking(f"{name}: {part} alone", each, data, traces) for part, each in parts.alone.items()]
+    without = {
+        part: _judge_ranking(f"{name} without {part}", each, data, traces) for part, each in parts.without.items()
+    }
+    gains = [
+        PartGain(
+            name,
+            part,
+            mean_estimate(stack.per_problem - less.per_problem),
+            {share: mean_estimate(stack.by_share[share] - less.by_share[share]) for share in QUARTERS},
+        )
+        for part, less in without.items()
+    ]
+    return [*alone, *without.values()], gains
 
 
 # -- scores ----------------------------------------------------------------------------------------------------
 
 
-def _scorer_ranking(name: str, scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> _Measured:
+def rated_by(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> Rated:
+    """By a scorer of states."""
     scores, known = step_scores(scorer, data, traces, device), data.traces
     by_share = {
         share: trace_scores(scores, known.starts[traces], known.num_steps[traces], share, scorer.info.aggregation)
         for share in SHARES
     }
-    found = _ranked(name, data, traces, by_share, is_baseline=False)
-    if not scorer.info.is_probability:
+    return Rated(by_share, scorer.info.is_probability)
+
+
+def _judge_ranking(name: str, rated: Rated, data: Dataset, traces: Ints) -> _Measured:
+    found = _ranked(name, data, traces, rated.by_share, is_baseline=False)
+    if not rated.is_probability:
         return found
-    calibration = tuple(_calibration(share, by_share[share], known.is_correct[traces]) for share in (0.5, 1.0))
+    is_correct = data.traces.is_correct[traces]
+    calibration = tuple(_calibration(share, rated.by_share[share], is_correct) for share in (0.5, 1.0))
     ranking = found.ranking
     with_calibration = ScorerRanking(
         name, False, ranking.auc, ranking.pairwise, ranking.mean_auc, calibration=calibration
     )  # fmt: skip
-    return _Measured(with_calibration, found.per_problem)
+    return _Measured(with_calibration, found.per_problem, found.by_share)
 
 
 def _ranked(
@@ -166,7 +246,7 @@ def _ranked(
         pairwise={share: ratio_estimate(each.wins, each.num_pairs) for share, each in found.items()},
         mean_auc=mean_estimate(per_problem),
     )
-    return _Measured(ranking, per_problem)
+    return _Measured(ranking, per_problem, {share: each.auc for share, each in found.items()})
 
 
 def _of_judged(data: Dataset, traces: Ints, found: Pairs) -> Pairs:
@@ -248,6 +328,7 @@ def conclusions(report: ScorerReport) -> list[str]:
         for each in report.comparisons
         if each.other not in weak
     ]
+    lines += [f"{each.part} adds to {each.stack}: {_signed(each.gain)}" for each in report.part_gains]
     return lines
 
 

@@ -8,18 +8,36 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from gambit.config import registry
 from gambit.core.errors import UserError
 from gambit.core.events import Json
-from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
-from gambit.scorers.checkpoint import load_checkpoint, read_metadata
-from gambit.training.dataset import Dataset, Division, Part, load_dataset
-from gambit.training.evaluate import JUDGE, ScorerRanking, ScorerReport, conclusions, evaluate
+from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
+from gambit.scorers.stack import is_stack, read_stack
+from gambit.scorers.verifier.folder import is_verifier, read_info
+from gambit.scorers.verifier.model import Verifier
+from gambit.training.dataset import Dataset, Division, Part
+from gambit.training.evaluate import (
+    JUDGE,
+    SHARES,
+    PartRatings,
+    Rated,
+    ScorerRanking,
+    ScorerReport,
+    compare,
+    conclusions,
+    rated_by,
+    trust_of,
+)
+from gambit.training.loading import CollectionReader
 from gambit.training.perfect_judge import chances_by_share
 from gambit.training.ranking import QUARTERS, Estimate, Ints
-from gambit.training.storage import read_header
+from gambit.training.stack.train import rate_stack
+from gambit.training.storage import Header, read_header
+from gambit.training.verifier.reading import read_traces
 
 ALL = "all"
 AUTO = "auto"
@@ -31,32 +49,82 @@ def judge_scorers(
     part: str,
     *,
     device: str = AUTO,
+    model: str | None = None,
     with_judge: bool = False,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
-    """Checkpoints or registered scorers, judged on the same problems of one collection."""
-    scorers = {_label(name): _load(name) for name in names}
-    skipped: list[str] = []
-    loaded: dict[str, tuple[Scorer, Dataset]] = {}
-    by_states: dict[tuple[StatePosition, tuple[int, ...]], Dataset] = {}
-    for name, scorer in scorers.items():
-        key = scorer.info.state_position, scorer.info.layers
-        if key not in by_states:
-            by_states[key] = load_dataset(
-                folder, *key, skip_corrupted=skip_corrupted, with_tokens=with_judge, on_skip=skipped
-            )
-        data = by_states[key]
-        _check_made_for(name, scorer.info, data, warn)
-        loaded[name] = (scorer, data)
-    for line in dict.fromkeys(skipped):
+    """Checkpoints, registered scorers, folders of verifiers or stacks, judged on the same problems of a collection."""
+    reader = CollectionReader(folder, skip_corrupted=skip_corrupted, with_tokens=with_judge)
+    for name in names:
+        _check_made_for(_label(name), _info(name), reader.header, warn)
+    data = _data_of(names[0], reader)
+    traces = held_out_traces(data, part, names, folder)
+    rated: dict[str, Rated] = {}
+    stacks: dict[str, PartRatings] = {}
+    for name in names:
+        if is_stack(name):
+            info = read_stack(Path(name))
+            rated[_label(name)], stacks[_label(name)] = rate_stack(Path(name), info, reader, traces, device, model)
+        else:
+            rated[_label(name)] = _rated(name, reader, traces, pick_device(device), model)
+    for line in dict.fromkeys(reader.skipped):
         warn(line)
-    first = next(iter(loaded.values()))[1]
-    traces = _chosen(first, part, [_division_on(name, folder) for name in names])
-    return evaluate(loaded, traces, pick_device(device), perfect_judge=chances_by_share if with_judge else None)
+    perfect_judge = chances_by_share if with_judge else None
+    return compare(rated, data, traces, perfect_judge=perfect_judge, stacks=stacks)
+
+
+def held_out_traces(data: Dataset, part: str, names: Sequence[str], folder: Path) -> Ints:
+    """Of a part of the collection; `auto`: those that none of these scorers was trained or chosen on."""
+    return _chosen(data, part, [_division_on(name, folder) for name in names])
+
+
+def _data_of(name: str, reader: CollectionReader) -> Dataset:
+    """What is judged by: baselines and a perfect judge need no states, so that any will do."""
+    if is_verifier(name) or is_stack(name):
+        return reader.without_states
+    info = _load(name).info
+    return reader.at(info.state_position, info.layers)
+
+
+def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.device, model: str | None) -> Rated:
+    if not is_verifier(name):
+        scorer = _load(name)
+        return rated_by(scorer, reader.at(scorer.info.state_position, scorer.info.layers), traces, device)
+    verifier = Verifier.load(Path(name), device, model)
+    read = read_traces(verifier, reader.passages, traces)
+    return Rated(read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration))
+
+
+def _info(name: str) -> ScorerInfo:
+    if not is_verifier(name) and not is_stack(name):
+        return _load(name).info
+    info = read_stack(Path(name)) if is_stack(name) else read_info(Path(name))
+    return ScorerInfo(
+        info.architecture, hidden_size=info.hidden_size, boundary_rule=info.boundary_rule,
+        base_model=info.base_model, base_model_hash=info.base_model_hash,
+    )  # fmt: skip
+
+
+def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
+    """Refuse to write figures into what is no checkpoint, or figures of problems that a scorer was fitted to."""
+    for name in names:
+        if not name.endswith(".safetensors"):
+            raise UserError(f"--write: {name!r} is no checkpoint file that figures could be written into")
+        if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
+            raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
+                            "flatter it: leave --part out, or judge it on another collection")  # fmt: skip
+
+
+def write_figures(names: Sequence[str], report: ScorerReport) -> None:
+    """Into each checkpoint: what it reached, and how far a search may trust it."""
+    for name in names:
+        add_metrics(Path(name), {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name)))
 
 
 def _label(name: str) -> str:
+    if is_verifier(name) or is_stack(name):
+        return Path(name).resolve().name
     return Path(name).stem if name.endswith(".safetensors") else name
 
 
@@ -66,8 +134,7 @@ def _load(name: str) -> Scorer:
     return cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))()
 
 
-def _check_made_for(name: str, info: ScorerInfo, data: Dataset, warn: Callable[[str], None]) -> None:
-    header = data.header
+def _check_made_for(name: str, info: ScorerInfo, header: Header, warn: Callable[[str], None]) -> None:
     if info.hidden_size is not None and info.hidden_size != header.hidden_size:
         raise UserError(f"{name} expects hidden size {info.hidden_size}, the collection has {header.hidden_size}")
     if info.boundary_rule != header.boundary_rule:
@@ -82,12 +149,21 @@ def _check_made_for(name: str, info: ScorerInfo, data: Dataset, warn: Callable[[
 
 def _division_on(name: str, folder: Path) -> Division | None:
     """How the collection was divided when this scorer was trained on it; None if it never saw it."""
-    if not name.endswith(".safetensors"):
-        return None
-    training = read_metadata(Path(name)).get("training")
+    training = _training_of(name)
     if not isinstance(training, dict) or training.get("collection") != read_header(folder).id:
         return None
+    if is_stack(name):
+        raise UserError(f"the stack {name} was fitted to problems of {folder} that its parts had not seen: judge it on "
+                        "another collection")  # fmt: skip
     return Division(**cast("dict[str, float]", training["division"]))  # type: ignore[arg-type]
+
+
+def _training_of(name: str) -> object:
+    if is_stack(name):
+        return read_stack(Path(name)).training
+    if is_verifier(name):
+        return read_info(Path(name)).training
+    return read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
 
 
 def _chosen(data: Dataset, part: str, divisions: Sequence[Division | None]) -> Ints:
@@ -126,7 +202,13 @@ def report_json(report: ScorerReport) -> dict[str, Json]:
         for name in ("model", "source", "num_problems", "num_mixed", "num_traces", "share_right")
     }
     words: list[Json] = [*conclusions(report)]
-    return {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
+    gains: list[Json] = [
+        {"stack": each.stack, "part": each.part, "gain": _plain(each.gain),
+         "auc": {f"{share:g}": _plain(found) for share, found in each.by_share.items()}}
+        for each in report.part_gains
+    ]  # fmt: skip
+    whole: dict[str, Json] = {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
+    return {**whole, "part_gains": gains} if gains else whole
 
 
 def metrics_of(report: ScorerReport, name: str) -> dict[str, Json]:

@@ -79,7 +79,12 @@ def pairwise(batch: Batch) -> Tensor:
     """
     problems, problem = torch.unique(batch.problem, return_inverse=True)
     shares = torch.rand(len(problems), device=batch.logits.device)[problem]
-    last = (torch.ceil(batch.num_steps * shares).long() - 1).clamp(min=0)
+    return pairs_at(batch, (torch.ceil(batch.num_steps * shares).long() - 1).clamp(min=0))
+
+
+def pairs_at(batch: Batch, last: Tensor) -> Tensor:
+    """The pairwise loss when each trace is seen up to a step of its own."""
+    problem = torch.unique(batch.problem, return_inverse=True)[1]
     scores = batch.logits
     if batch.aggregation is Aggregation.MEAN:
         counts = torch.arange(1, scores.shape[1] + 1, device=scores.device)

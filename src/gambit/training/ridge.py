@@ -19,6 +19,7 @@ from gambit.core.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.training.dataset import Dataset, Division
 from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, spread_of
+from gambit.training.logistic import calibrating_line
 from gambit.training.networks import Spread, as_scorer, straight_network
 from gambit.training.objectives import AGGREGATIONS, FitRecipe
 from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps
@@ -28,8 +29,6 @@ from gambit.training.scoring import SCORING_STEPS, Steps
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 NUM_FOLDS = 5
 SMALLEST_VARIANCE = 1e-6
-NEWTON_STEPS = 25
-FLATTEST = 0.05  # logits per deviation of the line: a flat calibration must not erase the ranking
 
 
 def fit_ridge(
@@ -156,15 +155,8 @@ def _running_means(steps: Steps, traces: Tensor, last: Tensor) -> Tensor:
 def calibrated(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tuple[Tensor, float]:
     """The line's weights and bias as logits of being right: logistic regression on the line alone."""
     heights, outcomes = _heights(weights, steps, train, spread)
-    deviation = heights.std().clamp(min=1e-12)
-    inputs = torch.stack([heights / deviation, torch.ones_like(heights)], dim=1)
-    line = torch.zeros(2, dtype=torch.float64)
-    for _ in range(NEWTON_STEPS):
-        chance = (inputs @ line).sigmoid()
-        curvature = inputs.T @ (inputs * (chance * (1 - chance))[:, None]) + 1e-9 * torch.eye(2, dtype=torch.float64)
-        line = line + torch.linalg.solve(curvature, inputs.T @ (outcomes - chance))
-    slope, bias = max(float(line[0]), FLATTEST), float(line[1])
-    return weights * (slope / float(deviation)), bias
+    slope, bias = calibrating_line(heights, outcomes)
+    return weights * slope, bias
 
 
 def _heights(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tuple[Tensor, Tensor]:

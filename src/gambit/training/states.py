@@ -7,7 +7,7 @@ to its last boundary only and needs no output layer, so it costs a fraction of s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device, pick_dtype, read_with_transformers
 from gambit.engines.shared.layers import LayerChoice
+from gambit.scorers.verifier.batching import by_length
 from gambit.training.storage import state_name
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class StateReader:
     def read(self, readings: Sequence[Reading]) -> list[dict[str, torch.Tensor]]:
         """For each reading its states by tensor name, [steps, hidden] in half precision on the CPU."""
         found: list[dict[str, torch.Tensor]] = [{} for _ in readings]
-        for batch in _batches([reading.length for reading in readings], self.batch_tokens):
+        for batch in by_length([reading.length for reading in readings], self.batch_tokens):
             for index, states in zip(batch, self._read_batch([readings[i] for i in batch]), strict=True):
                 found[index] = states
         return found
@@ -109,15 +110,3 @@ def _load(model: str, dtype: str, device: torch.device) -> PreTrainedModel:
         raise UserError(f"cannot load model {model!r}: {str(error).strip().partition(chr(10))[0]}") from error
     base: PreTrainedModel = whole.base_model.to(device).eval()
     return base
-
-
-def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of readings of like length, padded sizes within the budget."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[index] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
+from gambit.training.evaluate import evaluate, trust_of
 from gambit.training.fit import Fitted, Say, fit
 from gambit.training.networks import ARCHITECTURES
 from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecipe, recipe_for
@@ -59,7 +61,19 @@ class Trained:
     def metadata_of(self, fitted: Fitted) -> dict[str, object]:
         """For its checkpoint, besides what engines need."""
         data = next(data for data, each in self.tried if each is fitted)
-        return metadata_of(data, self.division, fitted, self.tried, self.device)
+        trust = self.trust_in(fitted, data)
+        known = metadata_of(data, self.division, fitted, self.tried, self.device)
+        return known | {"trust": None if trust is None else trust.to_json()}
+
+    def trust_in(self, fitted: Fitted, data: Dataset) -> ScorerTrust | None:
+        """By the problems kept for testing; those it was chosen by would flatter it."""
+        traces = data.of_part(self.division, Part.TEST)
+        if not len(traces):
+            return None
+        states = data.states[:, : data.header.hidden_size * len(data.layers)]  # without a blend's confidences
+        report = evaluate({"": (fitted.scorer, dataclasses.replace(data, states=states))}, traces, self.device)
+        trust = trust_of(report, "")
+        return trust if report.num_mixed else None
 
 
 def train(

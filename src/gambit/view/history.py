@@ -80,7 +80,7 @@ def _remember(traces: list[TraceHistory], event: ev.Event) -> None:
         traces[event.trace].waits.append((event.step, None))
     elif isinstance(event, ev.Admitted):
         _end_wait(traces[event.trace], event.step, was_long=event.waited_steps > 0)
-    elif isinstance(event, ev.Scored):
+    elif isinstance(event, ev.Scored | ev.Verified):
         for trace_id, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
             history = traces[trace_id]
             history.thought_steps.append(event.step)

@@ -90,6 +90,10 @@ class LocalEngine:
             self._pool.drop(trace)
         return tokens
 
+    def rank(self, scores: Mapping[TraceKey, float]) -> None:
+        for key, score in scores.items():
+            self._pool.searches[key.search].traces[key.trace].rank = score
+
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._pool.searches[search].traces
         return {trace_id: self._pool.rows.progress_of(trace, THINKING) for trace_id, trace in traces.items()}

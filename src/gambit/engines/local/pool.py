@@ -151,8 +151,13 @@ class Pool:
         return self.blocks.capacity_tokens / len(self.searches) if quota is None else quota
 
     def _standing(self, trace: LiveTrace) -> Standing:
-        spec, score = trace.spec, trace.score.value(self._aggregation)
+        spec, score = trace.spec, self._score_of(trace)
         return standing(spec.on_pressure, spec.island, score, trace.key.trace, trace.admission)
+
+    def _score_of(self, trace: LiveTrace) -> float | None:
+        """What it is ranked by when blocks are short."""
+        has_verifier = self.searches[trace.key.search].spec.has_verifier
+        return trace.rank if has_verifier else trace.score.value(self._aggregation)
 
     def _evict(self, trace: LiveTrace) -> None:
         action = action_on(trace.spec.on_pressure, self._num_live(trace.key.search)[trace.spec.island])
@@ -161,7 +166,7 @@ class Pool:
             self.finish(trace, EndReason.MEMORY)
             return
         tokens = self.rows.tokens_of(trace)
-        score = trace.score.value(self._aggregation)
+        score = self._score_of(trace)
         self._take_row(trace)
         if action is PressureAction.QUEUE:
             trace.waiting_since = self._step
@@ -253,7 +258,7 @@ class Pool:
     def _detached(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
         """A root, or a child whose inherited tokens must be computed again."""
         assert len(spec.prefix) == spec.inherited
-        trace = LiveTrace(spec, self._record(search, spec), np.array(spec.prefix, np.int32), spec.score)
+        trace = LiveTrace(spec, self._record(search, spec), np.array(spec.prefix, np.int32), spec.score, rank=spec.rank)
         self._replay_thoughts(search, trace)
         return trace
 
@@ -263,7 +268,7 @@ class Pool:
         parent = search.traces[spec.parent.trace]
         assert parent.row is not None and spec.inherited <= len(self.rows.tokens(parent.row))
         tokens = self.rows.tokens(parent.row)[: spec.inherited].copy()
-        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score)
+        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score, rank=spec.rank)
         if spec.inherited == len(self.rows.tokens(parent.row)):
             for name in ("flags", "is_pending", "confidence_total", "confidence_count", "thought_confidence"):
                 trace.record[name] = self.rows.record_of(parent)[name]

@@ -28,7 +28,7 @@ from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.engines.vllm.histories import closing_id
-from gambit.engines.vllm.messages import Announcement, EvictedRow, StepReport, TraceTask
+from gambit.engines.vllm.messages import Announcement, EvictedRow, StepReport, TraceTask, ranks_id
 from gambit.engines.vllm.submitted import SubmittedTrace, TokenColumns, packed
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import ThoughtState, advance, boundaries, pack
@@ -115,6 +115,11 @@ class VllmEngine:
         self._send_aborts()
         return {key: tuple(trace.tokens) for key, trace in traces.items()}
 
+    def rank(self, scores: Mapping[TraceKey, float]) -> None:
+        ranks = {self._searches[key.search].traces[key.trace].request: score for key, score in scores.items()}
+        if ranks:
+            self._guarded(lambda: self._core.abort([ranks_id(ranks)]))
+
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._searches[search].traces
         return {i: Progress(len(t.tokens), t.is_thinking_at(len(t.tokens))) for i, t in traces.items()}
@@ -192,6 +197,7 @@ class VllmEngine:
             announcement=self._announcement(search),
             is_check=is_check,
             followers=followers,
+            rank=spec.rank,
         )
 
     def _announcement(self, search: SubmittedSearch) -> dict[str, object] | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,27 @@ from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 
 MESSAGE = "gambit"  # the key of a task in SamplingParams.extra_args, and of a report in EngineCoreOutput
+
+
+class Attention(StrEnum):
+    """Which attention decode steps use."""
+
+    STOCK = "stock"
+    AUTO = "auto"  # forest attention in steps in which it pays
+    FOREST = "forest"
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Tokens in the KV cache of the running traces: all of them, and each that several traces share once."""
+
+    total_tokens: int
+    unique_tokens: int
+
+    @property
+    def duplicated_tokens(self) -> int:
+        """What stock attention reads more than once."""
+        return max(self.total_tokens - self.unique_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +54,7 @@ class GambitConfig:
     kv_budget_tokens: int | None
     fast_path: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
     fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
+    attention: Attention = Attention.STOCK
 
     def compute_hash(self) -> str:
         """vLLM compiles a model anew for another hash: of a scorer only the layers that it reads matter."""
@@ -50,6 +74,7 @@ class Announcement:
     kv_quota_tokens: int | None
     closed: list[int]  # searches that ended since the last announcement
     keeps_histories: bool
+    has_verifier: bool = False
 
     @classmethod
     def of(cls, spec: SearchSpec, closed: Sequence[int]) -> Announcement:
@@ -64,6 +89,7 @@ class Announcement:
             spec.kv_quota_tokens,
             list(closed),
             spec.keeps_histories,
+            spec.has_verifier,
         )
 
     @property
@@ -75,6 +101,27 @@ class Announcement:
             frozenset(self.starts_newline),
             self.think_end,
         )
+
+
+_RANKS = "ranks "
+
+
+def ranks_id(ranks: Mapping[str, float]) -> str:
+    """The id that the front aborts to tell a verifier's scores: only requests and aborts reach the scheduler."""
+    return _RANKS + json.dumps(ranks)
+
+
+def ranks_in(aborted: Iterable[str]) -> dict[str, float]:
+    """Scores by request, as aborts have told them."""
+    told: dict[str, float] = {}
+    for name in aborted:
+        if is_ranks(name):
+            told |= json.loads(name.removeprefix(_RANKS))
+    return told
+
+
+def is_ranks(name: str) -> bool:
+    return name.startswith(_RANKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +152,7 @@ class TraceTask:
     announcement: dict[str, Any] | None = None
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
     followers: int = 0  # traces that were submitted with it and are still to come
+    rank: float | None = None  # its verifier's score so far
 
     @property
     def key(self) -> TraceKey:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.vllm.check import fits, self_check
 from gambit.engines.vllm.engine import VllmEngine
-from gambit.engines.vllm.messages import GambitConfig
+from gambit.engines.vllm.messages import Attention, GambitConfig
 from gambit.engines.vllm.versions import note_on
 from gambit.engines.vllm.weights import weights_folder
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
     from gambit.engines.vllm.compat.config import EngineSetup
     from gambit.engines.vllm.compat.core import VllmCore
 
+_LOG = logging.getLogger(__name__)
 COMPAT = "gambit.engines.vllm.compat"
 WORKER = f"{COMPAT}.worker.GambitWorker"
 CPU_KV_BYTES = 2 << 30  # of the KV cache, where memory is shared with everything else
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
-OWN_OPTIONS = {"exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None, "fused_scorer": None}
+OWN_OPTIONS = {
+    "exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None, "fused_scorer": None,
+    "attention": Attention.STOCK.value,
+}  # fmt: skip
+ATTENTION_OPTIONS = ("attention_backend", "attention_config")  # vLLM's own
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
 _REFUSED = {
     "speculative_config": "a step would give a trace several tokens, and states for tokens that are then rejected",
@@ -57,12 +63,14 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     _check_device(config.device, device)
     own = {name: config.engine_options.get(name, default) for name, default in OWN_OPTIONS.items()}
     tokenizer = tokenizer or load_tokenizer(model)
+    attention = _attention(own["attention"], config.engine_options, is_tested=is_tested)
     gambit = GambitConfig(
         scorer,
         exact_noise=own["exact_noise"] is not False,
         kv_budget_tokens=config.kv_budget_tokens,
         fast_path=_unless_said(own["short_cuts"], is_tested),
         fused_scorer=_unless_said(own["fused_scorer"], device != "cpu"),
+        attention=attention,
     )
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):
@@ -118,6 +126,25 @@ def _prepare_environment() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
+def _attention(wish: object, options: Mapping[str, Any], *, is_tested: bool) -> Attention:
+    """Forest attention by wish, or where nothing speaks against it; stock attention otherwise."""
+    if wish not in list(Attention):
+        raise UserError(f"engine option attention={wish!r}: choose one of {', '.join(Attention)}")
+    attention = Attention(str(wish))
+    if attention is Attention.STOCK:
+        return attention
+    from gambit.engines.vllm.compat import forest_backend
+
+    chosen = [name for name in ATTENTION_OPTIONS if options.get(name) is not None]
+    reason = f"{chosen[0]}={options[chosen[0]]!r} is given" if chosen else forest_backend.why_not()
+    if attention is Attention.FOREST and reason is not None:
+        raise UserError(f"engine option attention=forest cannot be used: {reason}; leave it out, or use attention=auto")
+    if attention is Attention.AUTO and (reason is not None or not is_tested):
+        _LOG.info("vLLM's own attention is used, not forest attention: %s", reason or "this version was not tried")
+        return Attention.STOCK
+    return attention
+
+
 def _is_tested(version: str, device: str) -> bool:
     if (note := note_on(version, device)) is not None:
         warnings.warn(note, GambitWarning, stacklevel=3)
@@ -164,6 +191,10 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
         "use_tqdm_on_load": False,  # our own display has the terminal
         "gpu_memory_utilization": config.memory_ratio,
     }
+    if gambit.attention is not Attention.STOCK:
+        from gambit.engines.vllm.compat import forest_backend
+
+        options |= forest_backend.attention_options()
     if is_cpu:
         options |= {"block_size": CPU_BLOCK_TOKENS, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
     return (
@@ -208,15 +239,11 @@ def _start(setup: EngineSetup, own_process: bool) -> VllmCore:
     try:
         return VllmCore(setup, own_process=own_process)
     except Exception as error:
-        raise EngineError(f"vLLM does not start: {_first_line(error)}") from error
+        raise EngineError(f"vLLM does not start: {first_line(error)}") from error
 
 
 def _reason(error: Exception) -> str:
     """vLLM's configs are pydantic's, whose first line only counts the errors."""
     if not isinstance(error, ValidationError):
-        return _first_line(error)
+        return first_line(error)
     return "; ".join(each["msg"].partition("\n")[0] for each in error.errors())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -48,6 +48,7 @@ class ScheduledTrace:
     has_ended: bool = False  # its last token is still to be read
     admission: int = 0  # ordinal
     standing: Standing | None = None  # None: its score or its admission has changed
+    rank: float | None = None  # the verifier's score
 
     @property
     def key(self) -> TraceKey:
@@ -60,6 +61,7 @@ class ScheduledSearch:
 
     rule: int
     quota_tokens: int | None
+    has_verifier: bool = False
     quantiles: RunQuantiles = field(default_factory=RunQuantiles)
 
 
@@ -92,7 +94,7 @@ class TraceTable:
         self._settle()
         if (announced := task.announced) is not None:
             self._open(announced)
-        trace = self.traces[request] = ScheduledTrace(task, self._take_slot(), task.running_score, step)
+        trace = self.traces[request] = ScheduledTrace(task, self._take_slot(), task.running_score, step, rank=task.rank)
         row = self._numbers[trace.slot]
         row["rule"], row["num_tokens"] = self.searches[task.search].rule, task.inherited
         row["flags"], row["is_pending"] = task.flags, task.is_pending
@@ -126,7 +128,9 @@ class TraceTable:
         if rule not in self._rules:
             self._rules[rule] = len(self._detectors)
             self._detectors.append(ThoughtTables(rule))
-        self.searches[announced.search] = ScheduledSearch(self._rules[rule], announced.kv_quota_tokens)
+        self.searches[announced.search] = ScheduledSearch(
+            self._rules[rule], announced.kv_quota_tokens, announced.has_verifier
+        )
 
     def _take_slot(self) -> int:
         if not self._free_slots:
@@ -288,7 +292,14 @@ class TraceTable:
         return self._capacity_tokens / len(self.searches) if quota is None else quota
 
     def score_of(self, trace: ScheduledTrace) -> float | None:
-        return trace.score.value(self._scorer.info.aggregation)
+        has_verifier = self.searches[trace.task.search].has_verifier
+        return trace.rank if has_verifier else trace.score.value(self._scorer.info.aggregation)
+
+    def rank(self, ranks: Mapping[str, float]) -> None:
+        """What a verifier thinks of these requests; those that have ended in the meantime are passed over."""
+        for request, score in ranks.items():
+            if (trace := self.traces.get(request)) is not None:
+                trace.rank, trace.standing = score, None
 
     def num_live(self, search: int) -> Counter[int]:
         """Live traces of a search by island."""

@@ -143,10 +143,19 @@ class ThoughtNeed:
     embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
 
 
+class ScoreUse(StrEnum):
+    """When a policy looks at scores: those of a verifier have to be waited for."""
+
+    ALWAYS = "always"  # whenever it is asked
+    ROUNDS = "rounds"  # every `Wake.every_steps` steps, and at boundaries where it wakes there
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a policy wants of a search besides scores; everything is off unless asked for, and then costs nothing."""
+    """What a policy wants of a search; everything but scores is off unless asked for, and then costs nothing."""
 
+    scores: ScoreUse = ScoreUse.ALWAYS
     has_fixed_size: bool = False  # it never creates more than num_traces traces: what is to come can be counted
     provisional_traces: int = 0  # until so many are complete it may still take votes back
     pruned_answers: bool = False  # a trace pruned under memory pressure votes if it has an answer by then

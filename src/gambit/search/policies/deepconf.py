@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction, StopRule
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, Discard, FinishedView, PoolView, Requirements, Wake, top_up
+from gambit.search.policies.base import Decision, Discard, FinishedView, PoolView, Requirements, ScoreUse, Wake, top_up
 
 ROUNDING = 1e-5  # relative; a confidence depends on what else is in the batch by less than that
 
@@ -68,7 +68,10 @@ class DeepConf:
     @property
     def requirements(self) -> Requirements:
         return Requirements(
-            has_fixed_size=True, provisional_traces=self.num_warmup, confidence_window=self.options.window_tokens
+            scores=ScoreUse.NEVER,
+            has_fixed_size=True,
+            provisional_traces=self.num_warmup,
+            confidence_window=self.options.window_tokens,
         )
 
     @property

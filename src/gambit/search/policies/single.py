@@ -8,7 +8,7 @@ from typing import ClassVar
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, NoOptions, PoolView, Requirements, Start, Wake
+from gambit.search.policies.base import Decision, NoOptions, PoolView, Requirements, ScoreUse, Start, Wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Single:
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(has_fixed_size=True)
+        return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True)
 
     def initial_state(self) -> None:
         return None

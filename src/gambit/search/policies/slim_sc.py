@@ -22,6 +22,7 @@ from gambit.search.policies.base import (
     PoolView,
     Prune,
     Requirements,
+    ScoreUse,
     ThoughtNeed,
     ThoughtSplit,
     ThoughtView,
@@ -140,7 +141,7 @@ class SlimSc:
     @property
     def requirements(self) -> Requirements:
         size = self.options.embedding_size if self.options.uses_states else 0
-        return Requirements(has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
+        return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True, thoughts=self.options.need, embedding_size=size)
 
     def initial_state(self) -> SlimScState:
         fixed = None if self.options.uses_states else SENTENCE_THRESHOLD

@@ -12,7 +12,19 @@ from gambit.core.tree import LIVE, TraceState
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
 from gambit.search.islands import Islands
-from gambit.search.policies.base import Branch, Decision, Evict, NoOptions, PoolView, Prune, Start, TraceView, Wake
+from gambit.search.policies.base import (
+    Branch,
+    Decision,
+    Evict,
+    NoOptions,
+    PoolView,
+    Prune,
+    Requirements,
+    ScoreUse,
+    Start,
+    TraceView,
+    Wake,
+)
 
 FLOOR_STEPS = 8  # scored thoughts before the hard floor may act: a mean of fewer says little
 
@@ -72,6 +84,10 @@ class Tournament:
     def wake(self) -> Wake:
         # A completion may end an island; the only one ends with the search.
         return Wake(every_steps=self.check_interval, on_completion=not self.has_one_island)
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(scores=ScoreUse.ROUNDS)  # a completed island is over, whatever its scores
 
     @property
     def swaps_per_island(self) -> int:

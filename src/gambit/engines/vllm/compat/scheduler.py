@@ -13,7 +13,7 @@ from gambit.engines.vllm.compat import scheduler_access as access
 from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, is_possible
 from gambit.engines.vllm.compat.model_runner import row_values
 from gambit.engines.vllm.compat.prefix_copy import copy_prefixes
-from gambit.engines.vllm.messages import GambitConfig, TraceTask
+from gambit.engines.vllm.messages import Attention, GambitConfig, TraceTask
 from gambit.engines.vllm.processes import ignore_interrupts, join_front
 from gambit.engines.vllm.scheduling import StepOutput, TraceScheduling
 
@@ -38,6 +38,7 @@ class _GambitScheduling:
         self._traces = TraceScheduling(
             config.scorer, access.usable_blocks(self), self._block_tokens, is_async=isinstance(self, AsyncScheduler)
         )
+        self._measures_sharing = config.attention is Attention.AUTO
         self._gathering: list[Any] = []  # requests that came before others of their group
         self._is_ranked = False  # whether this step may have victims
         self._in_schedule = False
@@ -76,7 +77,7 @@ class _GambitScheduling:
         """The front aborts: what still runs ends, and no history of these is needed any more."""
         ended = super().finish_requests(request_ids, *args, **kwargs)
         if request_ids is not None:
-            self._traces.release([request_ids] if isinstance(request_ids, str) else request_ids)
+            self._traces.release([request_ids] if isinstance(request_ids, str) else list(request_ids))
         return ended
 
     # -- one step ----------------------------------------------------------------------------------------------
@@ -104,6 +105,8 @@ class _GambitScheduling:
             copies = copy_prefixes(self, output, self._traces.parent_of, self._block_tokens)
             if copies:
                 access.attach_copies(output, copies)
+        if self._measures_sharing:
+            access.attach_sharing(output, access.sharing(self, self._block_tokens))
         self._note_admissions(output)
         counts = output.num_scheduled_tokens
         self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)

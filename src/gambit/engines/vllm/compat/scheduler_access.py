@@ -14,11 +14,13 @@ from vllm.v1.request import RequestStatus
 from gambit.core.types import EndReason
 from gambit.engines.vllm.compat.config import num_blocks
 from gambit.engines.vllm.histories import ThoughtRows
+from gambit.engines.vllm.messages import Sharing
 
 RUNNING = RequestStatus.RUNNING
 # Attributes that Gambit adds to vLLM's SchedulerOutput: plain attributes survive the way between processes.
 _THOUGHTS = "gambit_thoughts"
 _COPIES = "gambit_copies"
+_SHARING = "gambit_sharing"
 
 
 # -- blocks ---------------------------------------------------------------------------------------------------------
@@ -53,6 +55,12 @@ def blocks_only_grow(scheduler: Any) -> bool:
     """Whether a running request keeps its blocks and new ones are appended; a sliding window gives some back."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+
+
+def sharing(scheduler: Any, block_tokens: int) -> Sharing:
+    """Of the running requests; a block that is being filled counts as a whole."""
+    total = sum([request.num_computed_tokens for request in scheduler.running])
+    return Sharing(total, used_blocks(scheduler) * block_tokens)
 
 
 def missing_blocks(scheduler: Any, block_tokens: int, *, only_decodes: bool) -> int:
@@ -131,6 +139,14 @@ def attach_copies(scheduler_output: Any, copies: list[tuple[int, int]]) -> None:
 def copies_of(scheduler_output: Any) -> list[tuple[int, int]]:
     """Blocks whose content goes into others before the step, from and to."""
     return getattr(scheduler_output, _COPIES, [])
+
+
+def attach_sharing(scheduler_output: Any, sharing: Sharing) -> None:
+    setattr(scheduler_output, _SHARING, sharing)
+
+
+def sharing_of(scheduler_output: Any) -> Sharing | None:
+    return getattr(scheduler_output, _SHARING, None)
 
 
 # -- what a step gives ----------------------------------------------------------------------------------------------

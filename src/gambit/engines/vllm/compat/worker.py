@@ -11,11 +11,12 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from gambit.engines.shared.sampling import token_confidence
-from gambit.engines.vllm.compat import model_runner
+from gambit.engines.vllm.compat import forest_backend, model_runner
 from gambit.engines.vllm.compat.config import num_layers
-from gambit.engines.vllm.compat.scheduler_access import copies_of, thoughts_of
+from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+from gambit.engines.vllm.compat.scheduler_access import copies_of, sharing_of, thoughts_of
 from gambit.engines.vllm.histories import ThoughtRows
-from gambit.engines.vllm.messages import GambitConfig, TraceTask
+from gambit.engines.vllm.messages import Attention, GambitConfig, TraceTask
 from gambit.engines.vllm.processes import join_front
 from gambit.engines.vllm.scoring.host_copy import DeviceRows
 from gambit.engines.vllm.scoring.row_sampling import RowSampling
@@ -47,13 +48,16 @@ class GambitWorker(Worker):
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         join_front()
-        result = super().load_model(*args, **kwargs)
         config: GambitConfig = self.vllm_config.additional_config
+        if config.attention is not Attention.STOCK:
+            forest_backend.register()
+        result = super().load_model(*args, **kwargs)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
         # Before vLLM measures what memory is left, so that the scorer is counted.
         self._scoring = RowScoring(config.scorer, num_layers(self.vllm_config), self.device, most_rows)
         if self._scoring.layers.inner:
             model_runner.ask_for_layers(self.model_runner, self._scoring.layers.inner)
+        self._forest: ForestSwitch | None = None
         self._exact_noise = config.exact_noise
         self._sampling = RowSampling(self.device)
         self._thoughts: ThoughtRows | None = None  # of the step under way
@@ -70,6 +74,9 @@ class GambitWorker(Worker):
         if self.vllm_config.additional_config.fused_scorer:
             # Before vLLM is ready: from then on it warns of kernels that are compiled, and its seed is set.
             self._scoring.fuse(like)
+        if (wish := self.vllm_config.additional_config.attention) is not Attention.STOCK:
+            self._forest = ForestSwitch(self.model_runner, wish)
+            self._forest.check()
         result = super().compile_or_warm_up_model(*args, **kwargs)
         if not model.enforce_eager:
             self._scoring.record(like)
@@ -78,6 +85,8 @@ class GambitWorker(Worker):
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if copies := copies_of(scheduler_output):
             self._copy_blocks(copies)
+        if self._forest is not None:
+            self._forest.choose(sharing_of(scheduler_output))
         self._note_rows(scheduler_output)
         self._thoughts = thoughts_of(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)

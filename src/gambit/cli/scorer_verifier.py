@@ -1,0 +1,131 @@
+"""`gambit scorer train --architecture verifier` and `stack`, and `gambit scorer export`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gambit.cli.scorer_collect import AUTO, Device
+from gambit.cli.session import only_our_warnings
+from gambit.cli.terminal import OK, exit_with, put, say, warn
+from gambit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from gambit.training.loading import CollectionReader
+    from gambit.training.ranking import Ints
+    from gambit.training.stack.train import TrainedStack
+    from gambit.training.verifier.train import TrainedVerifier
+
+VERIFIER, STACK = "verifier", "stack"
+
+
+def train_verifier(
+    data: Path,
+    out: Path,
+    model: str | None,
+    changes: Mapping[str, object],
+    shares: tuple[float, float, int],
+    labels: str,
+    device: str,
+    skip_corrupted: bool,
+    as_json: bool,
+) -> None:
+    """Progress goes to stderr line by line: such a training is often watched through a file."""
+    from gambit.scorers.verifier.model import check_installed
+    from gambit.storage.run_folder import check_writable
+    from gambit.training.dataset import Division
+    from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
+    from gambit.training.verifier.train import passages_of
+    from gambit.training.verifier.train import train_verifier as run
+
+    if model is None:
+        raise UserError("a verifier is trained on the weights of the model that wrote the traces: name it with --model")
+    if out.suffix == ".safetensors":
+        raise UserError(f"a verifier is a folder, {out} looks like a file: give --out without .safetensors")
+    check_installed()
+    check_writable(out)
+    recipe = VerifierRecipe(**{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+    plan = VerifierPlan(data, model, recipe, Division(*shares), labels, device, skip_corrupted)
+    skipped: list[str] = []
+    passages = passages_of(plan, skipped)
+    for line in dict.fromkeys(skipped):
+        warn(line)
+    with only_our_warnings():
+        trained = run(plan, passages, say)
+    files = trained.verifier.save(out)
+    _show(out, trained, [path.stat().st_size for path in files], as_json)
+
+
+def _show(out: Path, trained: TrainedVerifier, sizes: list[int], as_json: bool) -> None:
+    if as_json:
+        typer.echo(trained.verifier.info.model_dump_json())
+        return
+    quarters = " / ".join(f"{auc:.3f}" for auc in trained.quarters)
+    put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {trained.seconds:.0f} s at "
+        f"{trained.tokens_per_second:,.0f} tokens/s; held-out AUC within problems {trained.held_out_auc:.4f}, at "
+        f"25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
+
+
+def train_stack(
+    data: Path, out: Path, given: Sequence[str], model: str | None, device: str, skip_corrupted: bool, as_json: bool
+) -> None:
+    from gambit.storage.run_folder import check_writable
+    from gambit.training.judging import AUTO as HELD_OUT
+    from gambit.training.judging import held_out_traces
+    from gambit.training.stack.parts import StackParts
+    from gambit.training.stack.train import StackPlan
+    from gambit.training.stack.train import train_stack as run
+
+    if out.suffix == ".safetensors":
+        raise UserError(f"a stack is a folder, {out} looks like a file: give --out without .safetensors")
+    parts = StackParts.parse(given)
+    check_writable(out)
+
+    def choose(reader: CollectionReader) -> Ints:
+        return held_out_traces(reader.without_states, HELD_OUT, parts.files, data)
+
+    with only_our_warnings():
+        trained = run(StackPlan(data, parts, model, device, skip_corrupted), choose, say)
+    trained.save(out)
+    _show_stack(out, trained, as_json)
+
+
+def _show_stack(out: Path, trained: TrainedStack, as_json: bool) -> None:
+    if as_json:
+        typer.echo(trained.info.model_dump_json())
+        return
+    lines = trained.info.lines
+    for name, line in (("running", lines.running), ("complete", lines.complete)):
+        weights = ", ".join(f"{part} {weight:+.3g}" for part, weight in line.weights.items())
+        put(f"{name}: {weights}, offset {line.offset:+.3g}")
+    put(f"{out}: stack of {', '.join(trained.info.parts)}; cross-fitted AUC within problems: "
+        f"{json.dumps(trained.info.metrics['cross_fitted'])}")  # fmt: skip
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a verifier that `train` wrote.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the model to write.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The weights under it, where its own name does not lead to them.")
+    ] = None,
+    device: Device = AUTO,
+) -> None:
+    """Merge a verifier's adapter into its model: a sequence classifier with one label for transformers and vLLM."""
+
+    def body() -> int:
+        from gambit.engines.local.model import pick_device
+        from gambit.scorers.verifier.export import export as run
+        from gambit.scorers.verifier.model import Verifier
+        from gambit.storage.run_folder import check_writable
+
+        check_writable(out)
+        with only_our_warnings():
+            run(Verifier.load(folder, pick_device(device), model), out, model)
+        put(f"{out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e6:,.0f} MB")
+        return OK
+
+    exit_with(body)

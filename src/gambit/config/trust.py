@@ -1,0 +1,103 @@
+"""How far a scorer can be trusted, and which islands, swaps and warm-up suit that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gambit.core.events import Json
+from gambit.results.claims import FEWEST_PROBLEMS
+
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts
+HALFWAY = SHARES.index(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerTrust:
+    """How often a scorer puts a right trace above a wrong one of the same problem, on problems it was not fitted to."""
+
+    auc: tuple[float, ...]  # at each of SHARES, averaged over problems; 0.5 is chance
+    num_problems: int  # with right and wrong traces
+    base_model: str | None = None
+    source: str | None = None  # where the problems came from
+
+    @property
+    def halfway(self) -> float:
+        return self.auc[HALFWAY]
+
+    @property
+    def is_judged(self) -> bool:
+        """A figure of a handful of problems is a matter of luck."""
+        return self.num_problems >= FEWEST_PROBLEMS and all(map(math.isfinite, self.auc))
+
+    def to_json(self) -> dict[str, Json]:
+        auc: dict[str, Json] = {f"{share:g}": value for share, value in zip(SHARES, self.auc, strict=True)}
+        return {"auc": auc, "problems": self.num_problems, "base_model": self.base_model, "source": self.source}
+
+    @classmethod
+    def from_json(cls, raw: Json) -> ScorerTrust | None:
+        """None where a checkpoint says nothing; KeyError, TypeError or ValueError where it says it wrongly."""
+        if raw is None:
+            return None
+        if not isinstance(raw, dict) or not isinstance(found := raw["auc"], dict):
+            raise ValueError(f"trust = {raw!r} is no object with an auc by share")
+        auc = tuple(_checked_auc(found[f"{share:g}"]) for share in SHARES)
+        return cls(auc, int(_number(raw["problems"])), _text(raw.get("base_model")), _text(raw.get("source")))
+
+
+def _number(raw: Json) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        raise ValueError(f"{raw!r} is not a number")
+    return raw
+
+
+def _checked_auc(raw: Json) -> float:
+    if not 0 <= (value := _number(raw)) <= 1:
+        raise ValueError(f"an AUC of {value} is not between 0 and 1")
+    return value
+
+
+def _text(raw: Json) -> str | None:
+    return None if raw is None else str(raw)
+
+
+class TrustRule(NamedTuple):
+    """The pool that suits scorers from an AUC at half-way on, up to the rule before it."""
+
+    from_auc: float
+    island_size: int  # places of the pool to an island
+    swaps_per_island: int
+    least_warmup: float  # of a trace of median length; the model's own warm-up counts where it is longer
+
+
+# The one place to change. Evidence, C = 64:
+# - pawn, 40 puzzles, one seed (AUC 0.77): 92.5 % with 1, 4, 16 and 32 islands alike, plain voting 67.5 %; with noise to
+#   an AUC of about 0.7, 85 % with 1 island and 92.5 % with 4 to 16.
+# - Qwen2.5-Coder-1.5B, 112 problems, AUC 0.62 (benchmarks/results/islands_settings.json): 16 islands with two swaps
+#   each 67.9 %, with one swap or none 64.3 and 63.4 %; half the warm-up or half the interval 58 to 59 %.
+# - pawn with a useless scorer: 30 % with 1 island, 60 % with 16, 67.5 % with 32, as plain voting.
+RULES = (
+    TrustRule(0.8, island_size=16, swaps_per_island=4, least_warmup=0.0),
+    TrustRule(0.6, island_size=4, swaps_per_island=2, least_warmup=0.0),
+    TrustRule(0.0, island_size=2, swaps_per_island=1, least_warmup=0.5),
+)
+
+
+def rule_for(trust: ScorerTrust | None) -> TrustRule:
+    """The safest one for a scorer that nobody judged, or by too few problems."""
+    if trust is None or not trust.is_judged:
+        return RULES[-1]
+    return next(rule for rule in RULES if trust.halfway >= rule.from_auc)
+
+
+def reason_for(trust: ScorerTrust | None) -> str:
+    """Half a sentence: why that rule."""
+    if trust is None:
+        return "nobody has judged the scorer, so islands are small; `gambit scorer eval --write` judges it"
+    found = f"the scorer's AUC at half-way is {trust.halfway:.2f} on {trust.num_problems} problems"
+    if not trust.is_judged:
+        return f"{found}, fewer than the {FEWEST_PROBLEMS} that would count"
+    place = RULES.index(rule_for(trust))
+    above = f" to {RULES[place - 1].from_auc:g}" if place else " and more"
+    return f"{found} ({RULES[place].from_auc:g}{above})"

@@ -1,0 +1,61 @@
+"""Chooses what runs the verifier of a scorer `prm:…`, starts it, and divides the memory."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from gambit.config.options import EngineConfig
+from gambit.core.errors import UserError
+from gambit.scorers.readers.base import Reader
+from gambit.scorers.readers.names import ReaderName
+
+
+def start_reader(name: ReaderName, config: EngineConfig) -> Reader:
+    """The verifier, ready to read."""
+    device = _device(config)
+    if _runs_on_vllm(config, device):
+        from gambit.engines.vllm.pooling import start_pooling_reader
+
+        return start_pooling_reader(name, config, device)
+    from gambit.scorers.readers.start import start_local_reader
+
+    return start_local_reader(name, config, device)
+
+
+def beside_verifier(config: EngineConfig, name: ReaderName | None) -> EngineConfig:
+    """The options of the engine, whose memory ends where the verifier's begins if both are on one GPU."""
+    if name is None or name.is_served or not _shares_gpu(config):
+        return config
+    import torch
+
+    total = torch.cuda.get_device_properties(_device(config)).total_memory
+    left = config.memory_ratio - config.verifier_part.share_of(total)
+    if left <= 0:
+        raise UserError(f"--memory-ratio {config.memory_ratio} less --verifier-memory {config.verifier_memory} leaves "
+                        "nothing for the model: raise the first or lower the second")  # fmt: skip
+    return config.model_copy(update={"memory_ratio": left})
+
+
+def _shares_gpu(config: EngineConfig) -> bool:
+    """Whether both are on one."""
+    own, model = _device(config), _resolved(config.device)
+    return own.startswith("cuda") and (own.partition(":")[2] or "0") == (model.partition(":")[2] or "0")
+
+
+def _device(config: EngineConfig) -> str:
+    return _resolved(config.device if config.verifier_device == "auto" else config.verifier_device)
+
+
+def _resolved(device: str) -> str:
+    """`auto` as the engines read it."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _runs_on_vllm(config: EngineConfig, device: str) -> bool:
+    if config.verifier_engine != "auto":
+        return config.verifier_engine == "vllm"
+    return device.startswith("cuda") and find_spec("vllm") is not None

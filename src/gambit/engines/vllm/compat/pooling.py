@@ -1,0 +1,103 @@
+"""vLLM as a pooling engine: the hidden state of each sequence's last token, with prefix caching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from vllm import ModelRegistry, PoolingParams
+from vllm.config import PoolerConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor.abstract import Executor
+
+HEADLESS = "GambitHeadless"
+HEADS = ("score.", "v_head.", "lm_head.", "classifier.")  # of verifiers: applied to the states afterwards
+TASK = "embed"
+
+
+class StatePooler:
+    """States of last tokens. A model's own head is left out, so that every architecture with a causal LM works.
+
+    Through vLLM's engine core: its `LLM` wants a tokenizer even for token ids.
+    """
+
+    def __init__(self, folder: str, model_type: str, options: dict[str, Any]) -> None:
+        _register_headless(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+        config = _config(folder, options)
+        self._core = EngineCoreClient.make_client(
+            multiprocess_mode=False,
+            asyncio_mode=False,
+            vllm_config=config,
+            executor_class=Executor.get_class(config),
+            log_stats=False,
+        )
+        self._params = PoolingParams(task=TASK, use_activation=False)  # a unit vector otherwise
+        self._params.verify(config.model_config)
+        self._num_requests = 0
+        self.max_tokens = int(config.model_config.max_model_len)
+
+    def states(self, sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, list[int]]:
+        """[n, hidden] in float32, and how many tokens were computed for each."""
+        requests = [self._add(tokens) for tokens in sequences]
+        found: dict[str, tuple[torch.Tensor, int]] = {}
+        while len(found) < len(requests):
+            for output in self._core.get_output().outputs:
+                if output.pooling_output is None:
+                    raise RuntimeError(f"vLLM gave up a reading ({output.finish_reason})")
+                state = output.pooling_output.float().cpu()
+                found[output.request_id] = state, int(output.prefill_stats.num_computed_tokens)
+        states, counts = zip(*(found[request] for request in requests), strict=True)
+        return torch.stack(states), list(counts)
+
+    def _add(self, tokens: Sequence[int]) -> str:
+        self._num_requests += 1
+        request = str(self._num_requests)
+        self._core.add_request(
+            EngineCoreRequest(
+                request_id=request,
+                prompt_token_ids=list(tokens),
+                mm_features=None,
+                sampling_params=None,
+                pooling_params=self._params.clone(),
+                arrival_time=float(self._num_requests),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )
+        return request
+
+
+def _config(folder: str, options: dict[str, Any]) -> Any:
+    arguments = EngineArgs(
+        model=folder,
+        runner="pooling",
+        convert="embed",
+        hf_overrides={"architectures": [HEADLESS], "auto_map": {}},
+        pooler_config=PoolerConfig(task=TASK, pooling_type="LAST"),
+        skip_tokenizer_init=True,
+        enable_prefix_caching=True,
+        use_tqdm_on_load=False,
+        disable_log_stats=True,
+        **options,
+    )
+    config = arguments.create_engine_config(UsageContext.LLM_CLASS)
+    if not config.cache_config.enable_prefix_caching:
+        raise ValueError("vLLM has no prefix caching for this model: every thought would be read from the start")
+    return config
+
+
+def _register_headless(architecture: str) -> None:
+    """The causal LM with that name, which passes over the weights of heads it does not have."""
+    base = ModelRegistry.models[architecture].load_model_cls()
+
+    class GambitHeadless(base):
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+            return super().load_weights((name, each) for name, each in weights if not name.startswith(HEADS))
+
+    ModelRegistry.register_model(HEADLESS, GambitHeadless)

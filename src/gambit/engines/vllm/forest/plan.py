@@ -1,0 +1,148 @@
+"""Which keys a decode step reads for which traces, so that a block shared by several traces is read once.
+
+The block tables of the traces form a forest. Every path-compressed node of it becomes a *virtual sequence*: its keys
+are the node's blocks, its queries those of the traces below it. A variable-length attention kernel takes all virtual
+sequences in one call, and the partial results of a trace are merged afterwards (`merge.py`).
+
+The plan is made on the device once a step, for all layers. Its shapes depend on the number of traces alone, so that
+the host need not wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+TILE_ROWS = 64  # of FlashAttention 3's smallest tile: query heads of one KV head, times queries
+MEAN_DEPTH = 12  # nodes from root to leaf for which there is room, on average over the traces
+FINEST_TOKENS = 64  # a node begins and ends at a multiple of it: shorter nodes cost more than they save
+COARSER = 3  # bits: where the forest has more nodes than there is room for, multiples of 8 times that, 64 times, …
+NUM_STEPS = 8  # of these; the coarsest is longer than any trace
+_FAR = 1 << 30  # blocks that a trace shares with itself
+
+
+@dataclass(frozen=True, slots=True)
+class ForestPlan:
+    """One attention call over virtual sequences and the merge after it. Unused places are at the end of each tensor."""
+
+    query_rows: torch.Tensor  # [parts] the trace whose query stands here
+    query_starts: torch.Tensor  # [sequences + 1] where each virtual sequence's queries begin
+    num_keys: torch.Tensor  # [sequences] longest first
+    block_table: torch.Tensor  # [sequences, blocks]
+    parts: torch.Tensor  # [parts] places in `query_rows`, ordered by trace
+    part_starts: torch.Tensor  # [traces + 1] where each trace's places begin in `parts`
+    most_queries: int  # of a virtual sequence
+    most_keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The forest's nodes, longest first; unused places have no members."""
+
+    owner: torch.Tensor  # a member, whose block table is read
+    start: torch.Tensor  # first block
+    num_keys: torch.Tensor
+    num_members: torch.Tensor
+
+
+def queries_per_group(heads_per_kv_head: int) -> int:
+    """More queries than that would take a larger tile, which computes more than it loads."""
+    return max(TILE_ROWS // heads_per_kv_head, 1)
+
+
+def make_plan(
+    block_table: torch.Tensor, num_tokens: torch.Tensor, shared: torch.Tensor, *, block_tokens: int, group: int,
+    most_tokens: int, finest_tokens: int = FINEST_TOKENS,
+) -> ForestPlan:  # fmt: skip
+    """`num_tokens`: of each trace, the one being computed included; 0 in padding. `shared`: blocks by pair."""
+    count = len(num_tokens)
+    most_parts = MEAN_DEPTH * count
+    common, order = shared.masked_fill(_eye(shared), _FAR).sort(dim=1, descending=True, stable=True)
+    step = _step_blocks(common, max(finest_tokens // block_tokens, 1), most_parts)
+    nodes = _nodes(common // step * step, order, num_tokens, block_tokens)
+    members_end = nodes.num_members.cumsum(0)
+    most_sequences = 2 * count + -(-most_parts // group)
+    node, query_starts, num_keys = _sequences(nodes, members_end, group, most_sequences)
+    query_rows = _members(nodes, members_end, order, most_parts)
+    by_row, parts = query_rows.sort(stable=True)
+    return ForestPlan(
+        query_rows=query_rows.clamp(max=count - 1),
+        query_starts=query_starts,
+        num_keys=num_keys,
+        block_table=_tables(block_table, nodes, node, -(-most_tokens // block_tokens)),
+        parts=parts.int(),
+        part_starts=torch.searchsorted(by_row, torch.arange(count + 1, device=by_row.device)).int(),
+        most_queries=min(group, count),
+        most_keys=most_tokens,
+    )
+
+
+def _eye(like: torch.Tensor) -> torch.Tensor:
+    return torch.eye(len(like), dtype=torch.bool, device=like.device)
+
+
+def _step_blocks(common: torch.Tensor, finest: int, most_parts: int) -> torch.Tensor:
+    """The finest step to which cuts are rounded down so that there is room; the coarsest leaves nothing shared."""
+    steps = finest << (COARSER * torch.arange(NUM_STEPS, device=common.device))
+    cuts = common[None, :, 1:] // steps[:, None, None]
+    depths = (cuts > pad(cuts[..., 1:], (0, 1))).sum((1, 2)) + len(common)
+    return finest << (COARSER * (depths > most_parts).sum())  # indexing would have the host wait
+
+
+def _nodes(cuts: torch.Tensor, order: torch.Tensor, num_tokens: torch.Tensor, block_tokens: int) -> _Nodes:
+    """`cuts[i]`: the blocks that trace i shares with the trace `order[i]`, itself first, descending.
+
+    Where a cut is larger than the next one, a node ends: the traces so far are below it. The one with the lowest
+    number has it in its own row too and owns it. The first cut is the trace's own tail.
+    """
+    count = len(cuts)
+    below = pad(cuts[:, 1:], (0, 1))
+    first = order.cummin(dim=1).values
+    rows = torch.arange(count, device=cuts.device)[:, None]
+    is_node = (cuts > below) & (first == rows) & (num_tokens[:, None] > 0)
+    ends = (cuts * block_tokens).minimum(num_tokens[:, None])
+    num_keys = (ends - below * block_tokens).where(is_node, 0)
+    places = _first_places(is_node.flatten(), 2 * count)
+    lengths, longest = num_keys.flatten()[places.clamp(min=0)].where(places >= 0, 0).sort(descending=True, stable=True)
+    places = places[longest]
+    at = places.clamp(min=0)
+    num_members = (at % count + 1).where(places >= 0, 0)
+    return _Nodes(at // count, below.flatten()[at], lengths, num_members)
+
+
+def _first_places(flags: torch.Tensor, size: int) -> torch.Tensor:
+    """Where the flags are set, then -1: as `nonzero`, whose size the host would have to wait for."""
+    target = (flags.cumsum(0) - 1).where(flags, size)
+    found = torch.full((size + 1,), -1, dtype=torch.int64, device=flags.device)
+    return found.scatter_(0, target, torch.arange(len(flags), device=flags.device))[:size]
+
+
+def _sequences(
+    nodes: _Nodes, members_end: torch.Tensor, group: int, most: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cuts nodes into groups of members: each sequence's node, where its queries begin, its number of keys."""
+    groups = (nodes.num_members + group - 1) // group
+    groups_end = groups.cumsum(0)
+    number = torch.arange(most, device=groups.device)
+    node = torch.searchsorted(groups_end, number, right=True).clamp(max=len(groups) - 1)
+    place = number - groups_end[node] + groups[node]
+    members = nodes.num_members[node]
+    ends = members_end[node] - members + ((place + 1) * group).minimum(members)
+    num_keys = nodes.num_keys[node].where(number < groups_end[-1], 0)
+    return node, pad(ends, (1, 0)).int(), num_keys.int()
+
+
+def _members(nodes: _Nodes, members_end: torch.Tensor, order: torch.Tensor, most: int) -> torch.Tensor:
+    """The traces below each node, one node after the other; then a number that no trace has."""
+    number = torch.arange(most, device=order.device)
+    node = torch.searchsorted(members_end, number, right=True).clamp(max=len(members_end) - 1)
+    place = (number - members_end[node] + nodes.num_members[node]).clamp(max=len(order) - 1)
+    return order[nodes.owner[node], place].where(number < members_end[-1], len(order))
+
+
+def _tables(block_table: torch.Tensor, nodes: _Nodes, node: torch.Tensor, width: int) -> torch.Tensor:
+    """Of each sequence, its owner's table from the node's first block on."""
+    columns = nodes.start[node][:, None] + torch.arange(width, device=node.device)
+    return block_table[nodes.owner[node][:, None], columns.clamp(max=block_table.shape[1] - 1)]

@@ -1,0 +1,139 @@
+"""A verifier on a vLLM engine of its own, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from typing import Any
+
+from gambit.config.options import EngineConfig
+from gambit.core.errors import EngineError, UserError
+from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
+from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
+from gambit.scorers.readers.formats import PromptFormat
+from gambit.scorers.readers.names import ReaderName, family_named, model_folder
+
+CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
+CLOSE_SECONDS = 10  # after which a process that was asked to end is killed
+SERVER = "from gambit.engines.vllm.pooling_process import main; main()"
+
+
+class PoolingReader:
+    """Sends token ids, gets scores. One batch is under way at a time; vLLM takes it apart as it sees fit."""
+
+    def __init__(self, process: ServerProcess, info: ReaderInfo, prompt_format: PromptFormat) -> None:
+        self.info = info
+        self._process = process
+        self._format = prompt_format
+
+    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
+        found = self._process.ask([array("i", self._format.encode(reading)) for reading in readings])
+        return [None if each is None else ReadingScore(*each) for each in found]
+
+    def close(self) -> None:
+        self._process.close()
+
+
+class ServerProcess:
+    """The process and the socket to it."""
+
+    def __init__(self, setup: PoolingSetup, environment: Mapping[str, str]) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", SERVER, str(there.fileno())],
+                pass_fds=(there.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+            )
+        self._connection = Connection(here.detach())
+        self.ready = self._begin(setup)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, message: object) -> Any:
+        """Send something and wait for the answer."""
+        try:
+            self._connection.send(message)
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self.close()
+            raise EngineError(f"its vLLM process {self.pid} has ended ({self._ending()})") from error
+        if isinstance(answer, PoolingFailed):
+            self.close()
+            raise EngineError(answer.reason)
+        return answer
+
+    def close(self) -> None:
+        self._connection.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _begin(self, setup: PoolingSetup) -> PoolingReady:
+        try:
+            ready = self.ask(setup)
+        except BaseException:
+            self.close()
+            raise
+        assert isinstance(ready, PoolingReady)
+        return ready
+
+    def _ending(self) -> str:
+        code = self._process.returncode
+        return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) -> PoolingReader:
+    """`device`: what torch calls it."""
+    if find_spec("vllm") is None:
+        raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --verifier-engine local")
+    folder = model_folder(name)
+    family = family_named(name, folder)
+    prompt_format = family.make_format(folder)
+    setup = PoolingSetup(str(folder), family.name, {**_options(config, device), **config.verifier_options})
+    try:
+        process = ServerProcess(setup, _environment(device))
+    except EngineError as error:
+        raise EngineError(f"the verifier {name.model} does not start on vLLM: {error} (its part of the memory is "
+                          f"--verifier-memory {config.verifier_memory})") from error  # fmt: skip
+    info = ReaderInfo(
+        name.model,
+        family.name,
+        "vllm",
+        device,
+        aggregation=config.verifier_aggregation,
+        context_tokens=process.ready.context_tokens,
+    )
+    return PoolingReader(process, info, prompt_format)
+
+
+def _options(config: EngineConfig, device: str) -> dict[str, Any]:
+    if device == "cpu":
+        return dict(CPU_OPTIONS)
+    import torch
+
+    total = torch.cuda.get_device_properties(device).total_memory
+    return {"gpu_memory_utilization": config.verifier_part.share_of(total)}
+
+
+def _environment(device: str) -> dict[str, str]:
+    """For the new process; what the user has set stays, but for the device."""
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    for key, value in (("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("TQDM_DISABLE", "1")):
+        wanted[key] = os.environ.get(key, value)
+    _, _, number = device.partition(":")
+    if number:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        wanted["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(number)] if visible else number
+    return wanted

@@ -1,0 +1,90 @@
+"""A stack on disk: a folder with the judges that it is made of, and the lines that make one probability of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gambit.core.errors import UserError
+
+FORMAT = 1
+STACK_FILE = "stack.json"
+STATE_FILE, VERIFIER_FOLDER, SPREAD_FILE = "state.safetensors", "verifier", "closeness.safetensors"
+STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT = "state", "confidence", "verifier", "closeness", "agreement"
+PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT)
+AT_END = frozenset((AGREEMENT,))  # what only a complete trace has
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Line(_Frozen):
+    """The logit of ending right: a weighted sum of what the parts say."""
+
+    weights: dict[str, float]
+    offset: float
+
+    def chances(self, features: Mapping[str, npt.NDArray[np.float64]], count: int) -> npt.NDArray[np.float64]:
+        """[trace]."""
+        logits = np.full(count, self.offset)
+        for name, weight in self.weights.items():
+            logits = logits + weight * features[name]
+        found: npt.NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(logits, -60, 60)))
+        return found
+
+
+class StackLines(_Frozen):
+    """One line for traces that run and one for those that are complete, which have more to say."""
+
+    running: Line
+    complete: Line
+
+    def at(self, share: float) -> Line:
+        return self.complete if share >= 1 else self.running
+
+
+class StackInfo(_Frozen):
+    """What a stack is made of."""
+
+    format: int = FORMAT
+    architecture: str = "stack"
+    base_model: str
+    base_model_hash: str | None
+    hidden_size: int
+    boundary_rule: str
+    parts: tuple[str, ...]
+    closeness_layer: int = -1
+    closeness_position: str = "boundary"
+    lines: StackLines
+    without: dict[str, StackLines] = {}  # each part left out in turn: what it adds
+    training: dict[str, object] = {}
+    metrics: dict[str, object] = {}
+
+
+def is_stack(path: str | Path) -> bool:
+    return (Path(path) / STACK_FILE).is_file()
+
+
+def read_stack(folder: Path) -> StackInfo:
+    path = folder / STACK_FILE
+    try:
+        info = StackInfo.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{folder} holds no {STACK_FILE}: give a folder that `gambit scorer train --architecture "
+                        "stack` wrote") from error  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: not a stack ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
+    if info.format != FORMAT:
+        raise UserError(f"{path}: format {info.format}, this version reads {FORMAT}")
+    return info
+
+
+def write_stack(folder: Path, info: StackInfo) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STACK_FILE).write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")

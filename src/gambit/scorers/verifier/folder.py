@@ -1,0 +1,124 @@
+"""A verifier on disk: `verifier.json` and the adapter with its head, in safetensors files of at most 15 MB."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gambit.core.errors import UserError
+from gambit.core.types import Aggregation
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = 1
+INFO_FILE = "verifier.json"
+WEIGHTS = "weights-*.safetensors"
+MOST_BYTES = 15_000_000  # of one file
+HEAD = "head.weight"
+ALL_LINEAR = "all-linear"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Platt(_Frozen):
+    """From a verifier's logit to the chance that the trace ends right: sigmoid(slope × logit + offset)."""
+
+    slope: float = 1.0
+    offset: float = 0.0
+
+    def logit(self, logit: float) -> float:
+        return self.slope * logit + self.offset
+
+    def probability(self, logit: float) -> float:
+        return 1 / (1 + math.exp(-max(-60.0, min(60.0, self.logit(logit)))))
+
+
+class VerifierInfo(_Frozen):
+    """What a verifier was made from and how its numbers are read."""
+
+    format: int = FORMAT
+    architecture: str = "verifier"
+    base_model: str
+    base_model_hash: str | None
+    hidden_size: int
+    boundary_rule: str = "blank-line"
+    rank: int = 16
+    alpha: float = 16.0
+    targets: str = ALL_LINEAR  # names of the linear layers with an adapter, joined by commas, or all of them
+    aggregation: Aggregation = Aggregation.LAST  # of a trace's thoughts: the logit of the latest one, or their mean
+    calibration: Platt = Platt()
+    training: dict[str, object] = {}  # data, recipe, division
+    metrics: dict[str, object] = {}  # what it reached on held-out problems
+
+
+def is_verifier(path: str | Path) -> bool:
+    """Whether it is a checkpoint folder; one that was exported has no adapter of its own."""
+    return (Path(path) / INFO_FILE).is_file() and any(Path(path).glob(WEIGHTS))
+
+
+def read_info(folder: Path) -> VerifierInfo:
+    path = folder / INFO_FILE
+    try:
+        info = VerifierInfo.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{folder} holds no {INFO_FILE}: give a folder that `gambit scorer train --architecture "
+                        "verifier` wrote") from error  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: not a verifier ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
+    if info.format != FORMAT:
+        raise UserError(f"{path}: format {info.format}, this version reads {FORMAT}")
+    return info
+
+
+def write_info(folder: Path, info: VerifierInfo) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / INFO_FILE).write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> list[Path]:
+    """Files named `weights-i-of-n`; those of an earlier verifier in this folder are removed."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(WEIGHTS):
+        old.unlink()
+    parts = list(_parts(tensors))
+    paths = [folder / f"weights-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
+    for path, part in zip(paths, parts, strict=True):
+        save_file(part, path)
+    return paths
+
+
+def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    part: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        header = 200 * (len(part) + 2)  # a safetensors file names each of its tensors
+        if part and sum(each.nbytes for each in part.values()) + tensor.nbytes + header > MOST_BYTES:
+            yield part
+            part = {}
+        part[name] = tensor.detach().contiguous().cpu()
+    yield part
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    paths = sorted(folder.glob(WEIGHTS))
+    if not paths or len(paths) != int(paths[0].stem.rpartition("-")[2]):
+        raise UserError(f"{folder} holds {len(paths)} files {WEIGHTS}, not as many as their names say: copy it again")
+    found: dict[str, torch.Tensor] = {}
+    for path in paths:
+        try:
+            found |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path}: cannot be read as safetensors ({error}): copy it again") from error
+    return found

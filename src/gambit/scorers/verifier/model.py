@@ -1,0 +1,223 @@
+"""The verifier's network: a model without its output layer, a LoRA adapter, and a head that gives one logit a token."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gambit.core.errors import GambitWarning, UserError
+from gambit.models import files as models
+from gambit.scorers.verifier.batching import by_length
+from gambit.scorers.verifier.folder import (
+    ALL_LINEAR,
+    HEAD,
+    VerifierInfo,
+    read_info,
+    read_weights,
+    write_info,
+    write_weights,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Logits = npt.NDArray[np.float32]
+READ_TOKENS = {"cuda": 65_536, "mps": 16_384, "cpu": 4_096}  # of one padded pass that only reads
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Token ids to read (the prompt's and a trace's) and the places among them where a logit is wanted."""
+
+    tokens: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+
+
+class Verifier:
+    """Reads token ids, the same as the generator's, and gives logits of ending right at some of them.
+
+    Attention is causal: a logit depends on the tokens up to its own alone, so one pass serves every thought of a trace.
+    """
+
+    def __init__(self, network: nn.Module, head: nn.Linear, info: VerifierInfo) -> None:
+        self.network, self.head, self.info = network, head, info
+        self.input_scale = 1.0  # of what enters the head while it is trained; 1 in a loaded one
+
+    # -- making ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def fresh(cls, model: str, info: VerifierInfo, device: torch.device, dtype: torch.dtype | None = None) -> Verifier:
+        """An adapter that changes nothing yet and a head of zeros on a model's weights."""
+        check_installed()
+        from peft import LoraConfig, TaskType, get_peft_model
+
+        base = read_base(model, dtype or dtype_for(device))
+        targets = info.targets if info.targets == ALL_LINEAR else info.targets.split(",")
+        config = LoraConfig(r=info.rank, lora_alpha=info.alpha, target_modules=targets, lora_dropout=0.0,
+                            task_type=TaskType.FEATURE_EXTRACTION)  # fmt: skip
+        try:
+            network = get_peft_model(base, config, autocast_adapter_dtype=False)
+        except ValueError as error:
+            raise UserError(f"no layers of {model} are called {info.targets!r}: use {ALL_LINEAR}, or names such as "
+                            "q_proj,v_proj") from error  # fmt: skip
+        head = nn.Linear(info.hidden_size, 1, bias=False)
+        nn.init.zeros_(head.weight)
+        return cls(network.to(device), head.to(device), info)
+
+    @classmethod
+    def load(
+        cls, folder: Path, device: torch.device, model: str | None = None, dtype: torch.dtype | None = None
+    ) -> Verifier:
+        """From a checkpoint folder and the model it was trained on, with the adapter merged into the weights."""
+        info = read_info(folder)
+        tensors = read_weights(folder)
+        found = cls.fresh(base_of(info, model), info, device, dtype)
+        found.head.weight.data.copy_(tensors.pop(HEAD))
+        found.set_adapter(tensors)
+        return cls(found.merged().eval(), found.head, info)
+
+    def merged(self) -> PreTrainedModel:
+        """The network with the adapter added to its weights."""
+        network: PreTrainedModel = self.network.merge_and_unload()  # type: ignore[operator]
+        return network
+
+    def with_info(self, **changes: object) -> Verifier:
+        found = Verifier(self.network, self.head, self.info.model_copy(update=changes))
+        found.input_scale = self.input_scale
+        return found
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def adapter(self) -> dict[str, Tensor]:
+        from peft import get_peft_model_state_dict
+
+        return dict(get_peft_model_state_dict(self.network))
+
+    def set_adapter(self, tensors: dict[str, Tensor]) -> None:
+        from peft import set_peft_model_state_dict
+
+        result = set_peft_model_state_dict(self.network, tensors)
+        wrong = [*(name for name in result.missing_keys if "lora_" in name), *result.unexpected_keys]
+        if wrong:
+            raise UserError(f"the adapter does not fit {self.info.base_model}: {len(wrong)} tensors are missing or "
+                            f"have no place, such as {wrong[0]}; name the right model with --model")  # fmt: skip
+
+    def save(self, folder: Path) -> list[Path]:
+        """The adapter in the precision it runs in, the head in float32."""
+        head = self.head.weight.detach() * self.input_scale
+        write_info(folder, self.info)
+        return write_weights(folder, {**self.adapter(), HEAD: head})
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    def picked_states(self, passages: Sequence[Passage]) -> Tensor:
+        """[place, hidden] in float32 of one padded pass, passage after passage."""
+        padded = np.zeros((len(passages), max(len(each.tokens) for each in passages)), np.int64)
+        for row, each in zip(padded, passages, strict=True):
+            row[: len(each.tokens)] = each.tokens
+        rows = np.repeat(np.arange(len(passages)), [len(each.places) for each in passages])
+        places = np.concatenate([each.places for each in passages])
+        # Padding stands on the right, where causal attention keeps it away from everything that is read: no mask.
+        states = self.network(input_ids=torch.from_numpy(padded).to(self.device), use_cache=False).last_hidden_state
+        picked: Tensor = states[torch.from_numpy(rows).to(self.device), torch.from_numpy(places).to(self.device)]
+        return picked.float()
+
+    def picked_logits(self, passages: Sequence[Passage]) -> Tensor:
+        """[place] of one padded pass."""
+        logits: Tensor = self.head(self.picked_states(passages) * self.input_scale)[:, 0]
+        return logits
+
+    @torch.inference_mode()
+    def logits(self, passages: Sequence[Passage], most_tokens: int | None = None) -> list[Logits]:
+        """At the places of each passage; passes hold passages of like length."""
+        found: list[Logits] = [np.zeros(0, np.float32) for _ in passages]
+        wanted = [i for i, each in enumerate(passages) if len(each.places)]
+        budget = most_tokens or READ_TOKENS[self.device.type]
+        for batch in by_length([len(passages[i].tokens) for i in wanted], budget):
+            mine = [passages[wanted[i]] for i in batch]
+            logits = self.picked_logits(mine).cpu()
+            for i, part in zip(batch, torch.split(logits, [len(each.places) for each in mine]), strict=True):
+                found[wanted[i]] = part.numpy()
+        return found
+
+
+# -- the model under it ----------------------------------------------------------------------------------------
+
+
+def check_installed() -> None:
+    if find_spec("peft") is None:
+        raise UserError("a verifier needs the package peft: install gambit-search[train]")
+
+
+def dtype_for(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def base_of(info: VerifierInfo, model: str | None) -> str:
+    """Where the weights under a verifier are; other weights than those it was trained on are warned of."""
+    try:
+        source = models.locate(model or info.base_model)
+    except UserError as error:
+        hint = "" if model else f"; the verifier was trained on {info.base_model}: name its folder with --model"
+        raise UserError(f"{error}{hint}") from error
+    size = models.hidden_size_on_disk(source)
+    if size not in (None, info.hidden_size):
+        raise UserError(f"the verifier was trained on {info.base_model} with hidden size {info.hidden_size}, "
+                        f"{models.name_of(source)} has {size}: name the right model with --model")  # fmt: skip
+    found = models.weight_hash(source)
+    if info.base_model_hash and found and found != info.base_model_hash:
+        warnings.warn(f"the verifier was trained on {info.base_model} with weights {info.base_model_hash[:20]}…, "
+                      f"{models.name_of(source)} has {found[:20]}…", GambitWarning, stacklevel=2)  # fmt: skip
+    return source
+
+
+def read_base(model: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The network without its output layer."""
+    from transformers import AutoModel
+
+    try:
+        with quiet_transformers():
+            base: PreTrainedModel = AutoModel.from_pretrained(model, dtype=dtype, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load model {model!r}: {str(error).strip().partition(chr(10))[0]}") from error
+    return base
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without its bar and its notes that the output layer is not used."""
+    from transformers.utils import logging
+
+    level, was_shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if was_shown:
+            logging.enable_progress_bar()
+
+
+def info_for(model: str, **values: object) -> VerifierInfo:
+    """What a new verifier on a model says about itself."""
+    source = models.locate(model)
+    size = models.hidden_size_on_disk(source)
+    if size is None:
+        raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
+    known = {"base_model": models.name_of(model), "base_model_hash": models.weight_hash(source), "hidden_size": size}
+    return VerifierInfo.model_validate({**known, **values})

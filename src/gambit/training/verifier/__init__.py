@@ -1,0 +1,1 @@
+"""Trains a verifier on a collection and reads collections with one."""

@@ -1,0 +1,338 @@
+"""Trains a verifier within a time, watched by its ranking of held-out problems."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from gambit.core.errors import UserError
+from gambit.core.types import Aggregation
+from gambit.engines.local.model import pick_device
+from gambit.models import files as models
+from gambit.scorers.verifier.batching import snug
+from gambit.scorers.verifier.folder import Platt
+from gambit.scorers.verifier.model import Verifier, info_for
+from gambit.training.dataset import Part
+from gambit.training.fit import Say, parts_of
+from gambit.training.logistic import calibrating_line
+from gambit.training.objectives import Batch
+from gambit.training.ranking import QUARTERS, Floats, Ints
+from gambit.training.train import OUTCOMES, VALUES
+from gambit.training.values import with_value_labels
+from gambit.training.verifier.batches import BatchSizes, ProblemOrder
+from gambit.training.verifier.objective import chance_loss, ranking_loss
+from gambit.training.verifier.optimiser import MasterWeights
+from gambit.training.verifier.passages import Passages, load_passages
+from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
+from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPlan, VerifierRecipe
+
+LOOKS = (0.2, 0.4, 0.6, 0.8)  # of the training, when some held-out problems are ranked
+WATCHED_PROBLEMS, WATCHED_TRACES = 48, 8  # of those looks; the last one ranks all
+MOST_LOOKING = 0.05  # of a limited time, for one look
+TOLD_EVERY = 5.0  # seconds
+SCALE_PASSAGES = 16  # by which the size of states is measured
+FEWEST_TOKENS, MOST_PADDING = 4_096, 0.08  # of one forward pass
+MOST_PASS_HALVINGS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedVerifier:
+    """A verifier and how it ranks held-out problems."""
+
+    verifier: Verifier
+    held_out: Floats  # [problem], mean over the quarters
+    quarters: tuple[float, ...]  # AUC at each
+    seconds: float
+    tokens_per_second: float
+
+    @property
+    def held_out_auc(self) -> float:
+        return float(np.nanmean(self.held_out))
+
+
+def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Say = lambda _: None) -> TrainedVerifier:
+    """Nothing but the collection's training problems is trained on, nothing but its validation problems chosen by."""
+    passages = passages or passages_of(plan)
+    device = pick_device(plan.device)
+    train, held_out = parts_of(passages.data, plan.division)
+    recipe = plan.recipe
+    torch.manual_seed(recipe.seed)
+    header = passages.data.header
+    info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
+                    boundary_rule=header.boundary_rule)  # fmt: skip
+    if header.model_hash and info.base_model_hash and header.model_hash != info.base_model_hash:
+        raise UserError(f"{plan.data} holds traces of {header.model} with weights {header.model_hash[:20]}…, "
+                        f"{plan.model} has {info.base_model_hash[:20]}…: give the model that wrote them")  # fmt: skip
+    say(f"loading {info.base_model} on {device}")
+    verifier = Verifier.fresh(models.locate(plan.model), info, device)
+    run = _TrainingRun(verifier, passages, train, held_out, recipe, say)
+    run.fit()
+    return run.finished(plan)
+
+
+def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Passages:
+    if plan.labels not in (OUTCOMES, VALUES):
+        raise UserError(f"unknown labels {plan.labels!r}: use {OUTCOMES} or {VALUES}")
+    passages = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
+    return Passages.of(with_value_labels(passages.data, plan.data)) if plan.labels == VALUES else passages
+
+
+class _TrainingRun:
+    """One verifier in training."""
+
+    def __init__(
+        self, verifier: Verifier, passages: Passages, train: Ints, held_out: Ints, recipe: VerifierRecipe, say: Say
+    ) -> None:
+        self._verifier, self._passages, self._recipe, self._say = verifier, passages, recipe, say
+        self._held_out = held_out
+        kind = verifier.device.type
+        self._sizes = BatchSizes(recipe.step_tokens or STEP_TOKENS[kind], recipe.pass_tokens or PASS_TOKENS[kind],
+                                 recipe.traces_per_problem, recipe.uniform_traces)  # fmt: skip
+        rng = np.random.default_rng(recipe.seed)
+        self._lengths = passages.lengths
+        self._order = ProblemOrder(passages.data.traces, self._lengths, train, rng)
+        self._watched = watched(passages, held_out, rng)
+        if recipe.recomputes:
+            recompute(verifier)
+        verifier.input_scale = _unit_scale(verifier, passages, train)
+        self._weights = MasterWeights(verifier, recipe)
+        self._most_tokens = self._sizes.pass_tokens
+        self._num_steps = self._num_tokens = 0
+        self._seconds_read = 0.0  # spent on looks, which are no training
+        self._looks: list[tuple[Floats, list[Tensor]]] = []
+        self._told = 0.0
+        self._losses: list[Tensor] = []
+        self._last_auc = float("nan")
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        self._began = time.monotonic()
+        self._say(f"{self._order.num_problems} problems to train on, {len(self._watched)} traces watched")
+        self._verifier.network.train()
+        for progress, step in self._steps():
+            if self._is_time_to_look(progress):
+                self._look()
+            self._train_step(step)
+            self._weights.step(progress)
+            self._num_steps += 1
+            self._tell(progress)
+        if self._looks:
+            self._look()
+
+    def _steps(self) -> Iterator[tuple[float, list[list[Ints]]]]:
+        """Until the epochs or the seconds are over; with the share that is done, by whichever is nearer its end."""
+        recipe, done = self._recipe, 0
+        for epoch in range(recipe.epochs):
+            for step in self._order.epoch(self._sizes):
+                share = (epoch + done / self._order.num_problems) / recipe.epochs
+                progress = max(share, self._elapsed / recipe.seconds) if recipe.seconds else share
+                if progress >= 1:
+                    return
+                yield progress, step
+                done += sum(map(len, step))
+            done = 0
+
+    def _is_time_to_look(self, progress: float) -> bool:
+        """Where time is limited, a look must be worth it: reading takes about a third of training's time."""
+        if len(self._looks) == len(LOOKS) or progress < LOOKS[len(self._looks)]:
+            return False
+        seconds = int(self._lengths[self._watched].sum()) / (3 * self.tokens_per_second + 1)
+        return not self._recipe.seconds or seconds < MOST_LOOKING * self._recipe.seconds
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def _train_step(self, step: list[list[Ints]]) -> None:
+        count = sum(map(len, step))
+        for problems in step:
+            for part in self._within_memory(problems):
+                self._losses.append(self._backward(part, len(part) / count))
+
+    def _within_memory(self, problems: list[Ints]) -> Iterator[list[Ints]]:
+        """In halves if it would not fit."""
+        tokens = sum(int(self._lengths[each].sum()) for each in problems)
+        if tokens <= self._most_tokens or len(problems) == 1:
+            yield problems
+            return
+        half = len(problems) // 2
+        yield from self._within_memory(problems[:half])
+        yield from self._within_memory(problems[half:])
+
+    def _backward(self, problems: list[Ints], weight: float) -> Tensor:
+        for _ in range(MOST_PASS_HALVINGS):
+            try:
+                return self._pass(problems, weight)
+            except torch.OutOfMemoryError:
+                self._weights.forget()
+                torch.cuda.empty_cache()
+                tokens = sum(int(self._lengths[each].sum()) for each in problems)
+                self._most_tokens = min(self._most_tokens, tokens) // 2
+                problems = [each[: max(2, len(each) // 2)] for each in problems[: max(1, len(problems) // 2)]]
+                self._say(f"out of memory with {tokens} tokens a pass: {self._most_tokens} from now on")
+        raise UserError(f"the GPU has no room to train on {self._most_tokens} tokens at a time: free its memory, or "
+                        "train with --recompute")  # fmt: skip
+
+    def _pass(self, problems: list[Ints], weight: float) -> Tensor:
+        batch = self._batch(np.concatenate(problems))
+        loss = ranking_loss(batch) + self._recipe.chance_weight * chance_loss(batch)
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _batch(self, traces: Ints) -> Batch:
+        """Logits of whole traces; groups of like length go through the model one after the other."""
+        passages = [self._passages.passage(trace) for trace in traces.tolist()]
+        lengths = [len(each.tokens) for each in passages]
+        self._num_tokens += sum(lengths)
+        logits: list[Tensor] = [torch.empty(0)] * len(passages)
+        for group in snug(lengths, FEWEST_TOKENS, MOST_PADDING):
+            mine = [passages[i] for i in group]
+            found = torch.split(self._verifier.picked_logits(mine), [len(each.places) for each in mine])
+            for i, each in zip(group, found, strict=True):
+                logits[i] = each
+        labels = [torch.from_numpy(self._passages.labels_of(trace)) for trace in traces.tolist()]
+        known, device = self._passages.data.traces, self._verifier.device
+        counts, is_correct, problem = (
+            torch.from_numpy(column).to(device)
+            for column in (known.num_steps[traces] + 1, known.is_correct[traces], known.problem_of[traces])
+        )
+        return Batch(pad_sequence(logits, batch_first=True), counts, is_correct, problem, Aggregation.LAST, None,
+                     pad_sequence(labels, batch_first=True).to(device))  # fmt: skip
+
+    # -- what is seen of it ------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        found = problem_aucs_read(self._read(self._watched), self._passages, self._watched, Aggregation.LAST)
+        self._looks.append((found, self._weights.copied()))
+        self._last_auc = float(np.nanmean(found))
+        self._say(f"{self._elapsed:.0f} s: AUC within {int(np.isfinite(found).sum())} held-out problems, mean over "
+                  f"25-100 %: {self._last_auc:.4f}")  # fmt: skip
+        self._seconds_read += time.monotonic() - began
+
+    def _read(self, traces: Ints) -> ReadTraces:
+        self._verifier.network.eval()
+        found = read_traces(self._verifier, self._passages, traces)
+        self._verifier.network.train()
+        return found
+
+    def _tell(self, progress: float) -> None:
+        if self._elapsed - self._told < TOLD_EVERY:
+            return
+        self._told = self._elapsed
+        loss = float(torch.stack(self._losses).mean())
+        self._losses.clear()
+        left = self._elapsed * (1 - progress) / max(progress, 1e-9)
+        if self._recipe.seconds:
+            left = min(left, self._recipe.seconds - self._elapsed)
+        self._say(f"{self._elapsed:.0f} s, {progress:.0%}: step {self._num_steps}, loss {loss:.4f}, held-out AUC "
+                  f"{self._last_auc:.4f}, {self.tokens_per_second:,.0f} tokens/s, about {left:.0f} s left")  # fmt: skip
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self._num_tokens / max(1e-9, self._elapsed - self._seconds_read)
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def finished(self, plan: VerifierPlan) -> TrainedVerifier:
+        """With the aggregation that ranks held-out problems best, and calibrated on them."""
+        seconds, speed = self._elapsed, self.tokens_per_second
+        look = best_look([aucs for aucs, _ in self._looks])
+        if look is not None:
+            self._weights.put_back(self._looks[look][1])
+        read = self._read(self._held_out)
+        aucs = {
+            each: problem_aucs_read(read, self._passages, self._held_out, each)
+            for each in (Aggregation.LAST, Aggregation.MEAN)
+        }
+        chosen = max(aucs, key=lambda each: float(np.nanmean(aucs[each])))
+        quarters = quarter_aucs(read, self._passages, self._held_out, chosen)
+        reached = tuple(float(np.nanmean(each)) for each in quarters)
+        calibration = calibrated_on(read, self._held_out, chosen)
+        described = {
+            **description(plan, self._passages),
+            "steps": self._num_steps, "tokens": self._num_tokens, "seconds": seconds, "tokens_per_second": speed,
+            "watched_auc": [float(np.nanmean(each)) for each, _ in self._looks], "chosen_look": look,
+        }  # fmt: skip
+        metrics = {
+            "held_out_auc": float(np.nanmean(aucs[chosen])),
+            "auc": {f"{share:g}": auc for share, auc in zip(QUARTERS, reached, strict=True)},
+            "held_out_problems": int(np.isfinite(aucs[chosen]).sum()),
+            "by_aggregation": {str(each): float(np.nanmean(found)) for each, found in aucs.items()},
+        }
+        verifier = self._verifier.with_info(
+            aggregation=chosen, calibration=calibration, training=described, metrics=metrics
+        )
+        verifier.network.eval()
+        return TrainedVerifier(verifier, aucs[chosen], reached, seconds, speed)
+
+
+def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
+    """What a checkpoint says of its making."""
+    data = passages.data
+    return {
+        "collection": data.header.id,
+        "source": data.header.source,
+        "problems": len(data.problems),
+        "traces": {str(part): len(data.of_part(plan.division, part)) for part in Part},
+        "labels": plan.labels,
+        "division": dataclasses.asdict(plan.division),
+        "recipe": dataclasses.asdict(plan.recipe),
+    }
+
+
+def best_look(looks: list[Floats]) -> int | None:
+    """The last one, unless an earlier one ranks the same problems better by more than the error of the difference."""
+    if not looks:
+        return None
+    best = len(looks) - 1
+    for number, aucs in enumerate(looks[:-1]):
+        gains = aucs - looks[best]
+        gains = gains[np.isfinite(gains)]
+        if len(gains) > 1 and gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)):
+            best = number
+    return best
+
+
+def watched(passages: Passages, held_out: Ints, rng: np.random.Generator) -> Ints:
+    """Some traces of some held-out problems that have right and wrong ones."""
+    known = passages.data.traces
+    order = ProblemOrder(known, passages.lengths, held_out, rng)
+    sizes = BatchSizes(1, 1 << 40, WATCHED_TRACES, 0)
+    drawn = [traces for step in order.epoch(sizes) for one in step for traces in one]
+    mixed = [traces for traces in drawn if 0 < known.is_correct[traces].sum() < len(traces)]
+    return np.sort(np.concatenate(mixed[:WATCHED_PROBLEMS]))
+
+
+def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> Platt:
+    """From the logits of traces at every quarter to the share of them that ends right."""
+    known = read.traces
+    seen = traces[known.num_steps[traces] > 0]
+    logits = np.concatenate([read.logits(seen, share, aggregation) for share in QUARTERS])
+    outcomes = np.tile(known.is_correct[seen].astype(np.float64), len(QUARTERS))
+    slope, offset = calibrating_line(torch.from_numpy(logits), torch.from_numpy(outcomes))
+    return Platt(slope=slope, offset=offset)
+
+
+def recompute(verifier: Verifier) -> None:
+    """Keep only what enters each block, and compute the rest again on the way back."""
+    network: Callable[..., object] = verifier.network.enable_input_require_grads  # type: ignore[assignment]
+    network()
+    enable: Callable[..., object] = verifier.network.gradient_checkpointing_enable  # type: ignore[assignment]
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+@torch.no_grad()
+def _unit_scale(verifier: Verifier, passages: Passages, train: Ints) -> float:
+    """Of states whose length is then about 1, so that one rate for the head suits every model."""
+    some = [passages.passage(trace) for trace in train[:: max(1, len(train) // SCALE_PASSAGES)][:SCALE_PASSAGES]]
+    states = torch.cat([verifier.picked_states([each]) for each in some])
+    return 1 / max(1e-9, float(states.norm(dim=-1).mean()))

@@ -1,0 +1,133 @@
+"""Forest attention inside vLLM, on its CPU build: real block tables of branches, the gate, the self-check."""
+
+import pytest
+import torch
+
+from engine_setups import GREEDY, HAS_VLLM, PROMPT, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
+from gambit.core.errors import EngineError, UserError
+from gambit.core.types import TraceKey
+
+pytestmark = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build")
+
+
+def grown(engine, search):
+    """A scripted tree: branches, branches of branches, prunes; greedy, so that its tokens can be compared."""
+    open_search(engine, search, prompt=PROMPT * 5, stops=())
+    engine.submit([spec(i, search=search, sampling=GREEDY, tokens=150, prefix=(5 + i,), inherited=1) for i in range(3)])
+    run(engine, 50, search)
+    child = {"search": search, "sampling": GREEDY, "tokens": 150}
+    engine.submit([spec(3 + i, inherited=35 + i, parent=TraceKey(search, i % 3), **child) for i in range(6)])
+    run(engine, 40, search)
+    engine.stop([TraceKey(search, 1)])
+    engine.submit([spec(9 + i, inherited=70 + i, parent=TraceKey(search, 3 + i), **child) for i in range(3)])
+    steps = finish(engine, search)
+    engine.close_search(search)
+    return tokens_of(steps)
+
+
+@pytest.fixture(scope="module")
+def forest():
+    from forest_on_cpu import forest_on_cpu
+
+    with forest_on_cpu() as plans:
+        engine = start_own_vllm(attention="forest")
+        yield engine, worker_of(engine)._forest, plans
+        engine.close()
+
+
+def test_a_tree_of_branches_says_what_it_says_with_stock_attention(forest):
+    engine, switch, plans = forest
+    shared = grown(engine, 1)
+    assert max(total / read for total, read in plans) > 2, "blocks were shared"
+    assert switch.num_steps > 100
+    stock = start_own_vllm()
+    expected = grown(stock, 1)
+    stock.close()
+    assert len(expected) == 11 and shared == expected
+
+
+def test_it_is_used_where_it_pays(forest, monkeypatch):
+    from gambit.engines.vllm.compat import forest_switch
+    from gambit.engines.vllm.messages import Attention, Sharing
+
+    _, switch, _ = forest
+    monkeypatch.setattr(switch, "wish", Attention.AUTO)
+    token_bytes = 2 * 2 * 32 * 4
+    enough = -(-forest_switch.PAYS_BYTES // token_bytes)
+    for sharing, is_on in ((None, False), (Sharing(enough, 1), False), (Sharing(enough + 7, 7), True)):
+        switch.choose(sharing)
+        assert switch.is_on == is_on == switch._builders[0].uses_forest
+    switch.wish = Attention.STOCK
+    switch.choose(Sharing(10**9, 0))
+    assert not switch.is_on
+
+
+def test_the_scheduler_says_what_is_shared():
+    from forest_on_cpu import forest_on_cpu
+
+    with forest_on_cpu() as plans:
+        engine = start_own_vllm(attention="auto")
+        seen, choose = [], worker_of(engine)._forest.choose
+        worker_of(engine)._forest.choose = lambda sharing: (seen.append(sharing), choose(sharing))
+        grown(engine, 1)
+        engine.close()
+    assert not plans, "so little does not pay"
+    most = max(seen, key=lambda each: each.duplicated_tokens)
+    assert most.total_tokens > 1.5 * most.unique_tokens > 0
+    assert all(each.unique_tokens - each.total_tokens < 12 * 32 for each in seen), "at most one open block each"
+
+
+def test_attention_that_differs_from_stock_is_refused_at_the_start(monkeypatch):
+    from forest_on_cpu import forest_on_cpu
+    from gambit.engines.vllm.forest import kernels
+
+    with forest_on_cpu():
+        monkeypatch.setattr(kernels, "merge", lambda partial, lse, plan, merged: merged.copy_(partial[: len(merged)]))
+        with pytest.raises(EngineError, match=r"forest attention differs from vLLM's by .* attention=stock"):
+            start_own_vllm(attention="forest")
+
+
+def test_wishes_that_cannot_be_met():
+    with pytest.raises(UserError, match=r"attention='tree': choose one of stock, auto, forest"):
+        start_own_vllm(attention="tree")
+    with pytest.raises(UserError, match=r"attention=forest cannot be used: it needs a GPU of NVIDIA's.*'cpu'"):
+        start_own_vllm(attention="forest")
+    with pytest.raises(UserError, match=r"attention_backend='FLASHINFER' is given"):
+        start_own_vllm(attention="forest", attention_backend="FLASHINFER")
+    engine = start_own_vllm(attention="auto")
+    assert worker_of(engine)._forest is None
+    engine.close()
+
+
+def test_a_step_with_forest_attention_uses_no_graph_of_a_whole_step():
+    from types import SimpleNamespace
+
+    from vllm.config.compilation import CUDAGraphMode
+
+    from gambit.engines.vllm.compat.forest_switch import _wrap_dispatch
+
+    def second(num_reqs, num_tokens, uniform_token_count, num_active_loras=0):
+        return uniform_token_count
+
+    def first(num_tokens, uniform_decode=False, invalid_modes=None):
+        return invalid_modes
+
+    switch = SimpleNamespace(is_on=False)
+    v2 = SimpleNamespace(cudagraph_manager=SimpleNamespace(dispatch=second))
+    v1 = SimpleNamespace(cudagraph_dispatcher=SimpleNamespace(dispatch=first))
+    for runner in (v1, v2):
+        _wrap_dispatch(runner, switch)
+    assert v2.cudagraph_manager.dispatch(8, 8, 1, num_active_loras=0) == 1
+    assert v1.cudagraph_dispatcher.dispatch(num_tokens=8, uniform_decode=True) is None
+    switch.is_on = True
+    assert v2.cudagraph_manager.dispatch(8, 8, 1, num_active_loras=0) is None
+    assert v1.cudagraph_dispatcher.dispatch(num_tokens=8, invalid_modes=None) == {CUDAGraphMode.FULL}
+
+
+def test_keys_and_values_of_both_layouts():
+    from gambit.engines.vllm.compat.forest_backend import split_cache
+
+    apart = torch.randn(3, 2, 16, 4, 8)
+    assert all(map(torch.equal, split_cache(apart, 8), (apart[:, 0], apart[:, 1])))
+    beside = torch.cat([apart[:, 0], apart[:, 1]], -1).transpose(1, 2)
+    assert all(map(torch.equal, split_cache(beside, 8), (apart[:, 0], apart[:, 1])))
