@@ -127,7 +127,7 @@ class Method:
     options: tuple[tuple[str, str | int], ...] = ()
 
     def config(self, seed: int) -> SearchConfig:
-        return SearchConfig(capacity=CAPACITY, seed=seed, **dict(self.options))  # type: ignore[arg-type]
+        return SearchConfig(capacity=CAPACITY, seed=seed, own_noise=True, **dict(self.options))  # type: ignore[arg-type]
 
     def searches(self, out: Path, model: str) -> str:
         """What makes its searches: weights and settings. Methods that agree in both share them."""
