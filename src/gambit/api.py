@@ -34,6 +34,7 @@ from __future__ import annotations
 from gambit.bench.datasets import Benchmark, Item
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import EngineError, GambitError, GambitWarning, UserError
 from gambit.core.events import (
     Admitted,
@@ -82,7 +83,7 @@ from gambit.core.types import (
 from gambit.engines.base import Engine, EngineInfo, SearchSpec, check_prompt
 from gambit.engines.choice import StartEngine
 from gambit.results.outline import TraceOutline
-from gambit.results.record import Counts, SearchResult, Seconds, Tokens, Waiting
+from gambit.results.record import Counts, PoolShape, SearchResult, Seconds, Tokens, Waiting
 from gambit.results.replay import replay
 from gambit.results.vote import Consensus, VoteEntry, VoteKind
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
@@ -131,6 +132,7 @@ __all__ = [  # noqa: RUF022 # in groups
     # results
     "Counts",
     "Grader",
+    "PoolShape",
     "SearchResult",
     "Seconds",
     "StopReason",
@@ -199,6 +201,7 @@ __all__ = [  # noqa: RUF022 # in groups
     "PastThoughts",
     "Scorer",
     "ScorerInfo",
+    "ScorerTrust",
     "SplitScorer",
     "StatePosition",
     "ThoughtBatch",
