@@ -8,8 +8,8 @@
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
-# SPEED, SCORERS, VERIFIER and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted, SCORER what the bench uses
-# where none was. check and speed need no weights. UNTIL, in seconds since the epoch, is when the bench has to stop.
+# SPEED, SCORERS, VERIFIER and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted, SCORER what the
+# bench uses where none was. check and speed need no weights. UNTIL, in seconds since the epoch, is when the bench stops.
 #
 # One engine keeps an H200 busy with a model of 4B; with one of 1.5B its host thread is the limit, and the GPU idle most
 # of the time. SHARDS engines then share the GPU, each with its part of the problems and of the room; MPS=0 if not even
@@ -70,11 +70,12 @@ scorer_recipe() {
 # VERIFIER_SECONDS bounds the training alone. The stack holds a copy of its parts: it is all that is to be kept. The
 # merged model, for whoever serves it, is as large as the generator and stays outside of OUT/results.
 verifier() {
-  local data="$OUT/scorers/data" made="$OUT/verifier"
+  local data="$OUT/scorers/data" made="$OUT/verifier" split="--validation 0.1 --test 0.1"
   collect || return
-  "$python" -m gambit scorer train --data "$data/train" --objective ridge --out "$made/ridge.safetensors" || return
+  "$python" -m gambit scorer train --data "$data/train" --objective ridge $split \
+    --out "$made/ridge.safetensors" || return
   "$python" -m gambit scorer train --architecture verifier --data "$data/train" --model "$MODEL" \
-    --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" ${VERIFIER:-} || return
+    --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split ${VERIFIER:-} || return
   "$python" -m gambit scorer train --architecture stack --data "$data/train" --model "$MODEL" --out "$OUT/results/stack" \
     --parts "$made/ridge.safetensors,$made/lora,confidence,closeness,agreement" || return
   "$python" -m gambit scorer eval "$OUT/results/stack" "$made/lora" "$made/ridge.safetensors" --data "$data/test" \

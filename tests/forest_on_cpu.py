@@ -7,13 +7,14 @@ from typing import ClassVar
 from unittest import mock
 
 import torch
-from vllm.v1.attention.backends import fa_utils
+import vllm.v1.attention.backends.fa_utils as fa_utils
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
     CPUAttentionMetadataBuilder,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from forests import attend, keys_of
 from gambit.engines.vllm.compat import forest_backend
@@ -110,9 +111,11 @@ def forest_on_cpu(*, interprets: bool = False):
 
     def options():
         register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.CpuForestBackend")
+        _cached_get_attn_backend.cache_clear()
         return {}
 
     with ExitStack() as stack:
+        stack.callback(_cached_get_attn_backend.cache_clear)
         stack.callback(AttentionBackendEnum.CPU_ATTN.clear_override)
         stack.callback(CpuForestBuilder.plans.clear)
         for module, name, fake in (

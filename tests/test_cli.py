@@ -76,12 +76,25 @@ def test_json_is_one_object_with_the_documented_keys(solve, tmp_path: Path) -> N
     result = json.loads(outcome.out)
     assert outcome.code == 0 and outcome.out.count("\n") == 1
     assert set(result) >= REQUIRED
-    keys = {"answer", "weight", "traces", "roots", "forms"}
+    keys = {"answer", "weight", "traces", "roots", "forms", "islands"}
     assert result["votes"] and all(set(vote) == keys for vote in result["votes"])
     assert set(result["counts"]) >= {"roots", "branched", "pruned", "evicted", "completed"}
     assert set(result["tokens"]) == {"generated", "reused", "recomputed"}
     assert set(result["seconds"]) == {"total", "engine", "search"}
     assert (result["policy"], result["seed"], result["out_dir"]) == ("gambit", 3, "here")
+
+
+def test_a_result_says_which_pool_was_taken_and_why(solve) -> None:
+    pool = json.loads(solve("a=1", "--json", "--out", "here").out)["pool"]
+    assert (pool["islands"], pool["swap_size"]) == (2, 2) and "nobody has judged the scorer" in pool["why"]
+    header = next(iter(ev.read_log(Path("here/events.jsonl"))))
+    assert header.settings["why"] == pool["why"]
+    told = " ".join(Outcome("replay", "here").out.split())
+    assert f"2 islands (M), swaps of 2 (K), warm-up of {pool['warmup_tokens']} tokens (w): nobody" in told
+    assert "roots islands" in told, "the vote table has both"
+    alone = solve("a=1", "--islands", "1").out
+    assert "islands = 1 is given" in alone and "roots islands" not in " ".join(alone.split())
+    assert json.loads(solve("a=1", "--json", "--policy", "sc").out)["pool"] is None
 
 
 def test_replay_prints_the_same_result(solve) -> None:
@@ -433,7 +446,8 @@ def test_version_and_public_names() -> None:
 def test_doctor_finds_what_is_here() -> None:
     outcome = Outcome("doctor")
     assert outcome.code == 0
-    for part in ("python", "torch", "transformers", "cpu", "engine local", "engine vllm", "model pawn", "gambit, sc"):
+    for part in ("python", "torch", "transformers", "cpu", "engine local", "engine vllm", "model pawn", "gambit, sc",
+                 "pool of pawn", "islands (M)"):  # fmt: skip
         assert part in outcome.out
     report = json.loads(Outcome("doctor", "--json").out)
     assert report["can_run"] is True and {"name", "condition", "detail"} == set(report["findings"][0])
@@ -467,7 +481,7 @@ def test_the_live_view_is_made_from_events_and_fits_60_columns(solve) -> None:
     sample = next(event for event in reversed(events) if isinstance(event, ev.Sample))
     head, pool, leader = views[-1]
     assert f"step {sample.step} · {sample.generated:,} tokens" in head and "tokens/s" in head
-    assert pool.strip() == f"0 running · 0 waiting · {sample.ghosts} ghosts · done {sample.completed}/4"
+    assert pool.strip() == f"0 running · 0 waiting · {sample.ghosts} ghosts · done {sample.completed}/4 · 0/2 islands"
     assert leader.strip().startswith("leading: ") and leader.endswith("%)")
 
 

@@ -90,6 +90,16 @@ def test_children_stand_below_their_parents() -> None:
     assert heights[0] < heights[2] < heights[3] < heights[1]
 
 
+def test_islands_stand_together_each_beside_a_bar_of_its_own() -> None:
+    traces = [outline(island=0), outline(island=1), outline(parent=0, island=0), outline(island=0)]
+    drawn = tree_svg(traces, "7")
+    heights = [float(y) for y in re.findall(r'd="M[\d.]+ ([\d.]+)H', drawn)]
+    assert heights[0] < heights[2] < heights[3] < heights[1], "a later root stands beside its island"
+    bars = re.findall(r'<rect x="0" y="([\d.]+)" width="3.0" height="([\d.]+)"', drawn)
+    assert [round(float(height)) for _, height in bars] == [3 * 14 - 1, 14 - 1]
+    assert "island 1: 1 traces" in drawn and "<rect" not in tree_svg([outline()], "7")
+
+
 def test_looks_tell_what_became_of_a_trace() -> None:
     states = [TraceState.FINISHED, TraceState.PRUNED, TraceState.GHOST, TraceState.CANCELLED]
     drawn = tree_svg([outline(state=state) for state in states] + [outline(answer="8")], "7")

@@ -1,9 +1,24 @@
 """Forest attention inside vLLM, on its CPU build: real block tables of branches, the gate, the self-check."""
 
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 import torch
 
-from engine_setups import GREEDY, HAS_VLLM, PROMPT, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
+from engine_setups import (
+    GREEDY,
+    HAS_VLLM,
+    PROMPT,
+    finish,
+    open_search,
+    run,
+    spec,
+    start_own_vllm,
+    start_vllm,
+    tokens_of,
+    worker_of,
+)
 from gambit.core.errors import EngineError, UserError
 from gambit.core.types import TraceKey
 
@@ -25,56 +40,74 @@ def grown(engine, search):
     return tokens_of(steps)
 
 
-@pytest.fixture(scope="module")
-def forest():
+def test_a_tree_of_branches_says_what_it_says_with_stock_attention():
     from forest_on_cpu import forest_on_cpu
-
-    with forest_on_cpu() as plans:
-        engine = start_own_vllm(attention="forest")
-        yield engine, worker_of(engine)._forest, plans
-        engine.close()
-
-
-def test_a_tree_of_branches_says_what_it_says_with_stock_attention(forest):
-    engine, switch, plans = forest
-    shared = grown(engine, 1)
-    assert max(total / read for total, read in plans) > 2, "blocks were shared"
-    assert switch.num_steps > 100
-    stock = start_own_vllm()
-    expected = grown(stock, 1)
-    stock.close()
-    assert len(expected) == 11 and shared == expected
-
-
-def test_it_is_used_where_it_pays(forest, monkeypatch):
-    from gambit.engines.vllm.compat import forest_switch
-    from gambit.engines.vllm.messages import Attention, Sharing
-
-    _, switch, _ = forest
-    monkeypatch.setattr(switch, "wish", Attention.AUTO)
-    token_bytes = 2 * 2 * 32 * 4
-    enough = -(-forest_switch.PAYS_BYTES // token_bytes)
-    for sharing, is_on in ((None, False), (Sharing(enough, 1), False), (Sharing(enough + 7, 7), True)):
-        switch.choose(sharing)
-        assert switch.is_on == is_on == switch._builders[0].uses_forest
-    switch.wish = Attention.STOCK
-    switch.choose(Sharing(10**9, 0))
-    assert not switch.is_on
-
-
-def test_the_scheduler_says_what_is_shared():
-    from forest_on_cpu import forest_on_cpu
+    from gambit.engines.vllm.messages import DecodeAttention
 
     with forest_on_cpu() as plans:
         engine = start_own_vllm(attention="auto")
-        seen, choose = [], worker_of(engine)._forest.choose
-        worker_of(engine)._forest.choose = lambda sharing: (seen.append(sharing), choose(sharing))
-        grown(engine, 1)
+        switch, seen = worker_of(engine)._forest, []
+        with mock.patch.object(switch, "choose", lambda sharing, choose=switch.choose: choose(noted(seen, sharing))):
+            without = grown(engine, 1)
+        assert not plans and not switch.num_steps, "so little does not pay"
+        switch.wish = DecodeAttention.FOREST
+        shared = grown(engine, 2)
+        assert max(total / read for total, read in plans) > 2 and switch.num_steps > 100
         engine.close()
-    assert not plans, "so little does not pay"
+    stock = start_vllm()
+    expected = grown(stock, 1)
+    stock.close()
+    assert len(expected) == 11 and shared == expected == without
     most = max(seen, key=lambda each: each.duplicated_tokens)
     assert most.total_tokens > 1.5 * most.unique_tokens > 0
     assert all(each.unique_tokens - each.total_tokens < 12 * 32 for each in seen), "at most one open block each"
+
+
+def noted(seen, value):
+    seen.append(value)
+    return value
+
+
+def fake_runner(*, is_covered=True):
+    """A model runner with one kind of attention layers: 2 KV heads of 32 numbers in float32."""
+    from gambit.engines.vllm.compat.forest_backend import ForestPlanning
+
+    builder = ForestPlanning()
+    builder.layer_names = ["layer"]
+    builder.kv_cache_spec = SimpleNamespace(block_size=16, page_size_bytes=16 * 2 * 2 * 32 * 4)
+    layers = {"layer": SimpleNamespace(impl=SimpleNamespace(is_covered=is_covered))}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    group = SimpleNamespace(get_metadata_builder=lambda number: builder)
+    return SimpleNamespace(attn_groups=[[group]], vllm_config=config, builder=builder)
+
+
+def test_it_is_used_where_it_pays():
+    from gambit.engines.vllm.compat import forest_switch
+    from gambit.engines.vllm.messages import DecodeAttention, Sharing
+
+    runner = fake_runner()
+    switch = forest_switch.ForestSwitch(runner, DecodeAttention.AUTO)
+    enough = -(-forest_switch.PAYS_BYTES // (2 * 2 * 32 * 4))
+    for sharing, is_on in ((None, False), (Sharing(enough, 1), False), (Sharing(enough + 7, 7), True)):
+        switch.choose(sharing)
+        assert switch.is_on == is_on == runner.builder.uses_forest
+    switch.wish = DecodeAttention.STOCK
+    switch.choose(Sharing(10**9, 0))
+    assert not switch.is_on
+    switch.wish = DecodeAttention.FOREST
+    switch.choose(None)
+    assert switch.is_on and switch.num_steps == 2
+
+
+def test_layers_that_no_plan_covers_keep_stock_attention_with_one_word(caplog):
+    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+    from gambit.engines.vllm.messages import DecodeAttention
+
+    runner = fake_runner(is_covered=False)
+    switch = ForestSwitch(runner, DecodeAttention.FOREST)
+    switch.choose(None)
+    assert not switch.is_on and not runner.builder.uses_forest
+    assert [record.message for record in caplog.records if "covers 0 of 1" in record.message]
 
 
 def test_attention_that_differs_from_stock_is_refused_at_the_start(monkeypatch):
@@ -100,8 +133,6 @@ def test_wishes_that_cannot_be_met():
 
 
 def test_a_step_with_forest_attention_uses_no_graph_of_a_whole_step():
-    from types import SimpleNamespace
-
     from vllm.config.compilation import CUDAGraphMode
 
     from gambit.engines.vllm.compat.forest_switch import _wrap_dispatch

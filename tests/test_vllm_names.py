@@ -1,6 +1,7 @@
 """The list of what Gambit uses of vLLM: complete, true of the installed version, in the docs; none outside `compat`."""
 
 import ast
+import logging
 import queue
 import time
 from importlib.util import find_spec
@@ -17,7 +18,10 @@ from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use
 SOURCE = vllm_names.ROOT / "src" / "gambit"
 COMPAT = sorted(vllm_names.COMPAT.glob("*.py"))
 OUTSIDE = sorted(set(SOURCE.rglob("*.py")) - set(COMPAT))
-LIBRARIES = (dict, list, set, str, tuple, torch, torch.Tensor, torch.dtype, np, np.ndarray, time, queue, queue.Queue)
+LIBRARIES = (
+    dict, list, set, str, tuple, torch, torch.Tensor, torch.dtype, np, np.ndarray, time, queue, queue.Queue, logging,
+    logging.Logger,
+)  # fmt: skip
 
 
 def defined_here():
@@ -26,6 +30,7 @@ def defined_here():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 yield node.name
+                yield from vllm_names._class_names(node) if isinstance(node, ast.ClassDef) else ()
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 yield node.target.id
             elif (
@@ -40,6 +45,8 @@ OF_OTHERS = {
     "num_hidden_layers",
     "gambit_thoughts",
     "gambit_copies",
+    "gambit_forest",
+    "gambit_sharing",
     "gambit_rows",
 }  # transformers' and ours, in strings
 

@@ -111,6 +111,15 @@ def test_roots_count_independent_origins() -> None:
     assert tally(votes, never).entries == (VoteEntry("1", 3.0, 3, 2, ("1",)),)
 
 
+def test_islands_count_what_could_not_have_spread() -> None:
+    places = ((0, 0), (1, 0), (2, 5), (3, 5), (4, 7))
+    votes = [
+        Ballot(trace=i, answer="1", weight=1.0, root=root, island=island) for i, (root, island) in enumerate(places)
+    ]
+    [entry] = tally(votes, never).entries
+    assert (entry.traces, entry.roots, entry.islands) == (5, 5, 3)
+
+
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -0.1])
 def test_impossible_weights_are_our_own_mistake(weight: float) -> None:
     with pytest.raises(AssertionError, match="finite"):

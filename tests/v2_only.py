@@ -6,7 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine_setups import SAMPLED, finish, open_search, random_mlp, spec, start_own_vllm, tokens_of, worker_of
+from engine_setups import (
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    finish,
+    open_search,
+    random_mlp,
+    spec,
+    start_own_vllm,
+    tokens_of,
+    worker_of,
+)
 from forests import attend, attend_plan, grow, keys_of, planned
 from gambit.core.errors import GambitWarning
 from gambit.core.types import TraceKey
@@ -92,6 +103,26 @@ def test_the_kernel_finds_the_blocks_that_traces_have_in_common(seed, rows, padd
     assert torch.equal(kernels.common_blocks(hashes, full), common_prefix.common_blocks(hashes, full))
 
 
+def test_a_tree_with_forest_attention_by_the_kernels_says_what_it_says_without():
+    """As `test_vllm_forest.py` shows of the first model runner."""
+    from forest_on_cpu import forest_on_cpu
+    from gambit.engines.vllm.messages import DecodeAttention
+
+    with forest_on_cpu(interprets=True) as plans:
+        engine, said = start_own_vllm(attention="forest"), []
+        for search, wish in enumerate((DecodeAttention.STOCK, DecodeAttention.FOREST)):
+            worker_of(engine)._forest.wish = wish
+            open_search(engine, search, prompt=PROMPT * 5, stops=())
+            engine.submit(
+                [spec(i, search=search, sampling=GREEDY, tokens=8, prefix=(5 + i,), inherited=1) for i in range(4)]
+            )
+            said.append(tokens_of(finish(engine, search)))
+            engine.close_search(search)
+        engine.close()
+        assert len(plans) >= 6 and max(total / read for total, read in plans) > 2
+    assert said[0] == said[1] and len(said[0]) == 4
+
+
 @pytest.mark.parametrize(("heads", "width"), [(4, 16), (12, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_kernel_merges_as_dense_attention_in_float64_would(heads, width, dtype):
@@ -109,4 +140,4 @@ def test_the_kernel_merges_as_dense_attention_in_float64_would(heads, width, dty
         blocks = forest.table[row, : -(-count // forest.block_tokens)]
         expected = attend(q[row : row + 1], keys_of(k, blocks, count), keys_of(v, blocks, count))[0][0]
         expected = expected if count else torch.zeros(heads, width)
-        torch.testing.assert_close(merged[row].double(), expected.double(), rtol=0, atol=5 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(merged[row].double(), expected.double(), rtol=0, atol=20 * torch.finfo(dtype).eps)

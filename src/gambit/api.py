@@ -34,6 +34,7 @@ from __future__ import annotations
 from gambit.bench.datasets import Benchmark, Item
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import EngineError, GambitError, GambitWarning, UserError
 from gambit.core.events import (
     Admitted,
@@ -84,7 +85,7 @@ from gambit.core.types import (
 from gambit.engines.base import Engine, EngineInfo, SearchSpec, check_prompt
 from gambit.engines.choice import StartEngine
 from gambit.results.outline import TraceOutline
-from gambit.results.record import Counts, SearchResult, Seconds, Tokens, VerifierCost, Waiting
+from gambit.results.record import Counts, PoolShape, SearchResult, Seconds, Tokens, VerifierCost, Waiting
 from gambit.results.replay import replay
 from gambit.results.vote import Consensus, VoteEntry, VoteKind
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
@@ -135,6 +136,7 @@ __all__ = [  # noqa: RUF022 # in groups
     # results
     "Counts",
     "Grader",
+    "PoolShape",
     "SearchResult",
     "Seconds",
     "StopReason",
@@ -213,6 +215,7 @@ __all__ = [  # noqa: RUF022 # in groups
     "ReadingScore",
     "Scorer",
     "ScorerInfo",
+    "ScorerTrust",
     "SplitScorer",
     "StatePosition",
     "ThoughtBatch",

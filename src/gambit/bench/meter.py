@@ -80,6 +80,8 @@ def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
         began=about.began,
         shard=about.shard,
         log=about.log,
+        pool="" if result.pool is None else str(result.pool),
+        winning_islands=result.votes[0].islands if result.votes else 0,
     )
 
 

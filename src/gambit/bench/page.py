@@ -21,6 +21,7 @@ p.lead, p.note, figcaption { color: var(--dim); margin: .3rem 0; } p.note, figca
 ul.caution { background: var(--mark); padding: .6rem 1rem .6rem 2rem; border-radius: 6px; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+td:not(.number) { white-space: normal; }
 th { font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 figure { margin: 1.2rem 0; } figure svg { width: 100%; height: auto; max-width: 560px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .87rem; }

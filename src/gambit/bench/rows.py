@@ -94,6 +94,8 @@ class Row:
     series: Series = field(default_factory=Series)
     shard: str = "1/1"
     log: str | None = None  # the event log, relative to the run's folder
+    pool: str = ""  # islands, swaps and warm-up of a search with tournaments, and why these
+    winning_islands: int = 0  # distinct ones behind the answer
 
     @property
     def key(self) -> TaskKey:

@@ -63,6 +63,8 @@ class Cell:
     evicted: float
     pruned: float
     branched: float
+    winning_islands: float  # behind the answer
+    pools: tuple[str, ...]  # what its searches were set to, each once, and why
     revotes: Mapping[str, Interval]
 
 
@@ -214,6 +216,8 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         evicted=_average(good, lambda row: row.evicted),
         pruned=_average(good, lambda row: row.pruned),
         branched=_average(good, lambda row: row.branched),
+        winning_islands=_average([row for row in good if row.answer is not None], lambda row: row.winning_islands),
+        pools=tuple(dict.fromkeys(row.pool for row in good if row.pool)),
         revotes=_revotes(table, variant),
     )
 

@@ -11,6 +11,7 @@ from gambit.bench.summary import FEWEST_TURNS, PARTS, BenchSummary, Cell, Method
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 
 MINUS = "−"
+MOST_POOLS = 3  # shown of a method whose searches differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Table:
 def all_tables(summary: BenchSummary) -> list[Table]:
     """In the order of the page."""
     tables = [_main(summary), _comparisons(summary), _latency(summary), _decomposition(summary), _throughput(summary)]
-    tables += [_memory(summary), *_verifier(summary), _traces(summary), _revotes(summary)]
+    tables += [_memory(summary), *_verifier(summary), _traces(summary), _pools(summary), _revotes(summary)]
     if summary.overall:
         tables.insert(1, _overall(summary))
     return [table for table in tables if table.rows]
@@ -247,6 +248,17 @@ def _traces(summary: BenchSummary) -> Table:
             ("some trace right %", lambda c: _percent(c.coverage)),
         ],
     )  # fmt: skip
+
+
+def _pools(summary: BenchSummary) -> Table:
+    """Only methods with tournaments have one."""
+    rows = [
+        (cell.benchmark, cell.variant, "; ".join(cell.pools[:MOST_POOLS]), f"{cell.winning_islands:,.1f}")
+        for cell in summary.cells
+        if cell.pools
+    ]
+    note = "M, K and w of each method, and why these; on how many islands the winning answer was found, a search."
+    return Table("Islands", note, ("benchmark", "method", "pool", "islands behind the answer"), tuple(rows), 3)
 
 
 def _revotes(summary: BenchSummary) -> Table:

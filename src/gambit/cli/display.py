@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gambit.cli.live import LiveScreen
 from gambit.core import events as ev
-from gambit.core.tree import TraceState
+from gambit.core.tree import LIVE, TraceState
 from gambit.results.record import STOP_WORDS, Counts, SearchRecord, SearchResult, VerifierCost
 
 MAX_VOTES_SHOWN = 10
@@ -61,6 +61,14 @@ class SearchView:
         parts = {"running": TraceState.RUNNING, "waiting": TraceState.WAITING, "ghosts": TraceState.GHOST}
         return " · ".join(f"{self.count(state)} {name}" for name, state in parts.items())
 
+    @property
+    def islands(self) -> str:
+        """How many still run, where there are several."""
+        if self.record.num_islands == 1:
+            return ""
+        live = {trace.island for state in LIVE for trace in self.record.tree.in_state(state)}
+        return f" · {len(live)}/{self.record.num_islands} islands"
+
 
 class Display(LiveScreen):
     """A line of totals and one per running search."""
@@ -98,7 +106,7 @@ class Display(LiveScreen):
                 lines.append(f"… and {len(views) - MAX_SEARCHES_SHOWN} more")
         elif views:
             view = views[0][1]
-            lines += [f"{view.pool} · done {view.done}", f"leading: {view.leader}"]
+            lines += [f"{view.pool} · done {view.done}{view.islands}", f"leading: {view.leader}"]
         return Group(self._head(), *(_line(f"  {line}") for line in lines))
 
     def _head(self) -> RenderableType:
@@ -164,10 +172,12 @@ def _why_none(counts: Counts) -> str:
 def _vote_table(result: SearchResult) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
     table.add_column("  answer", overflow="fold")
-    for name in ("weight", "traces", "roots"):
+    has_islands = result.num_islands > 1
+    for name in ("weight", "traces", "roots", *(("islands",) if has_islands else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for entry in result.votes[:MAX_VOTES_SHOWN]:
-        table.add_row(Text(f"  {entry.answer}"), f"{entry.weight:.2f}", f"{entry.traces:,}", f"{entry.roots:,}")
+        counts = (entry.traces, entry.roots, *((entry.islands,) if has_islands else ()))
+        table.add_row(Text(f"  {entry.answer}"), f"{entry.weight:.2f}", *(f"{count:,}" for count in counts))
     hidden = result.votes[MAX_VOTES_SHOWN:]
     if hidden:
         weight, traces = sum(entry.weight for entry in hidden), sum(entry.traces for entry in hidden)
@@ -187,6 +197,8 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
         "search": f"{result.policy}, seed {result.seed}",
         "stopped": STOP_WORDS[result.stop_reason],
     }
+    if result.pool is not None:
+        facts["pool"] = str(result.pool)
     if (waiting := result.waiting).traces:
         facts["waiting"] = (
             f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
+MOST_CONTEXT = 1 << 20  # more than any preset asks for
 VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
 
 
@@ -80,6 +81,7 @@ def examine() -> list[Finding]:
         _compiled_step(torch),
         *_engines(torch),
         _bundled_model(),
+        *_bundled_pool(torch),
         Finding("policies", Condition.OK, ", ".join(registry.names("gambit.policies"))),
         Finding("scorers", Condition.OK, ", ".join([*registry.names("gambit.scorers"), "a checkpoint file"])),
     ]
@@ -173,6 +175,23 @@ def _bundled_model() -> Finding:
         return Finding(name, Condition.OK, models.locate(models.BUNDLED))
     except UserError as error:
         return Finding(name, Condition.OPTIONAL, str(error))
+
+
+def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
+    """What a search with the bundled model and its scorer is set to where nothing is asked for."""
+    if torch is None:
+        return
+    from gambit.config.options import SearchConfig
+    from gambit.config.presets import resolve
+    from gambit.results.record import PoolShape
+    from gambit.scorers.checkpoint import load_checkpoint
+
+    source = models.locate(models.BUNDLED)
+    path = models.side_file(source, models.SCORER_FILE)
+    trust = load_checkpoint(path).info.trust if path is not None else None
+    defaults = models.defaults_of(source, models.generation_of(source))
+    settings, _ = resolve(SearchConfig(), defaults, MOST_CONTEXT, has_floor=True, trust=trust)
+    yield Finding(f"pool of {models.BUNDLED}", Condition.OK, str(PoolShape.of(settings.to_json())))
 
 
 def _findings_table(findings: Iterable[Finding]) -> Table:

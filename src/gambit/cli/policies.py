@@ -48,7 +48,8 @@ def _describe(name: str) -> dict[str, object]:
         for key, field in options_model(policy).model_fields.items()
     }
     about = inspect.cleandoc(policy.__doc__ or "")
-    return {"policy": name, "vote": str(policy.default_vote), "about": about, "options": options}
+    found: dict[str, object] = {"policy": name, "vote": str(policy.default_vote), "about": about, "options": options}
+    return found | ({"auto": _automatic_pools()} if name == "gambit" else {})
 
 
 def _put_policy(described: dict[str, object]) -> None:
@@ -62,5 +63,21 @@ def _put_policy(described: dict[str, object]) -> None:
     table = Table.grid(padding=(0, 2))
     for key, option in options.items():
         table.add_row("", f"{key}={option['default']}", Text(str(option["description"])))
-    if options:
+    for line in _automatic_pools() if described["policy"] == "gambit" else ():
+        table.add_row("", "", Text(line))
+    if table.row_count:
         put(table)
+
+
+def _automatic_pools() -> list[str]:
+    """How `--islands auto` splits a pool, rule by rule."""
+    from gambit.config.trust import RULES
+
+    lines = [
+        "islands, swaps and warm-up that are left open follow from the AUC at half-way in the scorer's checkpoint:"
+    ]
+    for rule in RULES:
+        who = f"{rule.from_auc:g} and more" if rule.from_auc else "less, or nobody judged it"
+        share = f", warm-up of at least {rule.least_warmup:.0%} of a trace" if rule.least_warmup else ""
+        lines.append(f"  {who}: islands of {rule.island_size}, {rule.swaps_per_island} swaps each{share}")
+    return lines

@@ -202,8 +202,10 @@ class EngineConfig(CheckedModel):
         description="the verifier's part of the device's memory, a share of it or bytes such as 8GB; the "
         "model gets the rest of --memory-ratio",
     )
-    verifier_aggregation: Aggregation = Field(
-        Aggregation.LAST, description="how the verifier's scores of thoughts become that of a trace: last or mean"
+    verifier_aggregation: Aggregation | None = Field(
+        None,
+        description="how the verifier's scores of thoughts become that of a trace, last or mean; default: as it was "
+        "made for, or last",
     )
     verifier_options: dict[str, Any] = Field(
         default_factory=dict, description="passed as it is to vLLM, where that runs the verifier"

@@ -38,7 +38,7 @@ def _ballot(tree: TraceTree, trace: Trace, kind: VoteKind) -> Ballot:
     # A trace that finished without a single thought is worth nothing to a weighted vote (STEP counts it so too).
     weight = max(_weight(tree, trace, kind) or 0.0, 0.0)
     tie_break = float(trace.num_tokens) if kind is VoteKind.CONCISE else 0.0
-    return Ballot(trace.id, trace.answer, weight, trace.root, tie_break)
+    return Ballot(trace.id, trace.answer, weight, trace.root, tie_break, trace.island)
 
 
 def _weight(tree: TraceTree, trace: Trace, kind: VoteKind) -> float | None:

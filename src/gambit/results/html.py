@@ -18,6 +18,7 @@ MOST_ANSWERS = 8  # in the vote table
 MOST_LABELLED = 40  # traces, above which the rows are too thin for text
 WIDTH, LABEL_WIDTH, MARGIN = 720, 90, 6
 TREE_HEIGHT, THICKEST_ROW, THINNEST_ROW = 520, 14.0, 2.0
+ISLAND_SHADES = ("#4c8fb8", "#b3862c", "#5f9e6e", "#a3688f")  # beside each other on light and on dark
 BLUE, ORANGE, GREY = "#2a7bd1", "#c76a1d", "#8d97a5"  # told apart by everybody, on light and on dark
 
 
@@ -68,10 +69,12 @@ def _vote_table(result: SearchResult) -> str:
     total = sum(entry.weight for entry in result.votes) or 1.0
     rows = "".join(
         f"<tr><td style='text-align:left'>{escape(entry.answer)}</td><td>{entry.weight:.3g}</td>"
-        f"<td>{entry.weight / total:.0%}</td><td>{entry.traces}</td><td>{entry.roots}</td></tr>"
+        f"<td>{entry.weight / total:.0%}</td><td>{entry.traces}</td><td>{entry.roots}</td>"
+        f"{f'<td>{entry.islands}</td>' if result.num_islands > 1 else ''}</tr>"
         for entry in result.votes[:MOST_ANSWERS]
     )
     head = "<th style='text-align:left'>answer</th><th>weight</th><th>share</th><th>traces</th><th>roots</th>"
+    head += "<th>islands</th>" if result.num_islands > 1 else ""
     left_out = len(result.votes) - MOST_ANSWERS
     more = f"<p>and {left_out:,} answers with less weight</p>" if left_out > 0 else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
@@ -94,6 +97,7 @@ def tree_svg(traces: Sequence[TraceOutline], answer: str | None) -> str:
         for element in _drawn(trace, rows[number], None if trace.parent is None else rows[trace.parent], looks[number],
                               layout)
     ]  # fmt: skip
+    lines += _island_bars(traces, rows, layout)
     height = layout.row_height * len(traces) + 2 * MARGIN
     opening = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}" role="img"'
     label = f'aria-label="Tree of {len(traces)} traces over {layout.last_step} decode steps"'
@@ -120,16 +124,34 @@ class _Layout:
 
 
 def _rows(traces: Sequence[TraceOutline]) -> list[int]:
-    """The row of each trace: roots in their order, each followed by its descendants."""
+    """The row of each trace: islands one below the other, roots in their order, each followed by its descendants."""
     children: dict[int | None, list[int]] = {}
     for number, trace in enumerate(traces):
         children.setdefault(trace.parent, []).append(number)
-    rows, waiting = [0] * len(traces), children.get(None, [])[::-1]
+    roots = sorted(children.get(None, []), key=lambda number: (traces[number].island, number))
+    rows, waiting = [0] * len(traces), roots[::-1]
     for row in range(len(traces)):
         number = waiting.pop()
         rows[number] = row
         waiting += children.get(number, [])[::-1]
     return rows
+
+
+def _island_bars(traces: Sequence[TraceOutline], rows: Sequence[int], layout: _Layout) -> Iterator[str]:
+    """A bar at the left edge beside each island's rows; none where there is one island."""
+    members: dict[int, list[int]] = {}
+    for trace, row in zip(traces, rows, strict=True):
+        members.setdefault(trace.island, []).append(row)
+    if len(members) == 1:
+        return
+    for place, (island, found) in enumerate(sorted(members.items())):
+        top, height = layout.y(min(found)) - layout.row_height / 2, layout.row_height * len(found)
+        shade = ISLAND_SHADES[place % len(ISLAND_SHADES)]
+        gap = min(1.0, height / 4)
+        yield (
+            f'<rect x="0" y="{top + gap / 2:.1f}" width="{MARGIN / 2:.1f}" height="{height - gap:.1f}" fill="{shade}">'
+            f"<title>island {island}: {len(found)} traces</title></rect>"
+        )
 
 
 def _look(trace: TraceOutline, winner: str | None) -> _Look:

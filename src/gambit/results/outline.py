@@ -18,6 +18,7 @@ class TraceOutline:
     num_tokens: int  # inherited part included
     score: float | None  # None: it finished no thought
     answer: str | None
+    island: int = 0
 
 
 def outline_of(tree: TraceTree) -> tuple[TraceOutline, ...]:
@@ -35,4 +36,5 @@ def _outline(tree: TraceTree, trace: Trace, last: int) -> TraceOutline:
         num_tokens=trace.num_tokens,
         score=tree.score_of(trace),
         answer=trace.answer,
+        island=trace.island,
     )

@@ -87,6 +87,31 @@ class VerifierCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolShape:
+    """How the traces of a pool competed: M, K, Δ, w, and why so, in a sentence."""
+
+    islands: int
+    swap_size: int
+    check_interval: int
+    warmup_tokens: int
+    why: str
+
+    @classmethod
+    def of(cls, settings: Mapping[str, ev.Json]) -> PoolShape | None:
+        """As a log's header has it; None for methods without tournaments, and for logs that do not say why."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not settings.get("why") or not all(name in settings for name in names):
+            return None
+        return cls(**{name: settings[name] for name in names})  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
+        return (
+            f"{islands} (M), swaps of {self.swap_size:,} (K), warm-up of {self.warmup_tokens:,} tokens (w): {self.why}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
     """What a search found and what it cost."""
 
@@ -103,6 +128,7 @@ class SearchResult:
     stop_reason: StopReason
     waiting: Waiting = Waiting()
     verifier: VerifierCost | None = None  # where the search had one
+    pool: PoolShape | None = None  # of a search with tournaments
     out_dir: str | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did
@@ -121,6 +147,10 @@ class SearchResult:
         values = dataclasses.asdict(dataclasses.replace(self, traces=()))
         del values["traces"]
         return values
+
+    @property
+    def num_islands(self) -> int:
+        return 1 if self.pool is None else self.pool.islands
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the answer, the vote table, the tree."""
@@ -163,6 +193,12 @@ class SearchRecord:
     @property
     def vote_kind(self) -> VoteKind:
         return VoteKind(self.started.vote)
+
+    @property
+    def num_islands(self) -> int:
+        """As planned; logs from before islands have one."""
+        found = self.started.settings.get("islands", 1)
+        return found if isinstance(found, int) else 1
 
     @property
     def counts(self) -> Counts:
@@ -230,6 +266,7 @@ class SearchRecord:
             stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
             waiting=self.waiting,
             verifier=self.verifier,
+            pool=PoolShape.of(started.settings),
             traces=outline_of(self.tree),
         )
 

@@ -67,6 +67,7 @@ class Ballot:
     weight: float
     root: int
     tie_break: float = 0.0  # between answers of equal weight and number the smallest wins
+    island: int = 0
 
 
 Pools = tuple[tuple[str, ...], ...]  # answers that were held equal, by pool
@@ -81,6 +82,7 @@ class VoteEntry:
     traces: int
     roots: int  # distinct independent roots behind the traces
     forms: tuple[str, ...] = ()  # every way this pool writes its answer: what was held equal
+    islands: int = 1  # distinct ones behind the traces: nothing that one found has spread to another
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ def _entry(side: Sequence[Ballot], combine: Combine | None) -> VoteEntry:
     written = Counter(ballot.answer for ballot in side if ballot.answer is not None)
     weight = float(len(side)) if combine is None else combine(ballot.weight for ballot in side)
     answer = written.most_common(1)[0][0]  # ties: the first seen
-    return VoteEntry(answer, weight, len(side), len({ballot.root for ballot in side}), tuple(written))
+    roots, islands = {ballot.root for ballot in side}, {ballot.island for ballot in side}
+    return VoteEntry(answer, weight, len(side), len(roots), tuple(written), len(islands))
 
 
 def _margin(entries: Sequence[VoteEntry]) -> float:

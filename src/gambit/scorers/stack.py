@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from gambit.core.errors import UserError
+from gambit.scorers.verifier.folder import CheckpointRecord
 
 FORMAT = 1
 STACK_FILE = "stack.json"
@@ -19,11 +20,7 @@ PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT)
 AT_END = frozenset((AGREEMENT,))  # what only a complete trace has
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Line(_Frozen):
+class StackLine(CheckpointRecord):
     """The logit of ending right: a weighted sum of what the parts say."""
 
     weights: dict[str, float]
@@ -38,17 +35,17 @@ class Line(_Frozen):
         return found
 
 
-class StackLines(_Frozen):
+class StackLines(CheckpointRecord):
     """One line for traces that run and one for those that are complete, which have more to say."""
 
-    running: Line
-    complete: Line
+    running: StackLine
+    complete: StackLine
 
-    def at(self, share: float) -> Line:
+    def at(self, share: float) -> StackLine:
         return self.complete if share >= 1 else self.running
 
 
-class StackInfo(_Frozen):
+class StackInfo(CheckpointRecord):
     """What a stack is made of."""
 
     format: int = FORMAT
@@ -61,9 +58,9 @@ class StackInfo(_Frozen):
     closeness_layer: int = -1
     closeness_position: str = "boundary"
     lines: StackLines
-    without: dict[str, StackLines] = {}  # each part left out in turn: what it adds
-    training: dict[str, object] = {}
-    metrics: dict[str, object] = {}
+    without: dict[str, StackLines] = Field(default_factory=dict)  # each part left out in turn: what it adds
+    training: dict[str, object] = Field(default_factory=dict)
+    metrics: dict[str, object] = Field(default_factory=dict)
 
 
 def is_stack(path: str | Path) -> bool:

@@ -51,7 +51,7 @@ IN_0_1_0: Mapping[str, Json] = {
     "verifier_engine": "auto",
     "verifier_device": "auto",
     "verifier_memory": "0.3",
-    "verifier_aggregation": "last",
+    "verifier_aggregation": None,
     "verifier_options": {},
     "verifier_async": False,
     "verifier_optional": False,

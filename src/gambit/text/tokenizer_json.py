@@ -30,6 +30,10 @@ class JsonTokenizer:
         self.chat_template = chat_template
 
     @property
+    def bos_token(self) -> str | None:
+        return self._special_tokens.get("bos_token")
+
+    @property
     def eos_token_id(self) -> int | None:
         return self._special_id("eos_token")
 

@@ -49,6 +49,7 @@ class VoteRow:
     weight: float
     traces: list[int]
     roots: list[int]
+    islands: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class TraceColumns:
     """One entry per trace in each list; a step that did not come is -1."""
 
     parent: list[int]
+    island: list[int]
     state: list[int]  # index into `PageData.states`
     created: list[int]
     ended: list[int]  # its last token
@@ -201,6 +203,7 @@ def _trace_columns(history: History, texts: _Texts, sizes: list[int]) -> TraceCo
 
     return TraceColumns(
         parent=column(lambda t: NONE if t.parent is None else t.parent),
+        island=column(lambda t: t.island),
         state=column(lambda t: STATES.index(t.state)),
         created=column(lambda t: t.created_step),
         ended=column(lambda t: NONE if t.ended_step is None else t.ended_step),
@@ -252,13 +255,14 @@ def _pool_columns(pool: Sequence[PoolSize]) -> PoolColumns:
 
 
 def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot]) -> list[VoteRow]:
-    rows = [VoteRow(entry.answer, _rounded(entry.weight), [], []) for entry in entries]
+    rows = [VoteRow(entry.answer, _rounded(entry.weight), [], [], []) for entry in entries]
     row_of = {form: row for entry, row in zip(entries, rows, strict=True) for form in entry.forms}
     for ballot in filter(has_answer, ballots):
         row = row_of[str(ballot.answer)]
         row.traces.append(ballot.trace)
-        if ballot.root not in row.roots:
-            row.roots.append(ballot.root)
+        for found, seen in ((ballot.root, row.roots), (ballot.island, row.islands)):
+            if found not in seen:
+                seen.append(found)
     return rows
 
 
@@ -276,6 +280,7 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
     stop = STOP_WORDS[result.stop_reason] if result.stop_reason is not StopReason.FAILED else "before its end"
     return [
         ("policy", f"{started.policy}, capacity {started.capacity}, seed {started.seed}, vote by {started.vote}"),
+        *([] if result.pool is None else [("pool", str(result.pool))]),
         ("model", f"{model} on {engine.get('name')}, {engine.get('device')}"),
         ("scorer", str(started.environment.get("scorer", "not named in the log"))),
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "

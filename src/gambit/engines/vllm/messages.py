@@ -20,7 +20,7 @@ from gambit.text.boundary import BoundaryRule
 MESSAGE = "gambit"  # the key of a task in SamplingParams.extra_args, and of a report in EngineCoreOutput
 
 
-class Attention(StrEnum):
+class DecodeAttention(StrEnum):
     """Which attention decode steps use."""
 
     STOCK = "stock"
@@ -54,7 +54,7 @@ class GambitConfig:
     kv_budget_tokens: int | None
     fast_path: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
     fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
-    attention: Attention = Attention.STOCK
+    attention: DecodeAttention = DecodeAttention.STOCK
 
     def compute_hash(self) -> str:
         """vLLM compiles a model anew for another hash: of a scorer only the layers that it reads matter."""

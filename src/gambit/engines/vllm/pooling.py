@@ -16,6 +16,7 @@ from gambit.config.options import EngineConfig
 from gambit.core.errors import EngineError, UserError
 from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
+from gambit.scorers.readers.families import aggregation_of
 from gambit.scorers.readers.formats import PromptFormat
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 
@@ -112,7 +113,7 @@ def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) ->
         family.name,
         "vllm",
         device,
-        aggregation=config.verifier_aggregation,
+        aggregation=aggregation_of(folder, config.verifier_aggregation),
         context_tokens=process.ready.context_tokens,
     )
     return PoolingReader(process, info, prompt_format)

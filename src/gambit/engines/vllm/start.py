@@ -17,7 +17,7 @@ from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.vllm.check import fits, self_check
 from gambit.engines.vllm.engine import VllmEngine
-from gambit.engines.vllm.messages import Attention, GambitConfig
+from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
 from gambit.engines.vllm.versions import note_on
 from gambit.engines.vllm.weights import weights_folder
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
@@ -35,7 +35,7 @@ CPU_KV_BYTES = 2 << 30  # of the KV cache, where memory is shared with everythin
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
 OWN_OPTIONS = {
     "exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None, "fused_scorer": None,
-    "attention": Attention.STOCK.value,
+    "attention": DecodeAttention.STOCK.value,
 }  # fmt: skip
 ATTENTION_OPTIONS = ("attention_backend", "attention_config")  # vLLM's own
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
@@ -126,22 +126,22 @@ def _prepare_environment() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-def _attention(wish: object, options: Mapping[str, Any], *, is_tested: bool) -> Attention:
+def _attention(wish: object, options: Mapping[str, Any], *, is_tested: bool) -> DecodeAttention:
     """Forest attention by wish, or where nothing speaks against it; stock attention otherwise."""
-    if wish not in list(Attention):
-        raise UserError(f"engine option attention={wish!r}: choose one of {', '.join(Attention)}")
-    attention = Attention(str(wish))
-    if attention is Attention.STOCK:
+    if wish not in list(DecodeAttention):
+        raise UserError(f"engine option attention={wish!r}: choose one of {', '.join(DecodeAttention)}")
+    attention = DecodeAttention(str(wish))
+    if attention is DecodeAttention.STOCK:
         return attention
     from gambit.engines.vllm.compat import forest_backend
 
     chosen = [name for name in ATTENTION_OPTIONS if options.get(name) is not None]
     reason = f"{chosen[0]}={options[chosen[0]]!r} is given" if chosen else forest_backend.why_not()
-    if attention is Attention.FOREST and reason is not None:
+    if attention is DecodeAttention.FOREST and reason is not None:
         raise UserError(f"engine option attention=forest cannot be used: {reason}; leave it out, or use attention=auto")
-    if attention is Attention.AUTO and (reason is not None or not is_tested):
+    if attention is DecodeAttention.AUTO and (reason is not None or not is_tested):
         _LOG.info("vLLM's own attention is used, not forest attention: %s", reason or "this version was not tried")
-        return Attention.STOCK
+        return DecodeAttention.STOCK
     return attention
 
 
@@ -191,7 +191,7 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
         "use_tqdm_on_load": False,  # our own display has the terminal
         "gpu_memory_utilization": config.memory_ratio,
     }
-    if gambit.attention is not Attention.STOCK:
+    if gambit.attention is not DecodeAttention.STOCK:
         from gambit.engines.vllm.compat import forest_backend
 
         options |= forest_backend.attention_options()

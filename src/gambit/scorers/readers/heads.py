@@ -66,6 +66,14 @@ def as_one_logit(layer: Linear, folder: str) -> Linear:
     return layer if num_labels == 1 else difference(layer, yes=1, no=0)
 
 
+def shifted(layer: Linear, offset: float) -> Linear:
+    """With a constant added to its output."""
+    if offset == 0.0:
+        return layer
+    bias = layer.weight.new_full((1,), offset).float() + (0.0 if layer.bias is None else layer.bias.float())
+    return Linear(layer.weight, bias)
+
+
 def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Single tensors of a model folder; those it lacks are left out."""
     from safetensors import safe_open
@@ -87,6 +95,19 @@ def _files_with(folder: Path, names: Sequence[str]) -> list[Path]:
         return files
     places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     return sorted({folder / places[name] for name in names if name in places})
+
+
+def has_tensor(folder: Path, name: str) -> bool:
+    return bool(read_tensors(folder, (name,)))
+
+
+def read_output_layer(folder: Path) -> torch.Tensor:
+    """[vocabulary, hidden]; a model with tied weights has its embedding for it."""
+    names = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
+    found = read_tensors(folder, names)
+    if not found:
+        raise UserError(f"{folder}: its weights have none of {', '.join(names)}")
+    return next(found[name] for name in names if name in found)
 
 
 def read_linear(folder: Path, name: str) -> Linear:

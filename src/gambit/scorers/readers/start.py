@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError
 from gambit.scorers.readers.base import ReaderInfo
+from gambit.scorers.readers.families import aggregation_of
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.readers.transformers_reader import TransformersReader
 
@@ -43,7 +44,7 @@ def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> T
         family.name,
         "local",
         device,
-        aggregation=config.verifier_aggregation,
+        aggregation=aggregation_of(folder, config.verifier_aggregation),
         context_tokens=getattr(backbone.config, "max_position_embeddings", None),
     )
     return TransformersReader(info, backbone, head, prompt_format, _cache_bytes(config, backbone, device))

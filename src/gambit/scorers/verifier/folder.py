@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
@@ -23,11 +23,13 @@ HEAD = "head.weight"
 ALL_LINEAR = "all-linear"
 
 
-class _Frozen(BaseModel):
+class CheckpointRecord(BaseModel):
+    """What a checkpoint's JSON is made of: an unknown field is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class Platt(_Frozen):
+class Platt(CheckpointRecord):
     """From a verifier's logit to the chance that the trace ends right: sigmoid(slope × logit + offset)."""
 
     slope: float = 1.0
@@ -40,7 +42,7 @@ class Platt(_Frozen):
         return 1 / (1 + math.exp(-max(-60.0, min(60.0, self.logit(logit)))))
 
 
-class VerifierInfo(_Frozen):
+class VerifierInfo(CheckpointRecord):
     """What a verifier was made from and how its numbers are read."""
 
     format: int = FORMAT
@@ -54,8 +56,8 @@ class VerifierInfo(_Frozen):
     targets: str = ALL_LINEAR  # names of the linear layers with an adapter, joined by commas, or all of them
     aggregation: Aggregation = Aggregation.LAST  # of a trace's thoughts: the logit of the latest one, or their mean
     calibration: Platt = Platt()
-    training: dict[str, object] = {}  # data, recipe, division
-    metrics: dict[str, object] = {}  # what it reached on held-out problems
+    training: dict[str, object] = Field(default_factory=dict)  # data, recipe, division
+    metrics: dict[str, object] = Field(default_factory=dict)  # what it reached on held-out problems
 
 
 def is_verifier(path: str | Path) -> bool:

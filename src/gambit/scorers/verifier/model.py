@@ -106,11 +106,16 @@ class Verifier:
     def set_adapter(self, tensors: dict[str, Tensor]) -> None:
         from peft import set_peft_model_state_dict
 
-        result = set_peft_model_state_dict(self.network, tensors)
-        wrong = [*(name for name in result.missing_keys if "lora_" in name), *result.unexpected_keys]
+        mine = {name: tensor.shape for name, tensor in self.adapter().items()}
+        wrong = [
+            name
+            for name in mine.keys() | tensors.keys()
+            if name not in tensors or mine.get(name) != tensors[name].shape
+        ]
         if wrong:
-            raise UserError(f"the adapter does not fit {self.info.base_model}: {len(wrong)} tensors are missing or "
-                            f"have no place, such as {wrong[0]}; name the right model with --model")  # fmt: skip
+            raise UserError(f"the adapter does not fit the model: {len(wrong)} tensors are missing or of another shape, "
+                            f"such as {min(wrong)}; name {self.info.base_model} with --model")  # fmt: skip
+        set_peft_model_state_dict(self.network, tensors)
 
     def save(self, folder: Path) -> list[Path]:
         """The adapter in the precision it runs in, the head in float32."""

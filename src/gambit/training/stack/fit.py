@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gambit.scorers.stack import AT_END, Line, StackLines
+from gambit.scorers.stack import AT_END, StackLine, StackLines
 from gambit.training.dataset import Dataset
 from gambit.training.logistic import calibrating_line, logistic
 from gambit.training.ranking import QUARTERS, Floats, Ints, pairs
@@ -55,7 +55,7 @@ def fit_stack(data: StackData, names: Sequence[str]) -> StackLines:
     return StackLines(running=fit_line(data, running, RUNNING), complete=fit_line(data, names, COMPLETE))
 
 
-def fit_line(data: StackData, names: Sequence[str], shares: Sequence[float]) -> Line:
+def fit_line(data: StackData, names: Sequence[str], shares: Sequence[float]) -> StackLine:
     """Weights by pairs of right and wrong traces of a problem, then slope and offset by how often they end right."""
     has_thought = np.flatnonzero(data.data.traces.num_steps[data.traces] > 0)
     seen = data.part(has_thought)
@@ -64,7 +64,7 @@ def fit_line(data: StackData, names: Sequence[str], shares: Sequence[float]) -> 
     deviation = np.maximum(rows.std(axis=0), 1e-9)
     weights = _pair_weights(seen, names, shares, deviation) / deviation
     slope, offset = calibrating_line(torch.from_numpy(rows @ weights), torch.from_numpy(outcomes))
-    return Line(weights=dict(zip(names, (slope * weights).tolist(), strict=True)), offset=offset)
+    return StackLine(weights=dict(zip(names, (slope * weights).tolist(), strict=True)), offset=offset)
 
 
 def _pair_weights(data: StackData, names: Sequence[str], shares: Sequence[float], deviation: Floats) -> Floats:

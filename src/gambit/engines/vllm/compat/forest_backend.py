@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import vllm.v1.attention.backends.fa_utils as fa_utils  # its functions are not there in a build for CPUs
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends import fa_utils
 from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
@@ -125,7 +126,7 @@ class ForestImpl(FlashAttentionImpl):
             and self.sinks is None
             and self.head_size in HEAD_SIZES
             and self.attn_type == AttentionType.DECODER
-            and self.kv_cache_dtype in ("auto", "float16", "bfloat16")
+            and not is_quantized_kv_cache(self.kv_cache_dtype)
             and self.vllm_flash_attn_version == FLASH_ATTENTION
         )
 

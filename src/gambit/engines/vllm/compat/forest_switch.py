@@ -6,12 +6,12 @@ import logging
 from typing import Any
 
 import torch
+import vllm.v1.attention.backends.fa_utils as fa_utils
 from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.attention.backends import fa_utils
 
 from gambit.core.errors import EngineError
 from gambit.engines.vllm.compat.forest_backend import FLASH_ATTENTION, ForestPlanning, attend, plan_step
-from gambit.engines.vllm.messages import Attention, Sharing
+from gambit.engines.vllm.messages import DecodeAttention, Sharing
 
 # Keys and values of one layer that stock attention would read again. Below, gathering queries, merging and launching
 # a layer's kernels one by one cost more than they save on an H200.
@@ -28,7 +28,7 @@ class ForestSwitch:
     pieces between attention layers instead, as vLLM itself does for steps that read prompts.
     """
 
-    def __init__(self, runner: Any, wish: Attention) -> None:
+    def __init__(self, runner: Any, wish: DecodeAttention) -> None:
         self.wish = wish
         self.num_steps = 0  # with forest attention
         self._builders = _builders(runner)
@@ -41,7 +41,7 @@ class ForestSwitch:
 
     def choose(self, sharing: Sharing | None) -> None:
         """Before a step."""
-        is_wanted = self.wish is Attention.FOREST or (self.wish is Attention.AUTO and self._pays(sharing))
+        is_wanted = self.wish is DecodeAttention.FOREST or (self.wish is DecodeAttention.AUTO and self._pays(sharing))
         self._is_on = is_wanted and bool(self._builders)
         self.num_steps += self._is_on
         for builder in self._builders:

@@ -70,17 +70,20 @@ TOUCHED = (
     Touched("vllm.usage.usage_lib", imported="UsageContext"),
     Touched("vllm.usage.usage_lib", "UsageContext", read="LLM_CLASS"),
     Touched("vllm.platforms", imported="current_platform"),
-    Touched("vllm.platforms.interface", "Platform", called="is_cpu", read="device_type"),
+    Touched(
+        "vllm.platforms.interface", "Platform", called="is_cpu is_cuda is_device_capability_family", read="device_type"
+    ),
     Touched("vllm.envs", imported="disable_envs_cache"),
     Touched("vllm.model_executor.model_loader.utils", imported="get_model_cls"),
     Touched("vllm.model_executor.models.interfaces", imported="supports_eagle3"),
     Touched("vllm.model_executor.models.interfaces", "SupportsEagle3", called="set_aux_hidden_state_layers"),
     Touched("vllm.model_executor.models.interfaces_base", "VllmModelForTextGeneration", called="compute_logits"),
     Touched("vllm.triton_utils", imported="HAS_TRITON tl triton"),
-    Touched("vllm.utils.torch_utils", imported="get_accelerator_view_from_cpu_tensor"),
+    Touched("vllm.utils.torch_utils", imported="get_accelerator_view_from_cpu_tensor is_quantized_kv_cache"),
     Touched(
         "vllm.config.vllm", "VllmConfig",
-        read="additional_config cache_config device_config model_config scheduler_config use_v2_model_runner",
+        read="additional_config cache_config compilation_config device_config model_config scheduler_config "
+             "use_v2_model_runner",
         set="additional_config",
     ),
     Touched("vllm.config.cache", "CacheConfig", read="block_size num_gpu_blocks", set="num_gpu_blocks_override"),
@@ -90,6 +93,9 @@ TOUCHED = (
         "vllm.config.model", "ModelConfig", called="get_hidden_size get_vocab_size",
         read="architecture dtype enforce_eager hf_text_config max_model_len",
     ),
+    Touched("vllm.config.compilation", imported="CUDAGraphMode"),
+    Touched("vllm.config.compilation", "CUDAGraphMode", read="FULL"),
+    Touched("vllm.config.compilation", "CompilationConfig", read="static_forward_context"),
     # -- the engine core
     Touched("vllm.v1.executor.abstract", imported="Executor"),
     Touched("vllm.v1.executor.abstract", "Executor", called="get_class shutdown"),
@@ -164,6 +170,42 @@ TOUCHED = (
     ),
     Touched("vllm.v1.core.block_pool", "BlockPool", called="get_new_blocks get_num_free_blocks"),
     Touched("vllm.v1.core.kv_cache_utils", "KVCacheBlock", read="block_id"),
+    # -- attention
+    Touched("vllm.v1.attention.backends.registry", imported="AttentionBackendEnum register_backend"),
+    Touched("vllm.v1.attention.backends.registry", "AttentionBackendEnum", read="CUSTOM"),
+    Touched("vllm.v1.attention.backend", imported="AttentionType"),
+    Touched("vllm.v1.attention.backend", "AttentionType", read="DECODER"),
+    Touched(
+        "vllm.v1.attention.backend", "CommonAttentionMetadata",
+        read="block_table_tensor max_query_len max_seq_len num_reqs seq_lens",
+    ),
+    Touched("vllm.v1.attention.backend", "AttentionMetadataBuilder", read="device kv_cache_spec layer_names"),
+    Touched(
+        "vllm.v1.attention.backends.fa_utils", imported="get_flash_attn_version", called="flash_attn_varlen_func"
+    ),
+    Touched(
+        "vllm.v1.attention.backends.flash_attn",
+        imported="FlashAttentionBackend FlashAttentionImpl FlashAttentionMetadataBuilder",
+    ),
+    Touched(
+        "vllm.v1.attention.backends.flash_attn", "FlashAttentionBackend",
+        overridden="get_builder_cls get_impl_cls get_name",
+    ),
+    Touched(
+        "vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadataBuilder", overridden="build",
+        read="headdim num_heads_kv num_heads_q",
+    ),
+    Touched(
+        "vllm.v1.attention.backends.flash_attn", "FlashAttentionImpl", overridden="__init__ forward",
+        read="alibi_slopes attn_type head_size kv_cache_dtype logits_soft_cap scale sinks sliding_window "
+             "vllm_flash_attn_version",
+    ),
+    Touched("vllm.v1.kv_cache_interface", "KVCacheSpec", read="block_size page_size_bytes"),
+    Touched("vllm.v1.kv_cache_interface", "AttentionSpec", read="dtype"),
+    Touched("vllm.model_executor.layers.attention.attention", "Attention", read="impl"),
+    Touched("vllm.v1.worker.utils", "AttentionGroup", called="get_metadata_builder"),
+    Touched("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher", replaced="dispatch"),
+    Touched("vllm.v1.worker.gpu.cudagraph_utils", "CudaGraphManager", replaced="dispatch"),
     # -- the worker and its model runner, V1 and V2
     Touched("vllm.v1.worker.cpu_worker", imported="CPUWorker"),
     Touched("vllm.v1.worker.gpu_worker", imported="Worker"),
@@ -177,7 +219,8 @@ TOUCHED = (
     Touched("vllm.v1.outputs", "ModelRunnerOutput", read="req_id_to_index req_ids sampled_token_ids"),
     Touched(
         "vllm.v1.worker.gpu_model_runner", "GPUModelRunner", called="get_model", replaced="sampler",
-        read="execute_model_state input_batch kv_cache_config kv_caches model query_start_loc",
+        read="attn_groups cudagraph_dispatcher execute_model_state input_batch kv_cache_config kv_caches model "
+             "query_start_loc vllm_config",
         set="use_aux_hidden_state_outputs",
     ),
     Touched(
@@ -188,7 +231,8 @@ TOUCHED = (
     Touched("vllm.v1.utils", "CpuGpuBuffer", read="gpu"),
     Touched(
         "vllm.v1.worker.gpu.model_runner", "GPUModelRunner", called="get_model", replaced="sampler",
-        read="execute_model_state kv_cache_config kv_caches model", set="use_aux_hidden_state_outputs",
+        read="attn_groups cudagraph_manager execute_model_state kv_cache_config kv_caches model vllm_config",
+        set="use_aux_hidden_state_outputs",
     ),
     Touched(
         "vllm.v1.worker.gpu.model_runner", "ExecuteModelState", read="aux_hidden_states hidden_states input_batch"

@@ -13,7 +13,7 @@ from gambit.engines.vllm.compat import scheduler_access as access
 from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, is_possible
 from gambit.engines.vllm.compat.model_runner import row_values
 from gambit.engines.vllm.compat.prefix_copy import copy_prefixes
-from gambit.engines.vllm.messages import Attention, GambitConfig, TraceTask
+from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, TraceTask
 from gambit.engines.vllm.processes import ignore_interrupts, join_front
 from gambit.engines.vllm.scheduling import StepOutput, TraceScheduling
 
@@ -38,7 +38,7 @@ class _GambitScheduling:
         self._traces = TraceScheduling(
             config.scorer, access.usable_blocks(self), self._block_tokens, is_async=isinstance(self, AsyncScheduler)
         )
-        self._measures_sharing = config.attention is Attention.AUTO
+        self._measures_sharing = config.attention is DecodeAttention.AUTO
         self._gathering: list[Any] = []  # requests that came before others of their group
         self._is_ranked = False  # whether this step may have victims
         self._in_schedule = False

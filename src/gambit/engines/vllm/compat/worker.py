@@ -16,7 +16,7 @@ from gambit.engines.vllm.compat.config import num_layers
 from gambit.engines.vllm.compat.forest_switch import ForestSwitch
 from gambit.engines.vllm.compat.scheduler_access import copies_of, sharing_of, thoughts_of
 from gambit.engines.vllm.histories import ThoughtRows
-from gambit.engines.vllm.messages import Attention, GambitConfig, TraceTask
+from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, TraceTask
 from gambit.engines.vllm.processes import join_front
 from gambit.engines.vllm.scoring.host_copy import DeviceRows
 from gambit.engines.vllm.scoring.row_sampling import RowSampling
@@ -49,7 +49,7 @@ class GambitWorker(Worker):
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         join_front()
         config: GambitConfig = self.vllm_config.additional_config
-        if config.attention is not Attention.STOCK:
+        if config.attention is not DecodeAttention.STOCK:
             forest_backend.register()
         result = super().load_model(*args, **kwargs)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
@@ -74,7 +74,7 @@ class GambitWorker(Worker):
         if self.vllm_config.additional_config.fused_scorer:
             # Before vLLM is ready: from then on it warns of kernels that are compiled, and its seed is set.
             self._scoring.fuse(like)
-        if (wish := self.vllm_config.additional_config.attention) is not Attention.STOCK:
+        if (wish := self.vllm_config.additional_config.attention) is not DecodeAttention.STOCK:
             self._forest = ForestSwitch(self.model_runner, wish)
             self._forest.check()
         result = super().compile_or_warm_up_model(*args, **kwargs)

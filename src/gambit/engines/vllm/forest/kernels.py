@@ -9,6 +9,7 @@ from gambit.engines.vllm.forest.plan import ForestPlan
 
 TILE_TRACES = 64
 TILE_HEADS = 8
+# Not specialised for numbers that change with the traces: kernels would be compiled in the middle of a search.
 
 
 @triton.jit(do_not_specialize=["count", "hashes_stride", "num_halvings"])  # type: ignore[untyped-decorator]
@@ -41,7 +42,7 @@ def common_blocks(hashes: torch.Tensor, full_blocks: torch.Tensor) -> torch.Tens
     return common
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["lse_stride"])  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
     partial, lse, parts, part_starts, merged, num_heads, partial_stride, partial_head_stride, lse_stride,
     merged_stride, merged_head_stride, tile_heads: tl.constexpr, width: tl.constexpr,

@@ -1,0 +1,323 @@
+"""A verifier of one's own: it learns what the text tells, gives the same numbers anywhere, is served as a model."""
+
+import dataclasses
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from collected import make_collection
+from gambit.core.errors import GambitWarning, UserError
+from gambit.core.types import Aggregation, StatePosition
+from gambit.scorers.verifier import folder as files
+from gambit.scorers.verifier.batching import by_length, snug
+from gambit.scorers.verifier.export import export
+from gambit.scorers.verifier.folder import Platt, read_info
+from gambit.scorers.verifier.model import Passage, Verifier, info_for
+from gambit.training.dataset import Division, Part, load_dataset
+from gambit.training.ranking import QUARTERS
+from gambit.training.values import VALUES_FILE
+from gambit.training.verifier.batches import BatchSizes, ProblemOrder
+from gambit.training.verifier.optimiser import share_of_rate
+from gambit.training.verifier.passages import Passages, load_passages
+from gambit.training.verifier.reading import quarter_aucs, read_traces
+from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
+from gambit.training.verifier.train import best_look, train_verifier
+from verifying import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_STEPS, save_qwen2, scorer, told_traces
+
+CPU = torch.device("cpu")
+RECIPE = VerifierRecipe(rank=4, rate=1e-2, head_rate=1e-1, epochs=6, step_tokens=800)
+DIVISION = Division(0.2, 0.2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_qwen2(tmp_path_factory.mktemp("qwen2") / "qwen2-tiny")
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory, model):
+    return told_traces(tmp_path_factory.mktemp("told"), model, 60)
+
+
+@pytest.fixture(scope="module")
+def trained(collection, model):
+    told = []
+    found = train_verifier(VerifierPlan(collection, str(model), RECIPE, DIVISION, device="cpu"), say=told.append)
+    return found, told
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verifier")
+    trained[0].verifier.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint, model):
+    return Verifier.load(checkpoint, CPU, str(model))
+
+
+def some_passages(seed=0, count=7):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, 30, size=count)
+    return [Passage(rng.integers(0, 30, size=n), np.array([1, n // 2, n - 1])) for n in lengths]
+
+
+# -- what it learns --------------------------------------------------------------------------------------------
+
+
+def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
+    """Judged on problems that it was neither trained nor chosen on."""
+    passages = load_passages(collection)
+    judged = passages.data.of_part(DIVISION, Part.TEST)
+    aucs = [np.nanmean(each) for each in quarter_aucs(read_traces(loaded, passages, judged), passages, judged,
+                                                      Aggregation.LAST)]  # fmt: skip
+    assert aucs[2] > 0.95 and aucs[3] > 0.9, "the third thought tells"
+    assert 0.25 < aucs[0] < 0.75 and 0.25 < aucs[1] < 0.75, "what comes before it tells nothing"
+    metrics = trained[0].verifier.info.metrics
+    assert metrics["auc"]["0.75"] > 0.95 and metrics["held_out_auc"] == trained[0].held_out_auc
+
+
+def test_its_probabilities_are_calibrated(collection, loaded):
+    passages = load_passages(collection)
+    judged = passages.data.of_part(DIVISION, Part.TEST)
+    chances = read_traces(loaded, passages, judged).by_share(
+        judged, QUARTERS, Aggregation.LAST, loaded.info.calibration
+    )
+    right = passages.data.traces.is_correct[judged]
+    assert chances[1.0][right].mean() > 0.75 and chances[1.0][~right].mean() < 0.25
+    assert abs(chances[0.25].mean() - right.mean()) < 0.2, "without knowledge: the share of right traces"
+
+
+def test_values_are_its_labels_where_they_are_asked_for(tmp_path, model):
+    folder = told_traces(tmp_path / "c", model, 20)
+    plan = VerifierPlan(folder, str(model), dataclasses.replace(RECIPE, epochs=1), DIVISION, "values", "cpu")
+    with pytest.raises(UserError, match="holds no values"):
+        train_verifier(plan)
+    value = {"problem": "0-0", "trace": 0, "step": 2, "answers": ["7", "8"], "is_right": [True, False], "num_tokens": 9}
+    (folder / VALUES_FILE).write_text(json.dumps(value) + "\n")
+    assert train_verifier(plan).verifier.info.training["labels"] == "values"
+
+
+def test_other_weights_than_those_that_wrote_the_traces_are_refused(collection, tiny_folder):
+    with pytest.raises(UserError, match="give the model that wrote them"):
+        train_verifier(VerifierPlan(collection, str(tiny_folder), RECIPE, DIVISION, device="cpu"))
+
+
+def test_a_time_limit_ends_it_with_a_rate_of_zero(collection, model, monkeypatch):
+    """Every look at the clock takes a second."""
+    now = iter(range(10**9))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    told = []
+    recipe = dataclasses.replace(RECIPE, epochs=1000, seconds=60.0)
+    found = train_verifier(VerifierPlan(collection, str(model), recipe, DIVISION, device="cpu"), say=told.append)
+    assert 60 <= found.seconds < 90 and found.verifier.info.training["steps"] < 30
+    assert any("tokens/s" in line and "s left" in line for line in told)
+
+
+def test_the_rate_rises_and_falls():
+    assert share_of_rate(0.05, 0.1) == 0.5 and share_of_rate(0.1, 0.1) == 1 and share_of_rate(1.0, 0.1) == 0
+    assert share_of_rate(0.0, 0.0) == 1
+
+
+def test_an_earlier_look_is_taken_only_if_it_is_clearly_better():
+    last = np.array([0.5, 0.6, 0.7, np.nan])
+    assert best_look([last + 0.2, last]) == 0
+    assert best_look([last + np.array([0.3, -0.2, 0, 0]), last]) == 1
+    assert best_look([]) is None
+
+
+def test_activations_can_be_computed_again_instead_of_kept(collection, model):
+    recipe = dataclasses.replace(RECIPE, epochs=1, recomputes=True)
+    plain = dataclasses.replace(recipe, recomputes=False)
+    losses = []
+    for each in (recipe, plain):
+        found = train_verifier(VerifierPlan(collection, str(model), each, DIVISION, device="cpu"))
+        losses.append(found.held_out_auc)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+# -- what it reads ---------------------------------------------------------------------------------------------
+
+
+def test_a_passage_is_prompt_and_trace_read_at_thoughts_and_before_the_stop_token(collection):
+    passages = load_passages(collection)
+    for trace in (0, 3, 8):
+        passage = passages.passage(trace)
+        assert len(passage.tokens) == passages.lengths[trace] and len(passage.places) == NUM_STEPS + 1
+        assert set(passage.tokens[passage.places[:-1]].tolist()) == {BREAK}
+        assert passage.tokens[passage.places[-1] + 1 :].tolist() == [EOS]
+        mark = passage.tokens[passage.places[1] + 1]
+        assert mark == (GOOD if passages.data.traces.is_correct[trace] else BAD)
+        labels = passages.labels_of(trace)
+        assert labels.tolist() == [float(passages.data.traces.is_correct[trace])] * (NUM_STEPS + 1)
+
+
+def test_a_collection_without_prompts_still_serves_state_scorers_only(tmp_path):
+    data = load_dataset(make_collection(tmp_path / "c", 10), StatePosition.BOUNDARY, with_tokens=True)
+    assert data.prompts == () and len(data.tokens) == 60
+    with pytest.raises(UserError, match="does not hold the tokens of its prompts"):
+        Passages.of(data)
+
+
+def test_batches_hold_right_and_wrong_traces_of_whole_problems(collection):
+    passages = load_passages(collection)
+    known, sizes = passages.data.traces, BatchSizes(400, 250, 4, 2)
+    order = ProblemOrder(known, passages.lengths, passages.data.all_traces(), np.random.default_rng(0))
+    seen = []
+    for step in order.epoch(sizes):
+        for problems in step:
+            assert sum(passages.lengths[each].sum() for each in problems) <= sizes.pass_tokens
+            for traces in problems:
+                assert len(set(known.problem_of[traces])) == 1
+                seen.append(known.problem_of[traces[0]])
+                is_mixed = seen[-1] % 6 != 5
+                assert known.is_correct[traces].sum() == (2 if is_mixed else 0)
+                assert len(traces) == (4 if is_mixed else 2)
+    assert sorted(seen) == list(range(60))
+
+
+def test_a_problem_too_long_for_a_pass_keeps_a_right_and_a_wrong_trace(collection):
+    passages = load_passages(collection)
+    order = ProblemOrder(passages.data.traces, passages.lengths, np.arange(6), np.random.default_rng(0))
+    ((traces,),) = next(order.epoch(BatchSizes(1, 10, 6, 2)))
+    assert len(traces) == 2 and passages.data.traces.is_correct[traces].sum() == 1
+
+
+def test_groups_are_of_like_length():
+    assert list(by_length([5, 1, 4, 2, 9], 8)) == [[1, 3], [2], [0], [4]]
+    groups = list(snug([10, 100, 11, 98, 99, 12], 20, 0.1))
+    assert groups == [[0, 2, 5], [3, 4, 1]]
+
+
+# -- its numbers -----------------------------------------------------------------------------------------------
+
+
+def test_a_logit_depends_on_what_was_read_by_then_alone(loaded):
+    passages = some_passages()
+    together = loaded.logits(passages)
+    for passage, found in zip(passages, together, strict=True):
+        assert np.allclose(loaded.logits([passage])[0], found, atol=1e-4)
+        cut = Passage(passage.tokens[: passage.places[1] + 1], passage.places[:2])
+        assert np.allclose(loaded.logits([cut])[0], found[:2], atol=1e-4)
+    assert np.ptp(np.concatenate(together)) > 0.1
+
+
+def test_what_is_loaded_is_what_was_trained(trained, loaded):
+    passages = some_passages(1)
+    for one, other in zip(trained[0].verifier.logits(passages), loaded.logits(passages), strict=True):
+        assert np.allclose(one, other, atol=1e-3)
+
+
+def test_an_export_is_a_sequence_classifier_of_one_label(loaded, model, tmp_path):
+    out = export(loaded, tmp_path / "merged", str(model))
+    served = AutoModelForSequenceClassification.from_pretrained(out)
+    assert type(served).__name__ == "Qwen2ForSequenceClassification" and served.config.num_labels == 1
+    offset = read_info(out).calibration.offset
+    for passage, logits in zip(some_passages(2), loaded.logits(some_passages(2)), strict=True):
+        with torch.inference_mode():
+            found = float(served(torch.from_numpy(passage.tokens)[None]).logits)
+        assert found + offset == pytest.approx(loaded.info.calibration.logit(logits[-1]), abs=2e-3)
+    assert (out / "tokenizer.json").is_file()
+
+
+def test_platt_is_a_probability():
+    assert Platt().probability(0) == 0.5 and Platt(slope=2, offset=-2).probability(1) == 0.5
+    assert 0 <= Platt(slope=1e6).probability(-1e6) < Platt(slope=1e6).probability(1e6) <= 1
+
+
+# -- its folder ------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_larger_than_its_limit(loaded, trained, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_BYTES", 6_000)
+    paths = trained[0].verifier.save(tmp_path / "v")
+    assert len(paths) > 2 and max(path.stat().st_size for path in paths) <= 6_000
+    again = Verifier.load(tmp_path / "v", CPU, str(model))
+    assert np.allclose(again.logits(some_passages())[0], loaded.logits(some_passages())[0], atol=1e-5)
+    paths[0].unlink()
+    with pytest.raises(UserError, match="not as many as their names say"):
+        Verifier.load(tmp_path / "v", CPU, str(model))
+
+
+def test_a_verifier_says_what_it_needs(checkpoint, model, tiny_folder, tmp_path):
+    with pytest.raises(UserError, match=r"trained on qwen2-tiny: name its folder with --model"):
+        Verifier.load(checkpoint, CPU)
+    with (
+        pytest.warns(GambitWarning, match="was trained on qwen2-tiny with weights"),
+        pytest.raises(UserError, match="does not fit the model"),
+    ):
+        Verifier.load(checkpoint, CPU, str(tiny_folder))
+    with pytest.raises(UserError, match=r"holds no verifier.json"):
+        Verifier.load(tmp_path, CPU, str(model))
+    (tmp_path / "verifier.json").write_text('{"rank": "many"}')
+    with pytest.raises(UserError, match="not a verifier"):
+        read_info(tmp_path)
+    info = info_for(str(model), targets="nothing_proj")
+    with pytest.raises(UserError, match="no layers of"):
+        Verifier.fresh(str(model), info, CPU)
+
+
+def test_a_new_verifier_says_nothing(model):
+    found = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    assert found.head.weight.shape == (1, HIDDEN) and not np.concatenate(found.logits(some_passages())).any()
+
+
+# -- the commands ----------------------------------------------------------------------------------------------
+
+
+def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_path):
+    out = tmp_path / "v"
+    code, said, error = scorer(
+        "train", "--architecture", "verifier", "--data", collection, "--model", model, "--out", out, "--epochs", "2",
+        "--seconds", "60", "--rank", "2", "--rate", "0.01", "--batch-tokens", "800", "--device", "cpu",
+    )  # fmt: skip
+    assert code == 0 and "held-out AUC within problems" in said and "problems to train on" in error
+    code, said, error = scorer("eval", out, "confidence", "--data", collection, "--model", model, "--device", "cpu",
+                               "--json")  # fmt: skip
+    report = json.loads(said)
+    names = [each["name"] for each in report["rankings"]]
+    assert code == 0 and names[:2] == ["v", "confidence"] and report["num_problems"] < 20, "its test part"
+    assert set(report["rankings"][0]["auc"]) >= {"0.25", "0.5", "0.75", "1"}
+    code, said, _ = scorer("show", out)
+    assert code == 0 and "base_model" in said and "qwen2-tiny" in said
+    code, said, error = scorer("export", out, "--out", tmp_path / "merged", "--model", model, "--device", "cpu")
+    assert code == 0 and (tmp_path / "merged" / "model.safetensors").is_file(), error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "name it with --model"),
+        (("--model", "MODEL", "--out", "v.safetensors"), "a verifier is a folder"),
+        (("--model", "MODEL", "--labels", "guesses"), "unknown labels 'guesses'"),
+        (("--model", "MODEL", "--targets", "nothing"), "no layers of"),
+    ],
+)
+def test_a_mistake_is_one_sentence(collection, model, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    given = [str(model) if flag == "MODEL" else flag for flag in flags]
+    out = () if "--out" in given else ("--out", "v")
+    code, _, error = scorer(
+        "train", "--architecture", "verifier", "--data", collection, "--device", "cpu", *out, *given
+    )
+    assert code == 2 and message in error, error
+
+
+@pytest.mark.slow
+def test_pawn_from_puzzles_to_a_verifier(tmp_path):
+    flags = ("--engine", "local", "--device", "cpu", "--traces", "4")
+    code, said, error = scorer("collect", "--problems", "pawn:scorer", "--limit", "5", "--out", tmp_path / "c", *flags)
+    assert code == 0, error
+    recipe = ("--rank", "2", "--rate", "1e-3", "--epochs", "1", "--batch-tokens", "800", "--targets", "q_proj,v_proj")
+    code, said, error = scorer("train", "--architecture", "verifier", "--model", "pawn", "--data", tmp_path / "c",
+                               "--out", tmp_path / "v", "--validation", "0.4", "--test", "0.1", "--device", "cpu",
+                               *recipe)  # fmt: skip
+    assert code == 0, error
+    code, said, error = scorer("eval", tmp_path / "v", "--data", tmp_path / "c", "--part", "all", "--device", "cpu")
+    assert code == 0 and "token confidence" in said, error

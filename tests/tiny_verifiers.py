@@ -1,0 +1,193 @@
+"""Tiny random verifiers of every family, laid out as by their authors, and what they say by a plain computation."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Model,
+)
+
+SPECIAL = ["<pad>", "<unk>", "<bos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<extra_0>", "ки"]
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SYSTEM = "<|system|>Please reason step by step, and put your final answer within \\boxed{}.<|end|>"
+
+
+@functools.cache
+def letters() -> PreTrainedTokenizerFast:
+    """One id per character, and the special tokens of all families."""
+    pieces = [*SPECIAL, *map(chr, range(32, 127)), "\n"]
+    tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r".|\n"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>",
+        additional_special_tokens=SPECIAL[3:],
+    )  # fmt: skip
+    wrapped.chat_template = TEMPLATE
+    return wrapped
+
+
+def shape(kind: type[PretrainedConfig], **changes: object) -> PretrainedConfig:
+    return kind(**{
+        "vocab_size": len(letters()), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0,
+        "tie_word_embeddings": False, **changes,
+    })  # fmt: skip
+
+
+def lively(model: torch.nn.Module) -> torch.nn.Module:
+    """Larger weights, so that scores differ."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(5.0)
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class TinyVerifier:
+    folder: Path
+    model: torch.nn.Module
+    scores: Callable[[str, Sequence[str]], list[float]]  # of each thought; by one pass without a cache
+
+
+def _ids(text: str) -> torch.Tensor:
+    return torch.tensor([letters().encode(text, add_special_tokens=False)])
+
+
+def _save(folder: Path, config: PretrainedConfig, tensors: dict[str, torch.Tensor], architecture: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    letters().save_pretrained(folder)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    content = {**config.to_dict(), "architectures": [architecture]}
+    (folder / "config.json").write_text(json.dumps(content, default=str))
+
+
+@torch.no_grad()
+def qwen_prm(folder: Path) -> TinyVerifier:
+    torch.manual_seed(1)
+    config = shape(Qwen2Config)
+    model = lively(Qwen2Model(config))
+    score = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"score.{name}": tensor for name, tensor in score.state_dict().items()}
+    _save(folder, config, tensors, "Qwen2ForProcessRewardModel")
+
+    @torch.no_grad()
+    def scores(question: str, thoughts: Sequence[str]) -> list[float]:
+        said = "".join(f"{thought.strip()}<extra_0>" for thought in thoughts)
+        ids = _ids(f"{SYSTEM}<|user|>{question}<|end|><|assistant|>{said}<|end|>")
+        probabilities = score(model(ids).last_hidden_state).softmax(-1)[0, :, 1]
+        return probabilities[ids[0] == SPECIAL.index("<extra_0>")].tolist()
+
+    return TinyVerifier(folder, model, scores)
+
+
+@torch.no_grad()
+def skywork(folder: Path) -> TinyVerifier:
+    torch.manual_seed(2)
+    config = shape(Qwen2Config)
+    model = lively(AutoModelForCausalLM.from_config(config))
+    head = torch.nn.Linear(32, 1)
+    tensors = dict(model.state_dict()) | {f"v_head.summary.{name}": t for name, t in head.state_dict().items()}
+    _save(folder, config, tensors, "Qwen2ForCausalLM")  # recognised by its head
+
+    @torch.no_grad()
+    def scores(question: str, thoughts: Sequence[str]) -> list[float]:
+        lines = [line for thought in thoughts for line in thought.strip().split("\n")]
+        ids = _ids(f"<bos>{question}\n" + "".join(f"{line}\n" for line in lines))
+        values = head(model(ids, output_hidden_states=True).hidden_states[-1])[0, :, 0].sigmoid()
+        ends = torch.tensor([len(thought.strip().split("\n")) for thought in thoughts]).cumsum(0)
+        newlines = (ids[0] == letters().convert_tokens_to_ids("\n")).nonzero()[:, 0]
+        return values[newlines[ends]].tolist()  # the first newline ends the question
+
+    return TinyVerifier(folder, model, scores)
+
+
+@torch.no_grad()
+def math_shepherd(folder: Path) -> TinyVerifier:
+    torch.manual_seed(3)
+    config = shape(MistralConfig, sliding_window=None)
+    model = lively(AutoModelForCausalLM.from_config(config))
+    _save(folder, config, dict(model.state_dict()), "MistralForCausalLM")
+
+    @torch.no_grad()
+    def scores(question: str, thoughts: Sequence[str]) -> list[float]:
+        steps = "\n".join(f"Step {i + 1}: {thought.strip()} ки" for i, thought in enumerate(thoughts))
+        ids = _ids(f"{question} {steps}")
+        signs = [letters().convert_tokens_to_ids(sign) for sign in "+-"]
+        good = model(ids).logits[0][:, signs].softmax(-1)[:, 0]
+        return good[ids[0] == SPECIAL.index("ки")].tolist()
+
+    return TinyVerifier(folder, model, scores)
+
+
+@torch.no_grad()
+def rlhflow(folder: Path) -> TinyVerifier:
+    torch.manual_seed(4)
+    config = shape(LlamaConfig, tie_word_embeddings=True)
+    model = lively(AutoModelForCausalLM.from_config(config))
+    tensors = {name: t for name, t in model.state_dict().items() if name != "lm_head.weight"}
+    _save(folder, config, tensors, "LlamaForCausalLM")
+
+    @torch.no_grad()
+    def scores(question: str, thoughts: Sequence[str]) -> list[float]:
+        found, chat = [], ""
+        signs = [letters().convert_tokens_to_ids(sign) for sign in "+-"]
+        for i, thought in enumerate(thoughts):
+            step = f"{question} {thought.strip()}" if i == 0 else thought.strip()
+            chat += f"<|user|>{step}<|end|><|assistant|>+<|end|>"
+            # As its authors do: the token before the last two, `+` and the end of its turn.
+            found.append(float(model(_ids(chat)).logits[0, -3, signs].softmax(-1)[0]))
+        return found
+
+    return TinyVerifier(folder, model, scores)
+
+
+@torch.no_grad()
+def classifier(folder: Path, num_labels: int) -> TinyVerifier:
+    torch.manual_seed(5)
+    config = shape(Qwen2Config, num_labels=num_labels)
+    model = lively(AutoModelForSequenceClassification.from_config(config))
+    _save(folder, config, dict(model.state_dict()), "Qwen2ForSequenceClassification")
+
+    @torch.no_grad()
+    def scores(question: str, thoughts: Sequence[str]) -> list[float]:
+        said = ["\n\n".join(thought.strip() for thought in thoughts[: i + 1]) for i in range(len(thoughts))]
+        logits = [model(_ids(f"<|user|>{question}<|end|><|assistant|>{text}<|end|>")).logits[0] for text in said]
+        return [float(each.sigmoid() if num_labels == 1 else each.softmax(-1)[1]) for each in logits]
+
+    return TinyVerifier(folder, model, scores)
+
+
+@torch.no_grad()
+def own(folder: Path, offset: float = 0.75) -> TinyVerifier:
+    """As `gambit scorer export` writes it: one label, and the rest of the calibration beside it."""
+    made = classifier(folder, num_labels=1)
+    about = {"calibration": {"slope": 1.0, "offset": offset}, "aggregation": "mean"}
+    (folder / "verifier.json").write_text(json.dumps(about))
+
+    @torch.no_grad()
+    def scores(question: str, thoughts: Sequence[str]) -> list[float]:
+        texts = [question + "".join(thoughts[: i + 1]) for i in range(len(thoughts))]
+        return [float((made.model(_ids(text)).logits[0] + offset).sigmoid()) for text in texts]
+
+    return TinyVerifier(folder, made.model, scores)
