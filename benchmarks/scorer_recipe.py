@@ -87,14 +87,17 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
     sources = (options.test.name, options.train.name)
     with Collector(plan_of(options)) as collector:
         clock.done("start")
-        for name, tasks, source in (("test", to_judge, sources[0]), ("train", to_train, sources[1])):
+        traces = (options.traces, options.train_traces or options.traces)
+        for name, tasks, source, count in zip(("test", "train"), (to_judge, to_train), sources, traces, strict=True):
             folder = options.out / "data" / (name if every == 1 else f"{name}-{first + 1}")
             deadline = time.monotonic() + options.seconds
 
             def is_early(deadline: float = deadline) -> bool:
                 return time.monotonic() < deadline
 
-            summary = collector.collect(tasks[first::every], folder, source, may_begin=is_early)
+            summary = collector.collect(
+                tasks[first::every], folder, source, may_begin=is_early, traces_per_problem=count
+            )
             clock.done(f"collect {name}", str(summary))
 
 
@@ -183,6 +186,7 @@ def main() -> None:
     parser.add_argument("--train-problems", type=int, default=1500)
     parser.add_argument("--test-problems", type=int, default=200)
     parser.add_argument("--traces", type=int, default=16)
+    parser.add_argument("--train-traces", type=int, help="of a problem to train on, instead of --traces")
     parser.add_argument("--traces-at-once", type=int, default=1024)
     parser.add_argument(
         "--seconds", type=float, default=150, help="after which no more problems of a collection are begun"

@@ -118,12 +118,17 @@ class Collector:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         should_stop: Callable[[], bool] = lambda: False,
         may_begin: Callable[[], bool] = lambda: True,
+        traces_per_problem: int | None = None,
     ) -> CollectSummary:
-        """`should_stop`: problems under way are left; `may_begin`: they are finished, others are not begun."""
+        """`should_stop`: problems under way are left; `may_begin`: they are finished, others are not begun.
+
+        `traces_per_problem`: instead of the plan's.
+        """
         plan = self._plan
-        order = SamplingOrder(plan.search, plan.traces_per_problem, plan.traces_at_once)
+        count = traces_per_problem or plan.traces_per_problem
+        order = SamplingOrder(plan.search, count, plan.traces_at_once)
         with (
-            writing(out, self._header(source)) as writer,
+            writing(out, self._header(source, count)) as writer,
             Grading(plan.search.answer, plan.num_graders) as grading,
         ):
             summary = CollectSummary(num_before=len(writer.done))
@@ -154,7 +159,10 @@ class Collector:
         """Continue collected traces from prefixes that have no value yet, where their problem is `chosen`."""
         plan = self._plan
         order = SamplingOrder(plan.search, plan.num_rollouts, plan.traces_at_once)
-        with writing(out, self._header(source)), Grading(plan.search.answer, plan.num_graders) as grading:
+        with (
+            writing(out, self._header(source, plan.traces_per_problem)),
+            Grading(plan.search.answer, plan.num_graders) as grading,
+        ):
             run = ValueRun(self._solver, out, order, grading, refused, on_progress, should_stop)
             return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)
 
@@ -171,7 +179,7 @@ class Collector:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _header(self, source: str) -> Header:
+    def _header(self, source: str, traces_per_problem: int) -> Header:
         plan = self._plan
         return Header(
             id=new_id(),
@@ -182,7 +190,7 @@ class Collector:
             layers=plan.layers,
             positions=tuple(str(position) for position in plan.positions),
             boundary_rule=BoundaryRule.name,
-            traces_per_problem=plan.traces_per_problem,
+            traces_per_problem=traces_per_problem,
             has_confidence=plan.with_confidence,
             sampling=plan.search.model_dump(mode="json", include=set(_KEPT_SETTINGS)),
         )
