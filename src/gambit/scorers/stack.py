@@ -1,4 +1,4 @@
-"""A stack on disk: a folder with the judges that it is made of, and the lines that make one probability of theirs."""
+"""A stack on disk: the files of the judges that it is made of, and the lines that make one probability of theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gambit.scorers.verifier.folder import CheckpointRecord
 
 FORMAT = 1
 STACK_FILE = "stack.json"
-STATE_FILE, VERIFIER_FOLDER, SPREAD_FILE = "state.safetensors", "verifier", "closeness.safetensors"
+STATE_FILE, SPREAD_FILE = "state.safetensors", "closeness.safetensors"  # beside the verifier's own files
 STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT = "state", "confidence", "verifier", "closeness", "agreement"
 PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT)
 AT_END = frozenset((AGREEMENT,))  # what only a complete trace has

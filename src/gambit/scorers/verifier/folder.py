@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,14 +90,25 @@ def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> list[Pat
     """Files named `weights-i-of-n`; those of an earlier verifier in this folder are removed."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(WEIGHTS):
-        old.unlink()
+    _remove_weights(folder)
     parts = list(_parts(tensors))
     paths = [folder / f"weights-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
     for path, part in zip(paths, parts, strict=True):
         save_file(part, path)
     return paths
+
+
+def copy_verifier(source: Path, folder: Path) -> None:
+    """Its files alone, into a folder that may hold others."""
+    _remove_weights(folder)
+    for path in (source / INFO_FILE, *sorted(source.glob(WEIGHTS))):
+        shutil.copy(path, folder / path.name)
+
+
+def _remove_weights(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(WEIGHTS):
+        old.unlink()
 
 
 def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:

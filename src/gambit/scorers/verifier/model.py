@@ -113,8 +113,8 @@ class Verifier:
             if name not in tensors or mine.get(name) != tensors[name].shape
         ]
         if wrong:
-            raise UserError(f"the adapter does not fit the model: {len(wrong)} tensors are missing or of another shape, "
-                            f"such as {min(wrong)}; name {self.info.base_model} with --model")  # fmt: skip
+            raise UserError(f"the adapter does not fit the model: {len(wrong)} tensors are missing or of another "
+                            f"shape, such as {min(wrong)}; name {self.info.base_model} with --model")  # fmt: skip
         set_peft_model_state_dict(self.network, tensors)
 
     def save(self, folder: Path) -> list[Path]:

@@ -21,10 +21,9 @@ from gambit.scorers.stack import (
     STATE,
     STATE_FILE,
     VERIFIER,
-    VERIFIER_FOLDER,
     StackInfo,
 )
-from gambit.scorers.verifier.folder import is_verifier
+from gambit.scorers.verifier.folder import copy_verifier, is_verifier
 from gambit.scorers.verifier.model import Verifier
 from gambit.training.loading import CollectionReader
 from gambit.training.networks import Spread
@@ -71,7 +70,7 @@ class StackParts:
     @classmethod
     def of_folder(cls, folder: Path, info: StackInfo) -> StackParts:
         state = folder / STATE_FILE if STATE in info.parts else None
-        return cls(info.parts, state, folder / VERIFIER_FOLDER if VERIFIER in info.parts else None)
+        return cls(info.parts, state, folder if VERIFIER in info.parts else None)
 
     @property
     def files(self) -> list[str]:
@@ -82,9 +81,8 @@ class StackParts:
         folder.mkdir(parents=True, exist_ok=True)
         if self.state is not None and self.state != folder / STATE_FILE:
             shutil.copy(self.state, folder / STATE_FILE)
-        if self.verifier is not None and self.verifier != folder / VERIFIER_FOLDER:
-            shutil.rmtree(folder / VERIFIER_FOLDER, ignore_errors=True)
-            shutil.copytree(self.verifier, folder / VERIFIER_FOLDER)
+        if self.verifier is not None and self.verifier != folder:
+            copy_verifier(self.verifier, folder)
 
     def stack_data(
         self,
