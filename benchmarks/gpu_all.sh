@@ -74,6 +74,8 @@ verifier() {
   collect || return
   "$python" -m gambit scorer train --data "$data/train" --objective ridge $split \
     --out "$made/ridge.safetensors" || return
+  # sequences of all lengths: the allocator must be able to give memory back in other sizes than it was asked for
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
   "$python" -m gambit scorer train --architecture verifier --data "$data/train" --model "$MODEL" \
     --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split ${VERIFIER:-} || return
   "$python" -m gambit scorer train --architecture stack --data "$data/train" --model "$MODEL" --out "$OUT/results/stack" \

@@ -120,7 +120,7 @@ def _thoughts_by(data: Dataset, trace: int, step: int) -> int:
 def agreement_feature(data: Dataset, traces: Ints, shares: Sequence[float]) -> ByShare:
     """Of a complete trace: log odds that another one that had ended by then gave the same answer; 0 while it runs."""
     complete = np.zeros(len(traces))
-    with Grader() as grader:
+    with Grader(comparison_seconds=1.0, vote_seconds=5.0) as grader:  # a hostile answer must not hold up thousands
         for mine in members_by_problem(data, traces):
             complete[mine] = _agreement(data, traces[mine], grader)
     return {share: complete if share >= 1 else np.zeros(len(traces)) for share in shares}
