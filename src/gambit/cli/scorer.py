@@ -123,7 +123,7 @@ def train(
         typer.Option(
             metavar="TEXT", help="stack: what it is made of; add a state scorer's file and a verifier's folder."
         ),
-    ] = "confidence,closeness,agreement",
+    ] = "confidence,closeness,support,agreement",
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint's metadata.")] = False,

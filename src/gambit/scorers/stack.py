@@ -15,8 +15,9 @@ from gambit.scorers.verifier.folder import CheckpointRecord
 FORMAT = 1
 STACK_FILE = "stack.json"
 STATE_FILE, SPREAD_FILE = "state.safetensors", "closeness.safetensors"  # beside the verifier's own files
-STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT = "state", "confidence", "verifier", "closeness", "agreement"
-PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT)
+STATE, CONFIDENCE, VERIFIER = "state", "confidence", "verifier"
+CLOSENESS, SUPPORT, AGREEMENT = "closeness", "support", "agreement"  # what the other traces of the problem tell
+PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, SUPPORT, AGREEMENT)
 AT_END = frozenset((AGREEMENT,))  # what only a complete trace has
 
 
