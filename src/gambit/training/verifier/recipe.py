@@ -29,6 +29,7 @@ class VerifierRecipe:
     chance_weight: float = 0.5  # of the cross-entropy, beside the ranking loss
     traces_per_problem: int = 8  # in an epoch; half of them right where there are enough
     uniform_traces: int = 2  # of a problem with right or wrong traces only
+    num_problems: int | None = None  # of those to train on, drawn at random: for a learning curve
     epochs: int = 4  # at most
     seconds: float | None = None  # at most; the rate is 0 when they are over
     step_tokens: int | None = None  # None: what suits the device

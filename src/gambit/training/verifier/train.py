@@ -63,6 +63,7 @@ def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Sa
     device = pick_device(plan.device)
     train, held_out = parts_of(passages.data, plan.division)
     recipe = plan.recipe
+    train = drawn_problems(train, passages, recipe)
     torch.manual_seed(recipe.seed)
     header = passages.data.header
     info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
@@ -82,6 +83,13 @@ def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Passage
         raise UserError(f"unknown labels {plan.labels!r}: use {OUTCOMES} or {VALUES}")
     passages = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
     return Passages.of(with_value_labels(passages.data, plan.data)) if plan.labels == VALUES else passages
+
+
+def drawn_problems(train: Ints, passages: Passages, recipe: VerifierRecipe) -> Ints:
+    """Traces of as many problems as the recipe wants; fewer are part of more, so that a curve is of one drawing."""
+    problem_of = passages.data.traces.problem_of[train]
+    problems = np.random.default_rng(recipe.seed).permutation(np.unique(problem_of))
+    return train[np.isin(problem_of, problems[: recipe.num_problems])]
 
 
 class _TrainingRun:
