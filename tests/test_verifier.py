@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from collected import make_collection
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.verifier import folder as files
@@ -80,6 +81,8 @@ def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
     assert aucs[2] > 0.95 and aucs[3] > 0.9, "the third thought tells"
     assert 0.25 < aucs[0] < 0.75 and 0.25 < aucs[1] < 0.75, "what comes before it tells nothing"
     metrics = trained[0].verifier.info.metrics
+    trust = ScorerTrust.from_json(trained[0].verifier.info.trust)
+    assert trust.auc[2] == metrics["auc"]["0.75"] and trust.num_problems == metrics["held_out_problems"]
     assert metrics["auc"]["0.75"] > 0.95 and metrics["held_out_auc"] == trained[0].held_out_auc
 
 
@@ -295,6 +298,9 @@ def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_
     names = [each["name"] for each in report["rankings"]]
     assert code == 0 and names[:2] == ["v", "confidence"] and report["num_problems"] < 20, "its test part"
     assert set(report["rankings"][0]["auc"]) >= {"0.25", "0.5", "0.75", "1"}
+    code, _, error = scorer("eval", out, "--data", collection, "--model", model, "--device", "cpu", "--write")
+    trust = ScorerTrust.from_json(read_info(out).trust)
+    assert code == 0 and trust.halfway == report["rankings"][0]["auc"]["0.5"]["value"], error
     code, said, _ = scorer("show", out)
     assert code == 0 and "base_model" in said and "qwen2-tiny" in said
     code, said, error = scorer("export", out, "--out", tmp_path / "merged", "--model", model, "--device", "cpu")

@@ -61,6 +61,7 @@ class StackInfo(CheckpointRecord):
     lines: StackLines
     without: dict[str, StackLines] = Field(default_factory=dict)  # each part left out in turn: what it adds
     training: dict[str, object] = Field(default_factory=dict)
+    trust: dict[str, object] | None = None  # a `ScorerTrust`: how it ranks problems that it was not fitted to
     metrics: dict[str, object] = Field(default_factory=dict)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.engines.local.model import pick_device
@@ -276,8 +277,10 @@ class _TrainingRun:
             "held_out_problems": int(np.isfinite(aucs[chosen]).sum()),
             "by_aggregation": {str(each): float(np.nanmean(found)) for each, found in aucs.items()},
         }
+        header = self._passages.data.header
+        trust = ScorerTrust(reached, int(np.isfinite(aucs[chosen]).sum()), header.model, header.source)
         verifier = self._verifier.with_info(
-            aggregation=chosen, calibration=calibration, training=described, metrics=metrics
+            aggregation=chosen, calibration=calibration, training=described, metrics=metrics, trust=trust.to_json()
         )
         verifier.network.eval()
         return TrainedVerifier(verifier, aucs[chosen], reached, seconds, speed)
