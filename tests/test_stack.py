@@ -235,6 +235,14 @@ def test_a_wrong_part_is_named(parts, message):
         StackParts.parse(parts.split(","))
 
 
+def test_files_are_told_by_what_they_are(material, tmp_path, monkeypatch):
+    (tmp_path / "verifier").symlink_to(material[4])
+    monkeypatch.chdir(tmp_path)
+    found = StackParts.parse(["agreement", "verifier", str(material[3])])
+    assert found.names == ("state", "verifier", "agreement") and found.state == material[3]
+    assert str(found.verifier) == "verifier", "a folder may be called as a part is"
+
+
 def test_too_few_held_out_problems_are_refused(tmp_path, material):
     few = told_traces(tmp_path / "few", material[0], 4)
     code, _, error = scorer("train", "--architecture", "stack", "--data", few, "--out", tmp_path / "s")

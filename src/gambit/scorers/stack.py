@@ -18,6 +18,7 @@ STATE_FILE, SPREAD_FILE = "state.safetensors", "closeness.safetensors"  # beside
 STATE, CONFIDENCE, VERIFIER = "state", "confidence", "verifier"
 CLOSENESS, SUPPORT, AGREEMENT = "closeness", "support", "agreement"  # what the other traces of the problem tell
 PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, SUPPORT, AGREEMENT)
+BY_NAME = (CONFIDENCE, CLOSENESS, SUPPORT, AGREEMENT)  # what needs no file
 AT_END = frozenset((AGREEMENT,))  # what only a complete trace has
 
 

@@ -15,6 +15,7 @@ from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.stack import (
     AGREEMENT,
+    BY_NAME,
     CLOSENESS,
     CONFIDENCE,
     PARTS,
@@ -60,14 +61,15 @@ class StackParts:
         files: dict[str, Path] = {}
         names = set()
         for each in given:
-            kind = each if each in PARTS else VERIFIER if is_verifier(each) else STATE if Path(each).is_file() else None
-            if kind is None or (kind == each and each in (STATE, VERIFIER)):
-                raise UserError(f"{each!r} is no part of a stack: give {CONFIDENCE}, {CLOSENESS}, {SUPPORT}, "
-                                f"{AGREEMENT}, the file of a state scorer or the folder of a verifier")  # fmt: skip
+            kind = VERIFIER if is_verifier(each) else STATE if Path(each).is_file() else each
+            if kind in (STATE, VERIFIER) and Path(each).exists():
+                files[kind] = Path(each)
+            elif kind not in BY_NAME:
+                raise UserError(f"{each!r} is no part of a stack: give {', '.join(BY_NAME)}, the file of a state scorer "
+                                "or the folder of a verifier")  # fmt: skip
             if kind in names:
                 raise UserError(f"a stack has one {kind} at most: leave {each!r} or the other out")
             names.add(kind)
-            files |= {} if kind == each else {kind: Path(each)}
         return cls(tuple(part for part in PARTS if part in names), files.get(STATE), files.get(VERIFIER))
 
     @classmethod
