@@ -65,7 +65,8 @@ class StackParts:
             if kind in (STATE, VERIFIER) and Path(each).exists():
                 files[kind] = Path(each)
             elif kind not in BY_NAME:
-                raise UserError(f"{each!r} is no part of a stack: give {', '.join(BY_NAME)}, the file of a state scorer "
+                known = ", ".join(BY_NAME)
+                raise UserError(f"{each!r} is no part of a stack: give {known}, the file of a state scorer "
                                 "or the folder of a verifier")  # fmt: skip
             if kind in names:
                 raise UserError(f"a stack has one {kind} at most: leave {each!r} or the other out")

@@ -9,7 +9,7 @@ from gambit.scorers.verifier.folder import ALL_LINEAR
 from gambit.training.dataset import Division
 from gambit.training.train import AUTO, OUTCOMES
 
-# Tokens of one step of the optimiser and of one pass, which keeps about 3.5 MB a token of a 1.5B model to go back.
+# Tokens of one step of the optimiser and of one pass, which keeps about 2.7 MB a token of a 1.5B model to go back.
 STEP_TOKENS = {"cuda": 32_768, "mps": 8_192, "cpu": 1_024}
 PASS_TOKENS = {"cuda": 16_384, "mps": 4_096, "cpu": 1_024}
 
