@@ -74,10 +74,12 @@ verifier() {
   collect || return
   "$python" -m gambit scorer train --data "$data/train" --objective ridge $split \
     --out "$made/ridge.safetensors" || return
+  # sequences of all lengths: the allocator must be able to give memory back in other sizes than it was asked for
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
   "$python" -m gambit scorer train --architecture verifier --data "$data/train" --model "$MODEL" \
     --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split ${VERIFIER:-} || return
   "$python" -m gambit scorer train --architecture stack --data "$data/train" --model "$MODEL" --out "$OUT/results/stack" \
-    --parts "$made/ridge.safetensors,$made/lora,confidence,closeness,agreement" || return
+    --parts "$made/ridge.safetensors,$made/lora,confidence,closeness,support,agreement" || return
   "$python" -m gambit scorer eval "$OUT/results/stack" "$made/lora" "$made/ridge.safetensors" --data "$data/test" \
     --model "$MODEL" --out "$OUT/results/verifier.json" || return
   "$python" -m gambit scorer export "$made/lora" --model "$MODEL" --out "$OUT/verifier_merged"

@@ -159,8 +159,8 @@ def test_both_published_layouts_are_imported(tmp_path, tiny_folder, layout):
     assert scorer.info.state_position is StatePosition.BOUNDARY and scorer.info.aggregation is Aggregation.MEAN
     assert scorer.info.hidden_size == 32 and scorer.info.base_model_hash == models.weight_hash(str(tiny_folder))
     states = torch.randn(3, 32)
-    hidden = torch.relu(states @ state["net.0.weight"].T + state["net.0.bias"])
-    expected = torch.sigmoid(hidden @ state["net.2.weight"].T + state["net.2.bias"]).squeeze(-1)
+    w1, b1, w2, b2 = (each.double() for each in state.values())
+    expected = torch.sigmoid(torch.relu(states.double() @ w1.T + b1) @ w2.T + b2).squeeze(-1).float()
     assert torch.allclose(scorer.score(ThoughtBatch(states, torch.zeros(3))), expected, atol=1e-6)
 
 

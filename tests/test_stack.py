@@ -1,6 +1,7 @@
 """Several judges as one: features known at their moment, weights by what a part tells, each part optional."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,14 @@ from gambit.training.dataset import load_dataset
 from gambit.training.logistic import calibrating_line, logistic
 from gambit.training.networks import Spread
 from gambit.training.ranking import QUARTERS
-from gambit.training.stack.features import agreement_feature, closeness_feature, moments
+from gambit.training.stack import features
+from gambit.training.stack.features import (
+    agreement_feature,
+    answer_classes,
+    closeness_feature,
+    moments,
+    support_feature,
+)
 from gambit.training.stack.fit import StackData, cross_fitted, fit_stack, stack_aucs
 from gambit.training.stack.parts import StackParts
 from gambit.training.storage import ProblemRecord, TraceRecord, state_name, writing
@@ -47,7 +55,9 @@ def small_collection(folder, answers, lengths, states=None):
 
 def test_an_answer_counts_once_its_trace_has_ended(tmp_path):
     data = small_collection(tmp_path / "c", ["7", "8", "7.0", None, "8"], [22, 32, 42, 52, 62])
-    found = agreement_feature(data, data.all_traces(), QUARTERS)
+    answers = answer_classes(data, data.all_traces())
+    assert answers.tolist() == [0, 1, 0, -1, 1]
+    found = agreement_feature(data, data.all_traces(), QUARTERS, answers)
     assert not found[0.75].any(), "a running trace has no answer"
     odds = [(0, 0), (0, 1), (1, 1), (0, 3), (1, 3)]  # same, others, among those that ended before
     assert np.allclose(found[1.0], [np.log((same + 0.5) / (other + 0.5)) for same, other in odds])
@@ -63,6 +73,22 @@ def test_closeness_is_to_thoughts_that_the_others_have_had_by_then(tmp_path):
     assert found[1.0][0] == pytest.approx(1.0, abs=1e-6), "at token 22 both look right"
     assert moments(data, data.all_traces(), 0.5).tolist() == [10, 10, 20]
     assert moments(data, data.all_traces(), 1.0).tolist() == [22, 22, 32]
+
+
+def test_support_is_for_those_who_are_where_a_frequent_answer_came_from(tmp_path):
+    """Three traces end first: two looked right and say 7, one looked up and says 8."""
+    right, up = [1.0, 0.0], [0.0, 1.0]
+    states = torch.tensor([right, right, up, right, up, right, up, right, right])
+    data = small_collection(tmp_path / "c", ["7", "7", "8", "7", "8"], [12, 12, 12, 32, 32], states)
+    everyone = data.all_traces()
+    found = support_feature(data, everyone, (0.5, 1.0), ALONE, answer_classes(data, everyone))
+    assert not support_feature(data, everyone[:3], (0.5,), ALONE, np.array([0, 0, 1]))[0.5].any(), "none has ended"
+    frequency = np.array([2 / 3, 2 / 3, 1 / 3])
+    assert found[0.5][3:].tolist() == pytest.approx([0.0, 0.0]), "three have ended: all of them are the nearest"
+    with mock.patch.object(features, "NEAREST", 1):
+        found = support_feature(data, everyone, (0.5,), ALONE, answer_classes(data, everyone))
+    gaps = [2 / 3 - frequency.mean(), 1 / 3 - frequency.mean()]
+    assert found[0.5][[3, 4]].tolist() == pytest.approx([gaps[1], gaps[0]])
 
 
 def test_what_others_do_later_changes_nothing(tmp_path):
@@ -160,12 +186,15 @@ def material(tmp_path_factory):
 def test_a_stack_of_all_parts_shows_what_each_adds(material, tmp_path):
     model, train, dev, state, verifier = material
     out = tmp_path / "stack"
-    parts = f"{state},{verifier},confidence,closeness,agreement"
+    parts = f"{state},{verifier},confidence,closeness,support,agreement"
     code, said, error = scorer("train", "--architecture", "stack", "--data", train, "--model", model, "--parts", parts,
                                "--out", out, "--device", "cpu")  # fmt: skip
     assert code == 0 and "running: state" in said and "agreement" in said, error
     info = read_stack(out)
-    assert info.parts == ("state", "confidence", "verifier", "closeness", "agreement") and info.closeness_layer == 1
+    assert (
+        info.parts == ("state", "confidence", "verifier", "closeness", "support", "agreement")
+        and info.closeness_layer == 1
+    )
     assert set(info.metrics) == {"cross_fitted", "alone", "added"}
     code, said, error = scorer("eval", out, state, "--data", dev, "--model", model, "--device", "cpu", "--json")
     assert code == 0, error
@@ -204,6 +233,14 @@ def test_a_stack_may_be_of_few_parts(material, tmp_path):
 def test_a_wrong_part_is_named(parts, message):
     with pytest.raises(UserError, match=message):
         StackParts.parse(parts.split(","))
+
+
+def test_files_are_told_by_what_they_are(material, tmp_path, monkeypatch):
+    (tmp_path / "verifier").symlink_to(material[4])
+    monkeypatch.chdir(tmp_path)
+    found = StackParts.parse(["agreement", "verifier", str(material[3])])
+    assert found.names == ("state", "verifier", "agreement") and found.state == material[3]
+    assert str(found.verifier) == "verifier", "a folder may be called as a part is"
 
 
 def test_too_few_held_out_problems_are_refused(tmp_path, material):

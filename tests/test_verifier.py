@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from collected import make_collection
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.verifier import folder as files
@@ -25,7 +26,7 @@ from gambit.training.verifier.optimiser import share_of_rate
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import quarter_aucs, read_traces
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
-from gambit.training.verifier.train import best_look, train_verifier
+from gambit.training.verifier.train import best_look, drawn_problems, train_verifier
 from verifying import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_STEPS, save_qwen2, scorer, told_traces
 
 CPU = torch.device("cpu")
@@ -80,6 +81,8 @@ def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
     assert aucs[2] > 0.95 and aucs[3] > 0.9, "the third thought tells"
     assert 0.25 < aucs[0] < 0.75 and 0.25 < aucs[1] < 0.75, "what comes before it tells nothing"
     metrics = trained[0].verifier.info.metrics
+    trust = ScorerTrust.from_json(trained[0].verifier.info.trust)
+    assert trust.auc[2] == metrics["auc"]["0.75"] and trust.num_problems == metrics["held_out_problems"]
     assert metrics["auc"]["0.75"] > 0.95 and metrics["held_out_auc"] == trained[0].held_out_auc
 
 
@@ -118,6 +121,17 @@ def test_a_time_limit_ends_it_with_a_rate_of_zero(collection, model, monkeypatch
     found = train_verifier(VerifierPlan(collection, str(model), recipe, DIVISION, device="cpu"), say=told.append)
     assert 60 <= found.seconds < 90 and found.verifier.info.training["steps"] < 30
     assert any("tokens/s" in line and "s left" in line for line in told)
+
+
+def test_a_learning_curve_is_of_one_drawing(collection):
+    passages = load_passages(collection)
+    train = passages.data.of_part(DIVISION, Part.TRAIN)
+    few, more = (
+        set(drawn_problems(train, passages, dataclasses.replace(RECIPE, num_problems=count)).tolist())
+        for count in (5, 10)
+    )
+    assert len(few) == 30 and few < more and len(more) == 60
+    assert drawn_problems(train, passages, RECIPE).tolist() == train.tolist()
 
 
 def test_the_rate_rises_and_falls():
@@ -284,6 +298,9 @@ def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_
     names = [each["name"] for each in report["rankings"]]
     assert code == 0 and names[:2] == ["v", "confidence"] and report["num_problems"] < 20, "its test part"
     assert set(report["rankings"][0]["auc"]) >= {"0.25", "0.5", "0.75", "1"}
+    code, _, error = scorer("eval", out, "--data", collection, "--model", model, "--device", "cpu", "--write")
+    trust = ScorerTrust.from_json(read_info(out).trust)
+    assert code == 0 and trust.halfway == report["rankings"][0]["auc"]["0.5"]["value"], error
     code, said, _ = scorer("show", out)
     assert code == 0 and "base_model" in said and "qwen2-tiny" in said
     code, said, error = scorer("export", out, "--out", tmp_path / "merged", "--model", model, "--device", "cpu")
@@ -307,17 +324,3 @@ def test_a_mistake_is_one_sentence(collection, model, tmp_path, monkeypatch, fla
         "train", "--architecture", "verifier", "--data", collection, "--device", "cpu", *out, *given
     )
     assert code == 2 and message in error, error
-
-
-@pytest.mark.slow
-def test_pawn_from_puzzles_to_a_verifier(tmp_path):
-    flags = ("--engine", "local", "--device", "cpu", "--traces", "4")
-    code, said, error = scorer("collect", "--problems", "pawn:scorer", "--limit", "5", "--out", tmp_path / "c", *flags)
-    assert code == 0, error
-    recipe = ("--rank", "2", "--rate", "1e-3", "--epochs", "1", "--batch-tokens", "800", "--targets", "q_proj,v_proj")
-    code, said, error = scorer("train", "--architecture", "verifier", "--model", "pawn", "--data", tmp_path / "c",
-                               "--out", tmp_path / "v", "--validation", "0.4", "--test", "0.1", "--device", "cpu",
-                               *recipe)  # fmt: skip
-    assert code == 0, error
-    code, said, error = scorer("eval", tmp_path / "v", "--data", tmp_path / "c", "--part", "all", "--device", "cpu")
-    assert code == 0 and "token confidence" in said, error

@@ -108,6 +108,9 @@ def train(
     targets: Annotated[
         str | None, typer.Option(metavar="TEXT", help="verifier: layers with LoRA, such as q_proj,v_proj (all-linear).")
     ] = None,
+    train_problems: Annotated[
+        int | None, typer.Option(min=1, metavar="INT", help="verifier: so many only, for a learning curve.")
+    ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, max=10**9, metavar="INT", help="verifier: tokens a step of the optimiser.")
     ] = None,
@@ -123,7 +126,7 @@ def train(
         typer.Option(
             metavar="TEXT", help="stack: what it is made of; add a state scorer's file and a verifier's folder."
         ),
-    ] = "confidence,closeness,agreement",
+    ] = "confidence,closeness,support,agreement",
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint's metadata.")] = False,
@@ -138,7 +141,7 @@ def train(
         if architecture == VERIFIER:
             changes = {"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
                        "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
-                       "recomputes": recompute}  # fmt: skip
+                       "recomputes": recompute, "num_problems": train_problems}  # fmt: skip
             train_verifier(data, out, model, changes, (validation, test, split_seed), labels, device, skip_corrupted,
                            as_json)  # fmt: skip
             return OK

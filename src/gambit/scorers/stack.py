@@ -15,8 +15,10 @@ from gambit.scorers.verifier.folder import CheckpointRecord
 FORMAT = 1
 STACK_FILE = "stack.json"
 STATE_FILE, SPREAD_FILE = "state.safetensors", "closeness.safetensors"  # beside the verifier's own files
-STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT = "state", "confidence", "verifier", "closeness", "agreement"
-PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, AGREEMENT)
+STATE, CONFIDENCE, VERIFIER = "state", "confidence", "verifier"
+CLOSENESS, SUPPORT, AGREEMENT = "closeness", "support", "agreement"  # what the other traces of the problem tell
+PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, SUPPORT, AGREEMENT)
+BY_NAME = (CONFIDENCE, CLOSENESS, SUPPORT, AGREEMENT)  # what needs no file
 AT_END = frozenset((AGREEMENT,))  # what only a complete trace has
 
 
@@ -60,6 +62,7 @@ class StackInfo(CheckpointRecord):
     lines: StackLines
     without: dict[str, StackLines] = Field(default_factory=dict)  # each part left out in turn: what it adds
     training: dict[str, object] = Field(default_factory=dict)
+    trust: dict[str, object] | None = None  # a `ScorerTrust`: how it ranks problems that it was not fitted to
     metrics: dict[str, object] = Field(default_factory=dict)
 
 

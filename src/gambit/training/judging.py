@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
 from gambit.config import registry
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
-from gambit.scorers.stack import is_stack, read_stack
-from gambit.scorers.verifier.folder import is_verifier, read_info
+from gambit.scorers.stack import StackInfo, is_stack, read_stack, write_stack
+from gambit.scorers.verifier.folder import VerifierInfo, is_verifier, read_info, write_info
 from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.evaluate import (
@@ -109,7 +110,7 @@ def _info(name: str) -> ScorerInfo:
 def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
     """Refuse to write figures into what is no checkpoint, or figures of problems that a scorer was fitted to."""
     for name in names:
-        if not name.endswith(".safetensors"):
+        if not name.endswith(".safetensors") and not is_verifier(name) and not is_stack(name):
             raise UserError(f"--write: {name!r} is no checkpoint file that figures could be written into")
         if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
             raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
@@ -119,7 +120,20 @@ def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
 def write_figures(names: Sequence[str], report: ScorerReport) -> None:
     """Into each checkpoint: what it reached, and how far a search may trust it."""
     for name in names:
-        add_metrics(Path(name), {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name)))
+        metrics, trust = {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name))
+        if is_stack(name):
+            write_stack(Path(name), _with_figures(read_stack(Path(name)), metrics, trust))
+        elif is_verifier(name):
+            write_info(Path(name), _with_figures(read_info(Path(name)), metrics, trust))
+        else:
+            add_metrics(Path(name), metrics, trust)
+
+
+FolderInfo = TypeVar("FolderInfo", StackInfo, VerifierInfo)
+
+
+def _with_figures(info: FolderInfo, metrics: Mapping[str, Json], trust: ScorerTrust) -> FolderInfo:
+    return info.model_copy(update={"metrics": {**info.metrics, **metrics}, "trust": trust.to_json()})
 
 
 def _label(name: str) -> str:

@@ -58,6 +58,7 @@ class VerifierInfo(CheckpointRecord):
     aggregation: Aggregation = Aggregation.LAST  # of a trace's thoughts: the logit of the latest one, or their mean
     calibration: Platt = Platt()
     training: dict[str, object] = Field(default_factory=dict)  # data, recipe, division
+    trust: dict[str, object] | None = None  # a `ScorerTrust`: how it ranks problems that it was not fitted to
     metrics: dict[str, object] = Field(default_factory=dict)  # what it reached on held-out problems
 
 

@@ -117,30 +117,62 @@ def _thoughts_by(data: Dataset, trace: int, step: int) -> int:
     return int(np.searchsorted(ends, step, side="right"))
 
 
-def agreement_feature(data: Dataset, traces: Ints, shares: Sequence[float]) -> ByShare:
+def agreement_feature(data: Dataset, traces: Ints, shares: Sequence[float], answers: Ints) -> ByShare:
     """Of a complete trace: log odds that another one that had ended by then gave the same answer; 0 while it runs."""
     complete = np.zeros(len(traces))
-    with Grader() as grader:
-        for mine in members_by_problem(data, traces):
-            complete[mine] = _agreement(data, traces[mine], grader)
+    for mine in members_by_problem(data, traces):
+        complete[mine] = _agreement(data.traces.num_tokens[traces[mine]], answers[mine])
     return {share: complete if share >= 1 else np.zeros(len(traces)) for share in shares}
 
 
-def _agreement(data: Dataset, traces: Ints, grader: Grader) -> Floats:
-    answers = _answer_classes(data, traces, grader)
-    ended = data.traces.num_tokens[traces]
-    found = np.zeros(len(traces))
-    for i in range(len(traces)):
-        is_known = (ended <= ended[i]) & (np.arange(len(traces)) != i)
+def _agreement(ended: Ints, answers: Ints) -> Floats:
+    found = np.zeros(len(answers))
+    for i in range(len(answers)):
+        is_known = (ended <= ended[i]) & (np.arange(len(answers)) != i)
         same = int((is_known & (answers == answers[i]) & (answers >= 0)).sum())
         found[i] = np.log((same + 0.5) / (int(is_known.sum()) - same + 0.5))
     return found
 
 
-def _answer_classes(data: Dataset, traces: Ints, grader: Grader) -> Ints:
-    """[trace]: equal answers have equal numbers; -1 for none."""
+def support_feature(data: Dataset, traces: Ints, shares: Sequence[float], spread: Spread, answers: Ints) -> ByShare:
+    """Whether a trace is like those that ended with a frequent answer: how frequent the answers of the three are that
+    have been nearest to where it is now, less how frequent answers are on average; 0 as long as none has ended."""
+    found = {share: np.zeros(len(traces)) for share in shares}
+    for mine in members_by_problem(data, traces):
+        cosines, first = _cosines(data, traces[mine], spread)
+        for share in shares:
+            found[share][mine] = _support(data, traces[mine], share, cosines, first, answers[mine])
+    return found
+
+
+def _support(data: Dataset, traces: Ints, share: float, cosines: Floats, first: Ints, answers: Ints) -> Floats:
+    known = data.traces
+    counts, ended = known.num_steps[traces], known.num_tokens[traces]
+    now, own = moments(data, traces, share), last_steps(counts, share)
+    found = np.zeros(len(traces))
+    for i in np.flatnonzero(own >= 0):
+        others = np.flatnonzero((ended <= now[i]) & (answers >= 0) & (counts > 0) & (np.arange(len(traces)) != i))
+        if not len(others):
+            continue
+        frequency = (answers[others][:, None] == answers[others]).mean(axis=1)
+        row = cosines[first[i] + own[i]]
+        nearness = np.array([row[first[j] : first[j] + counts[j]].max() for j in others.tolist()])
+        found[i] = frequency[np.argsort(nearness)[-NEAREST:]].mean() - frequency.mean()
+    return found
+
+
+def answer_classes(data: Dataset, traces: Ints) -> Ints:
+    """[trace]: equal answers of a problem have equal numbers; -1 for none."""
+    found = np.full(len(traces), -1)
+    with Grader(comparison_seconds=1.0, vote_seconds=5.0) as grader:  # a hostile answer must not hold up thousands
+        for mine in members_by_problem(data, traces):
+            found[mine] = _classes(data, traces[mine], grader)
+    return found
+
+
+def _classes(data: Dataset, traces: Ints, grader: Grader) -> Ints:
     problem = int(data.traces.problem_of[traces[0]])
-    first = int(np.flatnonzero(data.traces.problem_of == problem)[0])
+    first = int(np.searchsorted(data.traces.problem_of, problem))
     answers = [data.problems[problem].traces[trace - first].answer for trace in traces.tolist()]
     pools = pools_of([answer for answer in answers if answer], grader.for_vote())
     number = {answer: i for i, pool in enumerate(pools) for answer in pool}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,17 +15,20 @@ from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.stack import (
     AGREEMENT,
+    BY_NAME,
     CLOSENESS,
     CONFIDENCE,
     PARTS,
     SPREAD_FILE,
     STATE,
     STATE_FILE,
+    SUPPORT,
     VERIFIER,
     StackInfo,
 )
 from gambit.scorers.verifier.folder import copy_verifier, is_verifier
 from gambit.scorers.verifier.model import Verifier
+from gambit.training.dataset import Dataset
 from gambit.training.loading import CollectionReader
 from gambit.training.networks import Spread
 from gambit.training.ranking import Ints
@@ -53,18 +57,20 @@ class StackParts:
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> StackParts:
-        """`confidence`, `closeness`, `agreement`, a state scorer's file, a verifier's folder."""
+        """`confidence`, `closeness`, `support`, `agreement`, a state scorer's file, a verifier's folder."""
         files: dict[str, Path] = {}
         names = set()
         for each in given:
-            kind = each if each in PARTS else VERIFIER if is_verifier(each) else STATE if Path(each).is_file() else None
-            if kind is None or (kind == each and each in (STATE, VERIFIER)):
-                raise UserError(f"{each!r} is no part of a stack: give {CONFIDENCE}, {CLOSENESS}, {AGREEMENT}, the "
-                                "file of a state scorer or the folder of a verifier")  # fmt: skip
+            kind = VERIFIER if is_verifier(each) else STATE if Path(each).is_file() else each
+            if kind in (STATE, VERIFIER) and Path(each).exists():
+                files[kind] = Path(each)
+            elif kind not in BY_NAME:
+                known = ", ".join(BY_NAME)
+                raise UserError(f"{each!r} is no part of a stack: give {known}, the file of a state scorer "
+                                "or the folder of a verifier")  # fmt: skip
             if kind in names:
                 raise UserError(f"a stack has one {kind} at most: leave {each!r} or the other out")
             names.add(kind)
-            files |= {} if kind == each else {kind: Path(each)}
         return cls(tuple(part for part in PARTS if part in names), files.get(STATE), files.get(VERIFIER))
 
     @classmethod
@@ -84,50 +90,63 @@ class StackParts:
         if self.verifier is not None and self.verifier != folder:
             copy_verifier(self.verifier, folder)
 
-    def stack_data(
-        self,
-        reader: CollectionReader,
-        traces: Ints,
-        shares: Sequence[float],
-        place: ClosenessPlace | None,
-        device: torch.device,
-        model: str | None,
-    ) -> StackData:
+    def stack_data(self, asked: Asked) -> StackData:
         """What every part says about some traces of a collection."""
-        data = reader.without_states
-        found: dict[str, ft.ByShare] = {}
-        for name in self.names:
-            found[name] = self._feature(name, reader, traces, shares, place, device, model)
-        return StackData(data, traces, found)
+        return StackData(
+            asked.reader.without_states, asked.traces, {name: self._said(name, asked) for name in self.names}
+        )
 
-    def _feature(
-        self,
-        name: str,
-        reader: CollectionReader,
-        traces: Ints,
-        shares: Sequence[float],
-        place: ClosenessPlace | None,
-        device: torch.device,
-        model: str | None,
-    ) -> ft.ByShare:
+    def _said(self, name: str, asked: Asked) -> ft.ByShare:
+        reader, traces, shares = asked.reader, asked.traces, asked.shares
         if name == STATE:
             assert self.state is not None
             scorer = load_checkpoint(self.state)
-            data = reader.at(scorer.info.state_position, scorer.info.layers)
-            return ft.state_feature(scorer, data, traces, shares, device)
+            states = reader.at(scorer.info.state_position, scorer.info.layers)
+            return ft.state_feature(scorer, states, traces, shares, asked.device)
         if name == VERIFIER:
             assert self.verifier is not None
-            verifier = Verifier.load(self.verifier, device, model)
-            read = read_traces(verifier, reader.passages, traces)
-            return ft.verifier_feature(read, verifier.info, traces, shares)
+            verifier = Verifier.load(self.verifier, asked.device, asked.model)
+            return ft.verifier_feature(read_traces(verifier, reader.passages, traces), verifier.info, traces, shares)
+        if name == CONFIDENCE:
+            return ft.confidence_feature(_with_confidences(reader), traces, shares)
+        if name == AGREEMENT:
+            return ft.agreement_feature(reader.without_states, traces, shares, asked.answers)
+        assert asked.place is not None
+        states = reader.at(asked.place.position, (asked.place.layer,))
         if name == CLOSENESS:
-            assert place is not None
-            return ft.closeness_feature(reader.at(place.position, (place.layer,)), traces, shares, place.spread)
-        if name == CONFIDENCE and not reader.header.has_confidence:
-            raise UserError(f"{reader.folder} holds no confidences: collect without --no-confidence, or leave that "
-                            "part out")  # fmt: skip
-        feature = ft.confidence_feature if name == CONFIDENCE else ft.agreement_feature
-        return feature(reader.without_states, traces, shares)
+            return ft.closeness_feature(states, traces, shares, asked.place.spread)
+        return ft.support_feature(states, traces, shares, asked.place.spread, asked.answers)
+
+
+class Asked:
+    """The traces that a stack is asked about, and by what means."""
+
+    def __init__(
+        self,
+        reader: CollectionReader,
+        traces: Ints,
+        shares: Sequence[float],
+        place: ClosenessPlace | None,
+        device: torch.device,
+        model: str | None,
+    ) -> None:
+        self.reader, self.traces, self.shares = reader, traces, shares
+        self.place, self.device, self.model = place, device, model
+
+    @cached_property
+    def answers(self) -> Ints:
+        return ft.answer_classes(self.reader.without_states, self.traces)
+
+
+def _with_confidences(reader: CollectionReader) -> Dataset:
+    if not reader.header.has_confidence:
+        raise UserError(f"{reader.folder} holds no confidences: collect without --no-confidence, or leave that "
+                        "part out")  # fmt: skip
+    return reader.without_states
+
+
+def uses_states_of_others(names: Sequence[str]) -> bool:
+    return CLOSENESS in names or SUPPORT in names
 
 
 def closeness_in(reader: CollectionReader) -> ClosenessPlace:
@@ -154,7 +173,7 @@ def save_spread(folder: Path, spread: Spread) -> None:
 def load_place(folder: Path, info: StackInfo) -> ClosenessPlace | None:
     from safetensors.torch import load_file
 
-    if CLOSENESS not in info.parts:
+    if not uses_states_of_others(info.parts):
         return None
     tensors = load_file(folder / SPREAD_FILE)
     spread = Spread(tensors["mean"], tensors["deviation"])

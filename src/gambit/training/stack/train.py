@@ -11,13 +11,21 @@ import numpy as np
 
 from gambit.core.errors import UserError
 from gambit.engines.local.model import pick_device
-from gambit.scorers.stack import CLOSENESS, StackInfo, write_stack
+from gambit.scorers.stack import StackInfo, write_stack
 from gambit.training.evaluate import SHARES, PartRatings, Rated
 from gambit.training.fit import Say
 from gambit.training.loading import CollectionReader
 from gambit.training.ranking import QUARTERS, Floats, Ints, mean_estimate
 from gambit.training.stack.fit import StackData, cross_fitted, fit_stack, stack_aucs
-from gambit.training.stack.parts import ClosenessPlace, StackParts, closeness_in, load_place, save_spread
+from gambit.training.stack.parts import (
+    Asked,
+    ClosenessPlace,
+    StackParts,
+    closeness_in,
+    load_place,
+    save_spread,
+    uses_states_of_others,
+)
 
 FEWEST_MIXED = 5
 
@@ -54,9 +62,9 @@ def train_stack(
     """`choose` gives the traces that no part was trained on."""
     reader = CollectionReader(plan.data, skip_corrupted=plan.skip_corrupted)
     traces = choose(reader)
-    place = closeness_in(reader) if CLOSENESS in plan.parts.names else None
+    place = closeness_in(reader) if uses_states_of_others(plan.parts.names) else None
     say(f"what {', '.join(plan.parts.names)} say about {len(traces)} held-out traces")
-    data = plan.parts.stack_data(reader, traces, QUARTERS, place, pick_device(plan.device), plan.model)
+    data = plan.parts.stack_data(Asked(reader, traces, QUARTERS, place, pick_device(plan.device), plan.model))
     _check_enough(data)
     names = plan.parts.names
     smaller = {name: [other for other in names if other != name] for name in names} if len(names) > 1 else {}
@@ -109,7 +117,7 @@ def rate_stack(
 ) -> tuple[Rated, PartRatings]:
     """A stack's verdict on traces, beside those of its parts alone and of the stack without each of them."""
     parts = StackParts.of_folder(folder, info)
-    data = parts.stack_data(reader, traces, SHARES, load_place(folder, info), pick_device(device), model)
+    data = parts.stack_data(Asked(reader, traces, SHARES, load_place(folder, info), pick_device(device), model))
     whole, *without = (
         Rated({share: data.chances(lines, share) for share in SHARES}) for lines in (info.lines, *info.without.values())
     )

@@ -9,9 +9,9 @@ from gambit.scorers.verifier.folder import ALL_LINEAR
 from gambit.training.dataset import Division
 from gambit.training.train import AUTO, OUTCOMES
 
-# Tokens of one step of the optimiser and of one pass, which keeps about 3.5 MB a token of a 1.5B model to go back.
-STEP_TOKENS = {"cuda": 32_768, "mps": 8_192, "cpu": 4_096}
-PASS_TOKENS = {"cuda": 16_384, "mps": 4_096, "cpu": 4_096}
+# Tokens of one step of the optimiser and of one pass, which keeps about 2.7 MB a token of a 1.5B model to go back.
+STEP_TOKENS = {"cuda": 32_768, "mps": 8_192, "cpu": 1_024}
+PASS_TOKENS = {"cuda": 16_384, "mps": 4_096, "cpu": 1_024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class VerifierRecipe:
     chance_weight: float = 0.5  # of the cross-entropy, beside the ranking loss
     traces_per_problem: int = 8  # in an epoch; half of them right where there are enough
     uniform_traces: int = 2  # of a problem with right or wrong traces only
+    num_problems: int | None = None  # of those to train on, drawn at random: for a learning curve
     epochs: int = 4  # at most
     seconds: float | None = None  # at most; the rate is 0 when they are over
     step_tokens: int | None = None  # None: what suits the device

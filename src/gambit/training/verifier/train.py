@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.engines.local.model import pick_device
@@ -63,6 +64,7 @@ def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Sa
     device = pick_device(plan.device)
     train, held_out = parts_of(passages.data, plan.division)
     recipe = plan.recipe
+    train = drawn_problems(train, passages, recipe)
     torch.manual_seed(recipe.seed)
     header = passages.data.header
     info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
@@ -82,6 +84,13 @@ def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Passage
         raise UserError(f"unknown labels {plan.labels!r}: use {OUTCOMES} or {VALUES}")
     passages = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
     return Passages.of(with_value_labels(passages.data, plan.data)) if plan.labels == VALUES else passages
+
+
+def drawn_problems(train: Ints, passages: Passages, recipe: VerifierRecipe) -> Ints:
+    """Traces of as many problems as the recipe wants; fewer are part of more, so that a curve is of one drawing."""
+    problem_of = passages.data.traces.problem_of[train]
+    problems = np.random.default_rng(recipe.seed).permutation(np.unique(problem_of))
+    return train[np.isin(problem_of, problems[: recipe.num_problems])]
 
 
 class _TrainingRun:
@@ -268,8 +277,10 @@ class _TrainingRun:
             "held_out_problems": int(np.isfinite(aucs[chosen]).sum()),
             "by_aggregation": {str(each): float(np.nanmean(found)) for each, found in aucs.items()},
         }
+        header = self._passages.data.header
+        trust = ScorerTrust(reached, int(np.isfinite(aucs[chosen]).sum()), header.model, header.source)
         verifier = self._verifier.with_info(
-            aggregation=chosen, calibration=calibration, training=described, metrics=metrics
+            aggregation=chosen, calibration=calibration, training=described, metrics=metrics, trust=trust.to_json()
         )
         verifier.network.eval()
         return TrainedVerifier(verifier, aucs[chosen], reached, seconds, speed)
