@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gambit.config.options import EngineConfig
@@ -21,24 +23,20 @@ def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> T
     """`device`: what torch calls it."""
     import torch
     from transformers import AutoModel
-    from transformers.utils import logging
 
     folder = model_folder(name)
     family = family_named(name, folder)
     head = family.read_head(folder)
     prompt_format = family.make_format(folder)
     is_cpu = torch.device(device).type == "cpu"
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it lists the head's weights as unused, which are read above
     try:
-        backbone = AutoModel.from_pretrained(
-            folder, dtype=torch.float32 if is_cpu else "auto", trust_remote_code=False
-        ).to(device)
+        with _quiet_transformers():
+            backbone = AutoModel.from_pretrained(
+                folder, dtype=torch.float32 if is_cpu else "auto", trust_remote_code=False
+            ).to(device)
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"the verifier {name.model} does not fit on {device}: lower --memory-ratio, or put it "
                         "elsewhere with --verifier-device") from error  # fmt: skip
-    finally:
-        logging.set_verbosity(verbosity)
     info = ReaderInfo(
         name.model,
         family.name,
@@ -48,6 +46,22 @@ def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> T
         context_tokens=getattr(backbone.config, "max_position_embeddings", None),
     )
     return TransformersReader(info, backbone, head, prompt_format, _cache_bytes(config, backbone, device))
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """It draws a bar, and lists the head's weights, which are read by themselves, as unused."""
+    from transformers.utils import logging
+
+    verbosity, was_shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if was_shown:
+            logging.enable_progress_bar()
 
 
 def _cache_bytes(config: EngineConfig, backbone: torch.nn.Module, device: str) -> int:
