@@ -17,7 +17,7 @@ from gambit.scorers.readers.names import parse_reader
 from gambit.scorers.readers.start import start_local_reader
 from gambit.solver import Solver
 from test_readers import CLOSE, QUESTION, THOUGHTS, readings
-from tiny_verifiers import own, qwen_prm
+from tiny_verifiers import own
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,17 +74,6 @@ def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
         solver.config = solver.config.model_copy(update={"verifier_optional": True})
         result = solver.solve(PUZZLE.text, QUICK)
         assert result.stop_reason is StopReason.COMPLETED and "killed by signal 9" in result.verifier.lost
-
-
-def test_a_family_whose_architecture_vllm_does_not_pool_step_by_step(tmp_path):
-    """Its head has two layers, which vLLM would apply to every token, without prefix caching."""
-    verifier = qwen_prm(tmp_path / "prm")
-    reader = start_pooling_reader(parse_reader(f"prm:{verifier.folder}"), EngineConfig(), "cpu")
-    try:
-        found = reader.read(readings())
-    finally:
-        reader.close()
-    assert [each.score for each in found] == pytest.approx(verifier.scores(QUESTION, THOUGHTS), **CLOSE)
 
 
 def test_a_process_that_does_not_start_says_why(verifier):
