@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from collected import make_collection
+from gambit.config.options import SearchConfig
 from gambit.core.errors import GambitWarning, UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.core.types import Aggregation, StatePosition, StopReason
+from gambit.pawn import Level, Split, generate
 from gambit.scorers.verifier import folder as files
 from gambit.scorers.verifier.batching import by_length, snug
 from gambit.scorers.verifier.export import export
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Passage, Verifier, info_for
+from gambit.solver import Solver
 from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.ranking import QUARTERS
 from gambit.training.values import VALUES_FILE
@@ -321,3 +325,8 @@ def test_pawn_from_puzzles_to_a_verifier(tmp_path):
     assert code == 0, error
     code, said, error = scorer("eval", tmp_path / "v", "--data", tmp_path / "c", "--part", "all", "--device", "cpu")
     assert code == 0 and "token confidence" in said, error
+    puzzle = next(generate(Split.TEST, 0, Level.EASY)).text
+    for engine in ("local", *(["vllm"] if find_spec("vllm") else ())):
+        with Solver("pawn", scorer=f"prm:{tmp_path / 'v'}", engine=engine, device="cpu") as solver:
+            result = solver.solve(puzzle, SearchConfig(capacity=4, swap_size=1, check_interval=12, warmup_tokens=12))
+        assert result.verifier.thoughts > 4 and result.stop_reason is StopReason.COMPLETED
