@@ -57,9 +57,9 @@ class DyingReader(FunctionReader):
 def is_sound(reading: ThoughtReading) -> float:
     """The oracle: whether what a pawn trace has computed so far is right."""
     puzzle = parse_puzzle(reading.question.text)
-    thoughts = verify(puzzle, "".join(reading.thoughts)).thoughts
-    values = thoughts[-1].state.values if thoughts else ()
-    return float(values == puzzle.values[: len(values)])
+    found = verify(puzzle, "".join(reading.thoughts))
+    values = found.thoughts[-1].state.values if found.thoughts else ()
+    return float(values == puzzle.values[: len(values)] and found.answer in (None, puzzle.answer))
 
 
 def make_reading(

@@ -3,18 +3,22 @@
 import json
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
 from gambit.config.options import EngineConfig, MemoryPart
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
+from gambit.scorers.readers.adapters import merged_folder
 from gambit.scorers.readers.families import FAMILIES, family_of
 from gambit.scorers.readers.names import parse_reader
 from gambit.scorers.readers.prefix_cache import PrefixCache
 from gambit.scorers.readers.start import start_local_reader
+from gambit.scorers.verifier.model import Passage, Verifier, info_for
 from reading import make_reading
 from tiny_verifiers import classifier, letters, math_shepherd, own, qwen_prm, rlhflow, skywork
+from verifying import save_qwen2
 
 QUESTION = "a=1; b=2; c?"
 THOUGHTS = ["First, a+b=3.\nSo c is 3.\n\n", "Wait, c was\nnot given.\n\n", "c=4.\n\n"]
@@ -104,6 +108,28 @@ def test_own_verifiers_say_how_their_scores_are_read(tmp_path):
         verifier.scores(QUESTION, THOUGHTS), **CLOSE
     )
     assert started(verifier, verifier_aggregation="last").info.aggregation is Aggregation.LAST
+
+
+def test_an_adapter_is_read_as_it_was_trained(tmp_path, monkeypatch):
+    """Loaded on the generator's weights, and merged into a copy of them for engines that load whole models."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = str(save_qwen2(tmp_path / "model"))
+    info = info_for(model, rank=2, targets="q_proj,v_proj", calibration={"slope": 1.5, "offset": 0.3})
+    made = Verifier.fresh(model, info, torch.device("cpu"))
+    torch.manual_seed(6)
+    made.set_adapter({name: torch.randn_like(each) / 4 for name, each in made.adapter().items()})
+    torch.nn.init.normal_(made.head.weight, std=2.0)
+    made.save(tmp_path / "adapter")
+    prompt, tokens = [7, 8, 9], [20, 21, 5, 22, 23, 24, 5]
+    parts = [make_reading(prompt, tokens[:end], [end], ["x"]) for end in (3, 7)]
+    passage = Passage(np.array([*prompt, *tokens]), np.array([5, 9]))
+    expected = [info.calibration.probability(logit) for logit in made.logits([passage])[0]]
+    name, config = parse_reader(f"prm:{tmp_path / 'adapter'}"), EngineConfig(model=model)
+    assert [each.score for each in start_local_reader(name, config, "cpu").read(parts)] == pytest.approx(expected)
+    whole = merged_folder(tmp_path / "adapter", model)
+    assert merged_folder(tmp_path / "adapter", "no/such/model") == whole, "made once"
+    merged = start_local_reader(parse_reader(f"prm:{whole}"), config, "cpu")
+    assert [each.score for each in merged.read(parts)] == pytest.approx(expected) and merged.info.format == "gambit"
 
 
 def test_a_reading_longer_than_the_context_has_no_score(tmp_path):
@@ -212,4 +238,5 @@ def test_a_cache_without_room_changes_no_score(family):
     reader = started(verifier, name, verifier_memory="1KB")
     found = reader.read(readings())
     assert [each.score for each in found] == pytest.approx(verifier.scores(QUESTION, THOUGHTS), **CLOSE)
-    assert reader._cache.used_bytes <= 2 * 2 * 2 * 8 * 4 * len(reader._format.encode(readings()[-1]))
+    bytes_per_token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, their size, float32
+    assert reader._cache.used_bytes <= bytes_per_token * len(reader._format.encode(readings()[-1]))

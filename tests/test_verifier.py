@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,14 +11,17 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from collected import make_collection
+from gambit.config.options import SearchConfig
 from gambit.config.trust import ScorerTrust
 from gambit.core.errors import GambitWarning, UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.core.types import Aggregation, StatePosition, StopReason
+from gambit.pawn import Level, Split, generate
 from gambit.scorers.verifier import folder as files
 from gambit.scorers.verifier.batching import by_length, snug
 from gambit.scorers.verifier.export import export
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Passage, Verifier, info_for
+from gambit.solver import Solver
 from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.ranking import QUARTERS
 from gambit.training.values import VALUES_FILE
@@ -324,3 +328,22 @@ def test_a_mistake_is_one_sentence(collection, model, tmp_path, monkeypatch, fla
         "train", "--architecture", "verifier", "--data", collection, "--device", "cpu", *out, *given
     )
     assert code == 2 and message in error, error
+
+
+@pytest.mark.slow
+def test_pawn_from_puzzles_to_a_verifier(tmp_path):
+    flags = ("--engine", "local", "--device", "cpu", "--traces", "4")
+    code, said, error = scorer("collect", "--problems", "pawn:scorer", "--limit", "5", "--out", tmp_path / "c", *flags)
+    assert code == 0, error
+    recipe = ("--rank", "2", "--rate", "1e-3", "--epochs", "1", "--batch-tokens", "800", "--targets", "q_proj,v_proj")
+    code, said, error = scorer("train", "--architecture", "verifier", "--model", "pawn", "--data", tmp_path / "c",
+                               "--out", tmp_path / "v", "--validation", "0.4", "--test", "0.1", "--device", "cpu",
+                               *recipe)  # fmt: skip
+    assert code == 0, error
+    code, said, error = scorer("eval", tmp_path / "v", "--data", tmp_path / "c", "--part", "all", "--device", "cpu")
+    assert code == 0 and "token confidence" in said, error
+    puzzle = next(generate(Split.TEST, 0, Level.EASY)).text
+    for engine in ("local", *(["vllm"] if find_spec("vllm") else ())):
+        with Solver("pawn", scorer=f"prm:{tmp_path / 'v'}", engine=engine, device="cpu") as solver:
+            result = solver.solve(puzzle, SearchConfig(capacity=4, swap_size=1, check_interval=12, warmup_tokens=12))
+        assert result.verifier.thoughts > 4 and result.stop_reason is StopReason.COMPLETED

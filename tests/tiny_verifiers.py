@@ -23,6 +23,7 @@ from transformers import (
 )
 
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<extra_0>", "ки"]
+WIDTH = 128  # four heads of 32: vLLM's CPU kernels know no smaller ones
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -47,7 +48,7 @@ def letters() -> PreTrainedTokenizerFast:
 
 def shape(kind: type[PretrainedConfig], **changes: object) -> PretrainedConfig:
     return kind(**{
-        "vocab_size": len(letters()), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "vocab_size": len(letters()), "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "pad_token_id": 0,
         "tie_word_embeddings": False, **changes,
     })  # fmt: skip
@@ -86,7 +87,7 @@ def qwen_prm(folder: Path) -> TinyVerifier:
     torch.manual_seed(1)
     config = shape(Qwen2Config)
     model = lively(Qwen2Model(config))
-    score = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    score = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 2))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"score.{name}": tensor for name, tensor in score.state_dict().items()}
     _save(folder, config, tensors, "Qwen2ForProcessRewardModel")
@@ -106,7 +107,7 @@ def skywork(folder: Path) -> TinyVerifier:
     torch.manual_seed(2)
     config = shape(Qwen2Config)
     model = lively(AutoModelForCausalLM.from_config(config))
-    head = torch.nn.Linear(32, 1)
+    head = torch.nn.Linear(WIDTH, 1)
     tensors = dict(model.state_dict()) | {f"v_head.summary.{name}": t for name, t in head.state_dict().items()}
     _save(folder, config, tensors, "Qwen2ForCausalLM")  # recognised by its head
 
@@ -163,9 +164,9 @@ def rlhflow(folder: Path) -> TinyVerifier:
 
 
 @torch.no_grad()
-def classifier(folder: Path, num_labels: int) -> TinyVerifier:
+def classifier(folder: Path, num_labels: int, **changes: object) -> TinyVerifier:
     torch.manual_seed(5)
-    config = shape(Qwen2Config, num_labels=num_labels)
+    config = shape(Qwen2Config, num_labels=num_labels, **changes)
     model = lively(AutoModelForSequenceClassification.from_config(config))
     _save(folder, config, dict(model.state_dict()), "Qwen2ForSequenceClassification")
 
@@ -179,9 +180,9 @@ def classifier(folder: Path, num_labels: int) -> TinyVerifier:
 
 
 @torch.no_grad()
-def own(folder: Path, offset: float = 0.75) -> TinyVerifier:
+def own(folder: Path, offset: float = 0.75, **changes: object) -> TinyVerifier:
     """As `gambit scorer export` writes it: one label, and the rest of the calibration beside it."""
-    made = classifier(folder, num_labels=1)
+    made = classifier(folder, num_labels=1, **changes)
     about = {"calibration": {"slope": 1.0, "offset": offset}, "aggregation": "mean"}
     (folder / "verifier.json").write_text(json.dumps(about))
 

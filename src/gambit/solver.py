@@ -80,8 +80,9 @@ class Solver:
         self._history = LengthHistory()
         self._said: set[str] = set()
         self._verifier = self._start_verifier(scorer, verifier)
-        engine_config = beside_verifier(self.config, verifier)
         try:
+            engine_config = beside_verifier(self.config, verifier)
+            self._memory_ratio = engine_config.memory_ratio
             self._host = SearchHost(lambda: start_engine(engine_config, source, self._scorer))
         except BaseException:
             self._close_verifier()
@@ -217,6 +218,7 @@ class Solver:
         verifier = self._verifier_use(problem, tokens) if needs_scores(requirements, config) else None
         embed = embedder_of(requirements)
         found += self._crowding(settings.capacity * wanted.concurrency)
+        found += self._short_context(verifier, len(tokens) + settings.max_new_tokens)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
         sink = EventSink(problem.id, wanted.out_dir, wanted.on_event)
         self._num_searches += 1
@@ -296,6 +298,15 @@ class Solver:
         )
         return [f"of {num_traces} traces {info.most_traces} run at a time, the others wait{option}"]
 
+    def _short_context(self, verifier: VerifierUse | None, num_tokens: int) -> list[str]:
+        context = None if verifier is None else verifier.thread.info.context_tokens
+        if context is None or num_tokens <= context:
+            return []
+        return [
+            f"the verifier reads at most {context} tokens: a trace that grows longer, up to {num_tokens} with its "
+            "prompt, keeps the score it has; lower --max-new-tokens, or take a verifier with a longer context"
+        ]
+
     def _header(
         self,
         problem: Problem,
@@ -328,6 +339,7 @@ class Solver:
         found: dict[str, ev.Json] = {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
         if self._verifier is not None:
             found["verifier"] = cast("dict[str, ev.Json]", dataclasses.asdict(self._verifier.info))
+            found["memory"] = {"engine": self._memory_ratio, "verifier": self.config.verifier_memory}
         return found
 
     def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:

@@ -74,6 +74,8 @@ def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
         completed=counts.completed,
         cancelled=counts.cancelled,
         verifier_thoughts=verifier.thoughts if verifier else 0,
+        verifier_needed=verifier.needed if verifier else 0,
+        verifier_in_time=verifier.in_time if verifier else 0,
         verifier_tokens=verifier.tokens if verifier else 0,
         verifier_seconds=verifier.seconds if verifier else 0.0,
         verifier_waited=verifier.seconds_waited if verifier else 0.0,

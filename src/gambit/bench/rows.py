@@ -80,6 +80,8 @@ class Row:
     waited_steps: int = 0  # decode steps that traces spent waiting for memory
     waited_seconds: float = 0.0
     verifier_thoughts: int = 0  # that a second model read, where there is one
+    verifier_needed: int = 0  # of these, by a tournament
+    verifier_in_time: int = 0  # of the needed, those whose scores were there when it came
     verifier_tokens: int = 0
     verifier_seconds: float = 0.0
     verifier_waited: float = 0.0  # seconds for which the search stood still for its scores

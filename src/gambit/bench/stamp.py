@@ -13,7 +13,9 @@ from pathlib import Path
 from gambit.core.events import Json
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
+from gambit.scorers.readers.adapters import identity as adapter_identity
 from gambit.scorers.readers.names import parse_reader
+from gambit.scorers.verifier.folder import is_verifier
 from gambit.storage.hashing import file_hash
 from gambit.storage.versions import package_version
 
@@ -46,12 +48,18 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
     found = {"model": Path(model).name, "model_hash": models.identity_hash(source) or UNKNOWN, "hash_of": HASH_OF}
     verifier = parse_reader(scorer)
     if verifier is not None and not verifier.is_served:
-        found["scorer_hash"] = (models.identity_hash(models.locate(verifier.model)) or UNKNOWN)[-16:]
+        found["scorer_hash"] = _verifier_hash(models.locate(verifier.model))
         return found
     path = models.scorer_file(source, scorer)
     if path is not None:
         found["scorer_hash"] = file_hash(path)[-16:]
     return found
+
+
+def _verifier_hash(source: str) -> str:
+    if is_verifier(source):
+        return adapter_identity(Path(source))
+    return (models.identity_hash(source) or UNKNOWN)[-16:]
 
 
 def device_name(device: str) -> str:

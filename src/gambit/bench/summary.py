@@ -57,6 +57,7 @@ class Cell:
     waited_steps: float
     waited_seconds: float
     verifier_thoughts: float
+    verifier_in_time: float | None  # share of the thoughts that a tournament needed
     verifier_tokens: float
     verifier_seconds: float
     verifier_waited: float
@@ -210,6 +211,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         waited_steps=_average(good, lambda row: row.waited_steps),
         waited_seconds=_average(good, lambda row: row.waited_seconds),
         verifier_thoughts=_average(good, lambda row: row.verifier_thoughts),
+        verifier_in_time=_share_of(sum(row.verifier_in_time for row in good), sum(row.verifier_needed for row in good)),
         verifier_tokens=_average(good, lambda row: row.verifier_tokens),
         verifier_seconds=_average(good, lambda row: row.verifier_seconds),
         verifier_waited=_average(good, lambda row: row.verifier_waited),
@@ -220,6 +222,10 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         pools=tuple(dict.fromkeys(row.pool for row in good if row.pool)),
         revotes=_revotes(table, variant),
     )
+
+
+def _share_of(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
 
 
 def _tokens(row: Row) -> float:

@@ -222,9 +222,11 @@ def _verifier(summary: BenchSummary) -> list[Table]:
     table = _cells(
         summary, "Verifier",
         "Means a search. Tokens are those the verifier computed, without what was in its cache; its seconds are shared "
-        "by the thoughts that it read together; waited: the search stood still for its scores.",
+        "by the thoughts that it read together. In time: of the thoughts that a tournament needed, those whose scores "
+        "were there when it came; waited: the search stood still for the others.",
         [
             ("thoughts read", lambda c: f"{c.verifier_thoughts:,.1f}"),
+            ("in time %", lambda c: _plain(None if c.verifier_in_time is None else 100 * c.verifier_in_time, 1)),
             ("tokens read", lambda c: f"{c.verifier_tokens:,.0f}"),
             ("verifier's seconds", lambda c: f"{c.verifier_seconds:,.2f}"),
             ("seconds waited", lambda c: f"{c.verifier_waited:,.2f}"),

@@ -194,6 +194,8 @@ class VerifierTotals:
     step: int
     verifier: str
     thoughts: int
+    needed: int  # of these, by a tournament: all but the last ones of traces that completed in the meantime
+    in_time: int  # of the needed, those whose scores were there when the tournament came
     tokens: int  # that it computed
     seconds: float  # of its own work
     seconds_waited: float  # for which the search stood still

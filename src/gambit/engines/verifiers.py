@@ -12,6 +12,10 @@ from gambit.scorers.readers.names import ReaderName
 
 def start_reader(name: ReaderName, config: EngineConfig) -> Reader:
     """The verifier, ready to read."""
+    if name.is_served:
+        from gambit.scorers.readers.http_reader import start_http_reader
+
+        return start_http_reader(name, config)
     device = _device(config)
     if _runs_on_vllm(config, device):
         from gambit.engines.vllm.pooling import start_pooling_reader

@@ -79,6 +79,8 @@ class VerifierCost:
 
     name: str
     thoughts: int
+    needed: int  # of these, by a tournament
+    in_time: int  # of the needed, those whose scores were there when it came
     tokens: int  # computed, without those it had in its cache
     seconds: float
     seconds_waited: float  # for which the search stood still
@@ -239,7 +241,17 @@ class SearchRecord:
         v = self.verified
         if v is None:
             return None
-        return VerifierCost(v.verifier, v.thoughts, v.tokens, v.seconds, v.seconds_waited, not v.is_async, v.lost)
+        return VerifierCost(
+            name=v.verifier,
+            thoughts=v.thoughts,
+            needed=v.needed,
+            in_time=v.in_time,
+            tokens=v.tokens,
+            seconds=v.seconds,
+            seconds_waited=v.seconds_waited,
+            is_repeatable=not v.is_async,
+            lost=v.lost,
+        )
 
     @property
     def seconds(self) -> Seconds:

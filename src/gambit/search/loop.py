@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
+from gambit.core.errors import EngineError
 from gambit.core.tree import LIVE, Trace, TraceState
 from gambit.core.types import (
     OnPressure,
@@ -267,8 +268,11 @@ class Search:
         judge = self._verification
         if judge is None:
             return
-        is_asked = judge.lost is None and self.failure is None
-        judged = judge.finish(self._num_steps, deadline) if is_asked else None
+        try:
+            is_asked = judge.lost is None and self.failure is None
+            judged = judge.finish(self._num_steps, deadline) if is_asked else None
+        except EngineError as error:  # the vote is taken all the same, so that the log has its end
+            self.failure, self._error, judged = error, str(error), None
         if judged is not None:
             self._recorder.judge(judged)
         self._recorder.emit(judge.event(self._num_steps))

@@ -57,6 +57,7 @@ class _Awaited:
     ended_step: int
     engine_score: float | None  # None for what a trace said at its end
     score: Future[TimedScore]
+    was_needed: bool = False  # a tournament has asked for it
 
 
 class Verification:
@@ -81,7 +82,7 @@ class Verification:
         self._tokens_of = tokens_of
         self._lineages: dict[int, _Lineage] = {}
         self._awaited: list[_Awaited] = []
-        self._num_thoughts = 0
+        self._num_thoughts = self._num_needed = self._num_in_time = 0
         self._num_tokens = 0
         self._seconds = 0.0
         self._seconds_for_vote = 0.0
@@ -165,6 +166,7 @@ class Verification:
     def collect(self, at: int, *, deadline: float = math.inf) -> ev.Verified | None:
         """The scores that count from now on. Waits for all of them until a deadline, unless it is asynchronous."""
         self._drop_unwanted()
+        self._count_in_time()
         if not self._use.is_async:
             self._wait(deadline)
         return self._verified(at)
@@ -183,6 +185,8 @@ class Verification:
             at,
             self._use.thread.info.name,
             self._num_thoughts,
+            self._num_needed,
+            self._num_in_time,
             self._num_tokens,
             self._seconds,
             self.seconds_waited,
@@ -204,6 +208,12 @@ class Verification:
                 each.score.cancel()
         self._awaited = kept
         self._lineages = {trace: each for trace, each in self._lineages.items() if self._tree.traces[trace].is_active}
+
+    def _count_in_time(self) -> None:
+        for each in self._awaited:
+            self._num_needed += not each.was_needed
+            self._num_in_time += not each.was_needed and each.score.done()
+            each.was_needed = True
 
     def _wait(self, deadline: float) -> None:
         began = time.monotonic()

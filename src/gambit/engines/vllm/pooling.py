@@ -15,10 +15,12 @@ from typing import Any
 from gambit.config.options import EngineConfig
 from gambit.core.errors import EngineError, UserError
 from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
+from gambit.scorers.readers.adapters import merged_folder
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
 from gambit.scorers.readers.families import aggregation_of
 from gambit.scorers.readers.formats import PromptFormat
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
+from gambit.scorers.verifier.folder import is_verifier
 
 CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
 CLOSE_SECONDS = 10  # after which a process that was asked to end is killed
@@ -100,6 +102,8 @@ def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) ->
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --verifier-engine local")
     folder = model_folder(name)
+    if is_verifier(folder):
+        folder = merged_folder(folder, config.model)
     family = family_named(name, folder)
     prompt_format = family.make_format(folder)
     setup = PoolingSetup(str(folder), family.name, {**_options(config, device), **config.verifier_options})

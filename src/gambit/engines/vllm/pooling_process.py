@@ -67,10 +67,10 @@ def serve(connection: Connection) -> None:
 def _start(setup: PoolingSetup) -> tuple[StatePooler, Head]:
     import torch
 
-    from gambit.engines.vllm.compat.pooling import StatePooler
-
     folder = Path(setup.folder)
     head = FAMILIES[setup.family].read_head(folder).to(torch.device("cpu"))
+    from gambit.engines.vllm.compat.pooling import StatePooler  # takes seconds
+
     return StatePooler(setup.folder, str(read_config(folder)["model_type"]), setup.options), head
 
 

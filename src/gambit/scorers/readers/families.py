@@ -71,7 +71,7 @@ def _line_steps(folder: Path) -> PromptFormat:
 
 def _classifier_head(folder: Path) -> Head:
     layer = as_one_logit(read_linear(folder, "score"), str(folder))
-    return Head((shifted(layer, _own_settings(folder).offset),))
+    return Head((shifted(layer, own_settings(folder).offset),))
 
 
 def _two_layer_head(folder: Path) -> Head:
@@ -111,7 +111,8 @@ class OwnSettings:
     aggregation: Aggregation = Aggregation.LAST
 
 
-def _own_settings(folder: Path) -> OwnSettings:
+def own_settings(folder: Path) -> OwnSettings:
+    """Those of the folder, or none."""
     path = folder / VERIFIER_FILE
     if not path.is_file():
         return OwnSettings()
@@ -121,7 +122,7 @@ def _own_settings(folder: Path) -> OwnSettings:
 
 def aggregation_of(folder: Path, wanted: Aggregation | None) -> Aggregation:
     """As the user says, or as the verifier was made for."""
-    return wanted if wanted is not None else _own_settings(folder).aggregation
+    return wanted if wanted is not None else own_settings(folder).aggregation
 
 
 def read_config(folder: Path) -> dict[str, Any]:

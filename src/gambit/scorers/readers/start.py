@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError
+from gambit.scorers.readers.adapters import load_adapter
 from gambit.scorers.readers.base import ReaderInfo
-from gambit.scorers.readers.families import aggregation_of
+from gambit.scorers.readers.families import FAMILIES, aggregation_of
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.readers.transformers_reader import TransformersReader
+from gambit.scorers.verifier.folder import is_verifier
 
 if TYPE_CHECKING:
     import torch
@@ -20,25 +23,19 @@ CPU_CACHE_BYTES = 2 << 30  # where memory is shared with everything else
 def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> TransformersReader:
     """`device`: what torch calls it."""
     import torch
-    from transformers import AutoModel
-    from transformers.utils import logging
 
     folder = model_folder(name)
-    family = family_named(name, folder)
-    head = family.read_head(folder)
-    prompt_format = family.make_format(folder)
-    is_cpu = torch.device(device).type == "cpu"
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it lists the head's weights as unused, which are read above
+    is_adapter = is_verifier(folder)
+    family = FAMILIES["gambit"] if is_adapter else family_named(name, folder)
     try:
-        backbone = AutoModel.from_pretrained(
-            folder, dtype=torch.float32 if is_cpu else "auto", trust_remote_code=False
-        ).to(device)
+        backbone, head = (
+            load_adapter(folder, config.model, device)
+            if is_adapter
+            else (_load(folder, device), family.read_head(folder))
+        )
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"the verifier {name.model} does not fit on {device}: lower --memory-ratio, or put it "
                         "elsewhere with --verifier-device") from error  # fmt: skip
-    finally:
-        logging.set_verbosity(verbosity)
     info = ReaderInfo(
         name.model,
         family.name,
@@ -47,7 +44,20 @@ def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> T
         aggregation=aggregation_of(folder, config.verifier_aggregation),
         context_tokens=getattr(backbone.config, "max_position_embeddings", None),
     )
-    return TransformersReader(info, backbone, head, prompt_format, _cache_bytes(config, backbone, device))
+    return TransformersReader(info, backbone, head, family.make_format(folder), _cache_bytes(config, backbone, device))
+
+
+def _load(folder: Path, device: str) -> torch.nn.Module:
+    """Without a head: those of verifiers are read by themselves."""
+    import torch
+    from transformers import AutoModel
+
+    from gambit.scorers.verifier.model import quiet_transformers
+
+    dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
+    with quiet_transformers():
+        backbone: torch.nn.Module = AutoModel.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+    return backbone.to(device)
 
 
 def _cache_bytes(config: EngineConfig, backbone: torch.nn.Module, device: str) -> int:

@@ -36,15 +36,17 @@ class ReaderThread:
     A verifier that fails is not asked again: what waits and what comes later gets the error.
     """
 
-    info: ReaderInfo
-
     def __init__(self, start: Callable[[], Reader]) -> None:
         self._inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._failure: EngineError | None = None
-        started: Future[ReaderInfo] = Future()
+        started: Future[Reader] = Future()
         self._thread = threading.Thread(target=self._run, args=(start, started), name="gambit-verifier", daemon=True)
         self._thread.start()
-        self.info = started.result()
+        self.reader = started.result()  # its calls belong to the thread
+
+    @property
+    def info(self) -> ReaderInfo:
+        return self.reader.info
 
     def submit(self, reading: ThoughtReading) -> Future[TimedScore]:
         """A reading that is cancelled before its turn is not read."""
@@ -59,14 +61,13 @@ class ReaderThread:
 
     # -- on the thread -----------------------------------------------------------------------------------------
 
-    def _run(self, start: Callable[[], Reader], started: Future[ReaderInfo]) -> None:
+    def _run(self, start: Callable[[], Reader], started: Future[Reader]) -> None:
         try:
             reader = start()
-            info = reader.info
         except BaseException as error:
             started.set_exception(error)
             return
-        started.set_result(info)
+        started.set_result(reader)
         while self._serve(reader):
             pass
         reader.close()

@@ -1,0 +1,164 @@
+"""A verifier that is served elsewhere, by vLLM's `/pooling`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+
+from gambit.config.options import EngineConfig
+from gambit.core.errors import EngineError, UserError
+from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
+from gambit.scorers.readers.families import FAMILIES, Family, OwnSettings, family_of, own_settings
+from gambit.scorers.readers.formats import PromptFormat
+from gambit.scorers.readers.names import ReaderName
+
+TIMEOUT_SECONDS = 600.0  # for a batch: a server that loads or compiles first takes its time
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How vLLM serves a family: its task, and which of two numbers is the probability of a good thought."""
+
+    task: str
+    good: int
+
+
+SERVED: Mapping[str, Served] = {
+    "gambit": Served("classify", 1),
+    "classifier": Served("classify", 1),
+    "qwen-prm": Served("token_classify", 1),  # one row for each step token
+    "math-shepherd": Served("token_classify", 0),  # with returned_token_ids [+, -]
+}
+
+
+class HttpReader:
+    """Posts the token ids of readings, all of a batch at once."""
+
+    def __init__(
+        self, info: ReaderInfo, address: str, model: str, prompt_format: PromptFormat, settings: OwnSettings
+    ) -> None:
+        self.info = info
+        self._address = address
+        self._model = model
+        self._format = prompt_format
+        self._served = SERVED[info.format]
+        self._settings = settings
+
+    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
+        encoded = [self._format.encode(reading) for reading in readings]
+        short = [tokens for tokens in encoded if self._fits(tokens)]
+        found = iter(self._ask(short) if short else ())
+        return [ReadingScore(next(found), len(tokens)) if self._fits(tokens) else None for tokens in encoded]
+
+    def close(self) -> None:
+        """The server is someone else's."""
+
+    def _fits(self, tokens: Sequence[int]) -> bool:
+        return self.info.context_tokens is None or len(tokens) <= self.info.context_tokens
+
+    def _ask(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        content = {"model": self._model, "task": self._served.task, "input": [*map(list, sequences)]}
+        answer = _call(self._address, content)
+        try:
+            rows = sorted(answer["data"], key=lambda row: int(row["index"]))
+            assert len(rows) == len(sequences), f"{len(rows)} answers to {len(sequences)} readings"
+            return [self._score(row["data"]) for row in rows]
+        except (KeyError, TypeError, ValueError, IndexError, AssertionError) as error:
+            raise EngineError(f"{self._address} does not answer as vLLM's /pooling does: {error}") from error
+
+    def _score(self, data: Sequence[Any]) -> float:
+        """Of the last step, where there is a row for each."""
+        row = [float(each) for each in (data[-1] if isinstance(data[-1], list) else data)]
+        if len(row) not in (1, 2):
+            raise ValueError(f"{len(row)} numbers for a thought, not one or two")
+        probability = row[0] if len(row) == 1 else row[self._served.good]
+        return _shifted(probability, self._settings.offset)
+
+
+def start_http_reader(name: ReaderName, config: EngineConfig) -> HttpReader:
+    """Asks the server what it serves."""
+    address, beside = _split(name.model)
+    listed = _first_call(urlunsplit((*urlsplit(address)[:2], "/v1/models", "", "")))
+    model, root, context = str(listed["id"]), str(listed.get("root") or listed["id"]), listed.get("max_model_len")
+    folder = _folder(beside or root)
+    family = _family(name, folder)
+    settings = own_settings(folder) if folder is not None else OwnSettings()
+    info = ReaderInfo(
+        f"{model} at {address}",
+        family.name,
+        "http",
+        "elsewhere",
+        aggregation=config.verifier_aggregation or settings.aggregation,
+        context_tokens=None if context is None else int(context),
+    )
+    return HttpReader(info, address, model, _format_of(family, folder, root), settings)
+
+
+def _split(model: str) -> tuple[str, str]:
+    """The address with a path, and the folder after `#`."""
+    parts = urlsplit(model)
+    path = parts.path if parts.path.strip("/") else "/pooling"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), parts.fragment
+
+
+def _folder(name: str) -> Path | None:
+    """A served model's files, where they are on this disk too."""
+    from gambit.models.files import folder_on_disk
+
+    return folder_on_disk(name)
+
+
+def _family(name: ReaderName, folder: Path | None) -> Family:
+    if name.family is None and folder is None:
+        raise UserError(f"what format the verifier at {name.model} reads cannot be told from here: name it, "
+                        f"prm:FORMAT:http://…, where FORMAT is one of {', '.join(SERVED)}")  # fmt: skip
+    family = FAMILIES[name.family] if name.family is not None else family_of(folder or Path())
+    if family.name not in SERVED:
+        raise UserError(f"vLLM's /pooling does not serve verifiers of the format {family.name!r}: give the model's "
+                        "folder instead of an address")  # fmt: skip
+    return family
+
+
+def _format_of(family: Family, folder: Path | None, root: str) -> PromptFormat:
+    if folder is None and family.name != "gambit":
+        raise UserError(f"the verifier's tokenizer is needed, and {root!r} is not on this disk: put a folder that has "
+                        "it behind the address, prm:http://…#FOLDER")  # fmt: skip
+    return family.make_format(folder or Path())
+
+
+def _first_call(address: str) -> dict[str, Any]:
+    try:
+        listed = _call(address)["data"][0]
+    except EngineError as error:
+        raise UserError(f"no verifier is served: {error}") from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{address} does not list a model, as vLLM does") from error
+    assert isinstance(listed, dict)
+    return listed
+
+
+def _call(address: str, content: object | None = None) -> Any:
+    data = None if content is None else json.dumps(content).encode()
+    request = Request(address, data, {"Content-Type": "application/json"})
+    try:
+        with urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            return json.loads(answer.read())
+    except HTTPError as error:
+        said = " ".join(error.read(500).decode(errors="replace").split())
+        raise EngineError(f"{address} answers {error.code}: {said}") from error
+    except (URLError, OSError, ValueError) as error:
+        raise EngineError(f"{address} does not answer: {getattr(error, 'reason', error)}") from error
+
+
+def _shifted(probability: float, offset: float) -> float:
+    """With a constant added to its logit."""
+    if offset == 0.0 or not 0.0 < probability < 1.0:
+        return probability
+    return 1 / (1 + math.exp(-math.log(probability / (1 - probability)) - offset))

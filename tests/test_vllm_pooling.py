@@ -1,0 +1,84 @@
+"""A verifier on a vLLM engine of its own: the same scores, each token computed once, and what its death does."""
+
+import os
+import signal
+import warnings
+from importlib.util import find_spec
+
+import pytest
+
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.core import events as ev
+from gambit.core.errors import EngineError
+from gambit.core.types import Aggregation, StopReason
+from gambit.engines.vllm.pooling import start_pooling_reader
+from gambit.pawn import Level, Split, generate
+from gambit.scorers.readers.names import parse_reader
+from gambit.scorers.readers.start import start_local_reader
+from gambit.solver import Solver
+from test_readers import CLOSE, QUESTION, THOUGHTS, readings
+from tiny_verifiers import own
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: scripts/install.sh brings it"),
+]
+PUZZLE = next(generate(Split.DEV, 0, Level.EASY))
+QUICK = SearchConfig(capacity=4, swap_size=1, check_interval=12, warmup_tokens=12, islands=1)
+BLOCK = 32  # tokens
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory):
+    """With pawn's vocabulary, which has more ids than there are letters."""
+    return own(tmp_path_factory.mktemp("own"), vocab_size=141)
+
+
+def solver_with(verifier, engine, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scorer = f"prm:{verifier.folder}"
+        return Solver("pawn", scorer=scorer, engine=engine, device="cpu", verifier_engine="vllm", **options)
+
+
+def server_of(solver):
+    return solver._verifier.reader._process
+
+
+def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
+    """Then its process is killed, which ends the next search with a reason, and one that may do without goes on."""
+    local = start_local_reader(parse_reader(f"prm:{verifier.folder}"), EngineConfig(), "cpu")
+    with solver_with(verifier, "vllm") as solver:
+        reader = solver._verifier.reader
+        found = reader.read(readings())
+        assert [each.score for each in found] == pytest.approx(verifier.scores(QUESTION, THOUGHTS), **CLOSE)
+        again = reader.read(readings())
+        assert [each.score for each in again] == pytest.approx([each.score for each in found], **CLOSE)
+        assert all(each.num_tokens <= BLOCK for each in again), "all but the last block is in the cache"
+        assert reader.info.context_tokens == 1024 and reader.info.aggregation is Aggregation.MEAN
+        seen, events = [], []
+        read = reader.read
+        reader.read = lambda batch: seen.append((batch, read(batch))) or seen[-1][1]
+        result = solver.solve(PUZZLE.text, QUICK, on_event=events.append)
+        assert result.stop_reason is StopReason.COMPLETED and result.verifier.thoughts > 8
+        for batch, scores in seen:
+            expected = [each.score for each in local.read(batch)]
+            assert [each.score for each in scores] == pytest.approx(expected, **CLOSE)
+        judged = [score for event in events if isinstance(event, ev.Verified) for score in event.scores]
+        assert len(judged) == result.verifier.thoughts
+        os.kill(server_of(solver).pid, signal.SIGKILL)
+        with pytest.raises(
+            EngineError, match=r"the verifier .* failed: its vLLM process \d+ has ended \(killed by signal 9"
+        ):
+            solver.solve(PUZZLE.text, QUICK)
+        solver.config = solver.config.model_copy(update={"verifier_optional": True})
+        result = solver.solve(PUZZLE.text, QUICK)
+        assert result.stop_reason is StopReason.COMPLETED and "killed by signal 9" in result.verifier.lost
+
+
+def test_a_process_that_does_not_start_says_why(verifier):
+    name = parse_reader(f"prm:qwen-prm:{verifier.folder}")
+    with pytest.raises(
+        EngineError, match=r"does not start on vLLM: .* have no score\.0\.weight, .*--verifier-memory 0\.3"
+    ):
+        start_pooling_reader(name, EngineConfig(), "cpu")
