@@ -55,6 +55,7 @@ CAPACITY = 64
 ROOM = 16_384  # tokens of KV cache to a search: nothing has to go
 CONTEXT = 1024
 JUDGING_TRACES = 32
+OWN = "own"  # vote of a method
 VOTES = {
     "sc": VoteKind.MAJORITY,
     "sc, score vote (STEP)": VoteKind.SCORE,
@@ -242,9 +243,8 @@ def is_pressure(event: ev.Event) -> bool:
 
 
 def row_of(batch: Batch, record: SearchRecord, puzzle: Puzzle) -> dict[str, object]:
-    """A search's figures; plain voting is counted in every way."""
-    is_plain = record.started.policy == "sc"
-    kinds = VOTES if is_plain else {"": record.vote_kind}
+    """A search's figures, its traces counted in every way."""
+    kinds = {OWN: record.vote_kind} | {str(kind): kind for kind in VOTES.values()}
     settings = record.started.settings
     hits = [is_right(trace.answer, puzzle) for trace in record.tree.in_state(TraceState.FINISHED)]
     return {
@@ -315,9 +315,9 @@ class Results:
         self.votes: dict[str, str] = {}
         for method in methods:
             found = {(row["puzzle"], row["seed"]): row for row in by_searches[keys[method.name]]}
-            for name, vote in {name: name for name in VOTES}.items() if method.name == "sc" else [(method.name, "")]:
+            for name, vote in VOTES.items() if method.name == "sc" else [(method.name, OWN)]:
                 if found:
-                    self.rows[name], self.votes[name] = found, vote  # type: ignore[assignment]
+                    self.rows[name], self.votes[name] = found, str(vote)  # type: ignore[assignment]
 
     def column(self, name: str, what: str, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
         """Per puzzle, seeds averaged."""
@@ -341,8 +341,14 @@ class Results:
             f"against {base}": percent(mean_interval(gain, resamples(len(gain)))) if len(gain) else None,
             "one_trace_right": round(100 * float(self.column(name, "one_trace_right", own).mean()), 1),
             "tokens_against_sc": self.tokens_ratio(name),
+            "voted_otherwise": {str(kind): self.share_right(name, str(kind)) for kind in VOTES.values()},
             "settings": next(iter(self.rows[name].values()))["settings"],
         }
+
+    def share_right(self, name: str, vote: str) -> float:
+        """Of the same traces under another vote, in per cent."""
+        hits = [float(row["right"][vote]) for row in self.rows[name].values()]  # type: ignore[index]
+        return round(100 * sum(hits) / len(hits), 1)
 
     def tokens_ratio(self, name: str) -> float | None:
         both = sorted(set(self.rows[name]) & set(self.rows.get("sc", {})))
@@ -366,6 +372,10 @@ def table(out: Path, methods: Sequence[Method], keys: Mapping[str, str], options
         shape = "" if name in VOTES else f"{pool['islands']}, {pool['swap_size']}, {pool['warmup_tokens']}"
         print(f"{name:32} {found['searches']:>5} {shown(found['accuracy']):>22} {shown(found['against sc']):>22} "
               f"{found['one_trace_right']:>6} {found['tokens_against_sc']:>7}  {shape}")  # fmt: skip
+    print("the same traces by majority, score, position, best:")
+    for name, found in figures.items():
+        if name == "sc" or name not in VOTES:
+            print(f"{name:32} {found['voted_otherwise']}")
     others = compared_with_the_best(results)
     for name, found in others.items():
         print(f"gambit, shipped, against {name}: {shown(found)}")

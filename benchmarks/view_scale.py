@@ -1,10 +1,11 @@
 """How the tree page copes with a search of the paper's size: page size, time to write, open, hover and click.
 
 python benchmarks/view_scale.py [--nodes 1600] [--tokens 35000] [--out result.json] [--keep folder]
+python benchmarks/view_scale.py --capacity 64 --islands 16 --nodes 300 --tokens 4000 --shots folder     # to look at
 
 The log is synthetic: a pool of 256 traces of 35,000 tokens, swapped as in a tournament, with text of the standard
 library in a byte-level vocabulary made on the spot. Times in the browser are those that a script in the page sees, from
-an event to the second frame after it; medians.
+an event to the second frame after it; medians. Everything is unfolded first: that is the most there is to draw.
 """
 
 from __future__ import annotations
@@ -31,7 +32,17 @@ from gambit.view import write_page
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, find_browser
 
-CAPACITY, SWAP, INTERVAL, KV_ROOM = 256, 16, 200, 4_000_000
+SWAP, INTERVAL, KV_ROOM = 16, 200, 4_000_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the synthetic search."""
+
+    nodes: int
+    tokens: int
+    capacity: int
+    islands: int
 
 
 @dataclass
@@ -42,6 +53,7 @@ class Live:
     inherited: int
     quality: float
     goal: int  # tokens at which it answers
+    island: int
     scores: list[float] = field(default_factory=list)
 
     @property
@@ -76,15 +88,17 @@ class Corpus:
 class Simulation:
     """A search without a model: it writes what a tournament of this size would log."""
 
-    def __init__(self, log: ev.LogWriter, corpus: Corpus, nodes: int, tokens: int, rng: random.Random) -> None:
-        self.log, self.corpus, self.nodes, self.tokens, self.rng = log, corpus, nodes, tokens, rng
+    def __init__(self, log: ev.LogWriter, corpus: Corpus, size: Size, rng: random.Random) -> None:
+        self.log, self.corpus, self.size, self.rng = log, corpus, size, rng
+        self.nodes, self.tokens = size.nodes, size.tokens
         self.live: dict[int, Live] = {}
         self.num_created = self.num_completed = self.num_ghosts = self.generated = 0
 
     def run(self) -> None:
-        for trace in range(CAPACITY):
-            self.add(Live(0, 0, self.rng.uniform(0.1, 0.8), self.goal()))
-            self.log.write(ev.Created(0, trace))
+        for trace in range(self.size.capacity):
+            island = trace * self.size.islands // self.size.capacity
+            self.add(Live(0, 0, self.rng.uniform(0.1, 0.8), self.goal(), island))
+            self.log.write(ev.Created(0, trace, island))
             self.log.write(ev.Admitted(0, trace, 0, 0, 0))
         step = 0
         while self.live and step < 2 * self.tokens:
@@ -129,8 +143,13 @@ class Simulation:
         return self.corpus.draw(step - self.live.pop(number).created)
 
     def swap(self, step: int) -> None:
-        ranked = sorted(self.live, key=lambda number: self.live[number].mean)
-        parents = [n for n in reversed(ranked) if step - self.live[n].created >= self.tokens // 3][:SWAP]
+        for island in range(self.size.islands):
+            self.swap_inside(step, [number for number, trace in self.live.items() if trace.island == island])
+
+    def swap_inside(self, step: int, members: list[int]) -> None:
+        ranked = sorted(members, key=lambda number: self.live[number].mean)
+        most = max(1, SWAP // self.size.islands)
+        parents = [n for n in reversed(ranked) if step - self.live[n].created >= self.tokens // 3][:most]
         pairs = list(zip(parents, [n for n in ranked if n not in parents], strict=False))
         for parent, victim in pairs[: self.nodes - self.num_created]:
             score, own = self.live[victim].mean, self.end(victim, step)
@@ -141,7 +160,8 @@ class Simulation:
         parent = self.live[number]
         inherited = parent.inherited + step - parent.created
         quality = self.rng.gauss(0.5 + 0.7 * (parent.quality - 0.5), 0.12)
-        child = self.add(Live(step, inherited, quality, max(self.goal(), inherited + INTERVAL), list(parent.scores)))
+        goal = max(self.goal(), inherited + INTERVAL)
+        child = self.add(Live(step, inherited, quality, goal, parent.island, list(parent.scores)))
         self.log.write(ev.Branched(step, child, number, inherited, 0.6))
         self.log.write(ev.Admitted(step, child, inherited, 0, 0))
 
@@ -152,18 +172,18 @@ class Simulation:
         self.log.write(ev.Sample(step, *counts, used, KV_ROOM, *seconds))
 
 
-def write_log(path: Path, tokenizer: Path, nodes: int, tokens: int) -> Simulation:
+def write_log(path: Path, tokenizer: Path, size: Size) -> Simulation:
     rng = random.Random(0)
     corpus = Corpus(tokenizer, rng)
     header = ev.RunStarted(
         format=ev.LOG_FORMAT, problem_id="synthetic", question="Which answer does a synthetic pool of traces give?",
-        policy="gambit", vote="score", aggregation="mean", seed=0, capacity=CAPACITY, num_traces=CAPACITY,
-        prompt_tokens=corpus.draw(120), settings={},
+        policy="gambit", vote="score", aggregation="mean", seed=0, capacity=size.capacity,
+        num_traces=size.capacity, prompt_tokens=corpus.draw(120), settings={},
         environment={"engine": {"name": "none", "model": str(tokenizer), "device": "none"}, "scorer": "synthetic"},
     )  # fmt: skip
     with ev.LogWriter(path) as log:
         log.write(header)
-        simulation = Simulation(log, corpus, nodes, tokens, rng)
+        simulation = Simulation(log, corpus, size, rng)
         simulation.run()
     return simulation
 
@@ -193,6 +213,7 @@ def measure(page: Path, executable: str) -> dict[str, object]:
             browser.open(page)
             browser.run(FRAMES)
             opened.append(time.perf_counter() - began)
+        browser.run('document.getElementById("unfold").click()')
         browser.run("HTMLElement.prototype.setPointerCapture = () => {}")  # made-up pointers cannot be captured
         spots = [(100 + 37 * i % 650, 130 + 53 * i % 400) for i in range(21)]
         hover = [browser.run(point(x, y, '["pointermove"]')) for x, y in spots]
@@ -212,6 +233,25 @@ def measure(page: Path, executable: str) -> dict[str, object]:
     }
 
 
+def take_pictures(page: Path, executable: str, folder: Path) -> None:
+    """The page as it opens, wide and narrow, light and dark, and with everything unfolded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as profile, Browser(executable, Path(profile), timeout=120) as browser:
+        for width, height in ((1400, 900), (400, 800)):
+            for scheme in ("light", "dark"):
+                browser.resize(width, height)
+                browser.prefer(scheme)
+                browser.open(page)
+                browser.run(FRAMES)
+                browser.screenshot(folder / f"{width}-{scheme}.png")
+        browser.resize(1400, 900)
+        browser.prefer("light")
+        browser.open(page)
+        browser.run('document.getElementById("unfold").click()')
+        browser.run(FRAMES)
+        browser.screenshot(folder / "unfolded.png")
+
+
 def point(x: float, y: float, kinds: str, until: str = "") -> str:
     return POINT.format(x=x, y=y, kinds=kinds, until=until, frames=FRAMES)
 
@@ -229,6 +269,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1600)
     parser.add_argument("--tokens", type=int, default=35_000)
+    parser.add_argument("--capacity", type=int, default=256)
+    parser.add_argument("--islands", type=int, default=1)
+    parser.add_argument("--shots", type=Path, help="only take pictures of the page, into this folder")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="folder for log and page")
     options = parser.parse_args()
@@ -236,7 +279,8 @@ def main() -> None:
         folder = options.keep or Path(temporary)
         log, page = folder / "events.jsonl", folder / "tree.html"
         log.unlink(missing_ok=True)
-        simulation = write_log(log, folder / "tokenizer", options.nodes, options.tokens)
+        size = Size(options.nodes, options.tokens, options.capacity, options.islands)
+        simulation = write_log(log, folder / "tokenizer", size)
         began = time.perf_counter()
         write_page(log, page)
         result: dict[str, object] = {
@@ -246,6 +290,9 @@ def main() -> None:
             "write_s": round(time.perf_counter() - began, 1),
         }  # fmt: skip
         executable = find_browser()
+        if options.shots and executable:
+            take_pictures(page, executable, options.shots)
+            return
         result["browser"] = measure(page, executable) if executable else "none is installed"
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")

@@ -110,7 +110,7 @@ def test_a_bench_is_reported_on_as_it_was_then(old: Path) -> None:
     code, out, err = gambit("report", "bench-complete", "--json")
     assert code == 0, err
     now = json.loads(out)
-    known = [{name: cell[name] for name in old} for cell, old in zip(now["cells"], before["cells"], strict=True)]
+    known = [{name: cell[name] for name in then} for cell, then in zip(now["cells"], before["cells"], strict=True)]
     assert known == before["cells"] and now["plan"]["recipe"].items() >= before["plan"]["recipe"].items()
     assert len(list((old / "bench-complete" / "trees").glob("*.html"))) == 2
 

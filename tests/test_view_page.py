@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from browser import NAMES, Browser, find_browser
+from gambit.core import events as ev
+from gambit.core.types import EndReason, StopReason
 from gambit.view import write_page
 from view_story import HOSTILE, LAST_STEP, QUESTION, Story
 
@@ -25,6 +29,29 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     story = Story(tmp_path_factory.mktemp("story"))
     write_page(story.write(), story.log.with_name("page.html"))
     return story
+
+
+NUM_ISLANDS, PER_ISLAND = 20, 8  # 160 traces: more than can be told apart on a screen of 800 pixels
+
+
+@pytest.fixture(scope="module")
+def crowd(story: Story) -> Path:
+    """Many traces on islands; those of island 3 alone answer 9."""
+    log = story.log.with_name("crowd.jsonl")
+    traces = range(NUM_ISLANDS * PER_ISLAND)
+    events = [
+        dataclasses.replace(story.header, capacity=len(traces), num_traces=len(traces)),
+        *(ev.Created(0, trace, trace // PER_ISLAND) for trace in traces),
+        *(ev.Admitted(1, trace, 0, 0, 0) for trace in traces),
+        ev.Scored(60, tuple(traces), tuple(trace / len(traces) for trace in traces), (20,) * len(traces)),
+        *(ev.Finished(LAST_STEP, t, EndReason.STOP, "9" if t // PER_ISLAND == 3 else "7", (1,) * 40) for t in traces),
+        ev.Stopped(LAST_STEP, StopReason.COMPLETED),
+    ]
+    with ev.LogWriter(log) as writer:
+        for event in events:
+            writer.write(event)
+    write_page(log, log.with_suffix(".html"))
+    return log.with_suffix(".html")
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +218,115 @@ def test_a_browser_that_cannot_unpack_says_so(page: Browser) -> None:
     page.run("delete window.DecompressionStream")
     pick(page, 0, 180)
     assert "cannot unpack the text" in page.text("#trace .notice") and "0.70" in page.text("#trace")
+
+
+# -- islands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def islands(shared: Browser, crowd: Path) -> Iterator[Browser]:
+    shared.resize(1280, 800)
+    shared.prefer("light")
+    shared.move(1270, 10)
+    shared.open(crowd)
+    yield shared
+    assert shared.complaints == []
+
+
+def said(page: Browser) -> str:
+    """What a screen reader was told last."""
+    return str(page.run("document.querySelector('#live').textContent"))
+
+
+def row_of_group(page: Browser, island: int, rows: int = NUM_ISLANDS) -> tuple[float, float]:
+    """The middle of a folded island while all are folded."""
+    left, top, width, height = page.run(
+        "(({ left, top, width, height }) => [left, top, width, height])"
+        "(document.querySelector('#tree').getBoundingClientRect())"
+    )
+    row_height = min((height - EDGE) / rows, BAND_MAX)
+    return left + width / 2, top + EDGE / 2 + (island + 0.5) * row_height
+
+
+BAND_MAX = 30  # as in tree.js
+
+
+def test_what_is_too_thin_to_see_is_folded_by_island_and_opens_at_a_click(islands: Browser) -> None:
+    assert "height = running" in islands.text("#toolbar") and islands.run("document.querySelector('#fold').disabled")
+    islands.move(*row_of_group(islands, 3))
+    tip = islands.text("#tip").split()
+    assert tip[:2] == ["Island", "3"] and "9 × 8" in islands.text("#tip") and "click to unfold" in islands.text("#tip")
+    folded = picture(islands)
+    islands.click(*row_of_group(islands, 3))
+    assert said(islands) == "Island 3, unfolded, 8 traces, 8 completed, mostly 9"
+    assert picture(islands) != folded and not islands.run("document.querySelector('#fold').disabled")
+    islands.press("ArrowLeft")
+    assert said(islands) == "Island 3, folded, 8 traces, 8 completed, mostly 9" and picture(islands) == folded
+
+
+def test_keys_walk_over_folded_islands_and_into_them(islands: Browser) -> None:
+    islands.run("document.querySelector('#tree').focus()")
+    islands.press("ArrowDown")
+    assert said(islands).startswith("Island 0, folded")
+    islands.press("ArrowDown")
+    assert said(islands).startswith("Island 1, folded")
+    islands.press("Enter")
+    assert said(islands).startswith("Island 1, unfolded")
+    islands.press("ArrowDown")
+    islands.wait_for("location.hash === '#trace-9'")
+    islands.press("ArrowUp")
+    islands.wait_for("location.hash === '#trace-8'")
+    islands.press("ArrowLeft")  # a root has no parent: out of its island
+    islands.wait_for("location.hash === ''")
+    assert said(islands).startswith("Island 1, folded")
+    islands.press("End")
+    assert said(islands).startswith(f"Island {NUM_ISLANDS - 1}, folded")
+    islands.press("u")
+    assert said(islands) == "All traces" and islands.run("document.querySelector('#unfold').disabled")
+    islands.press("f")
+    assert said(islands) == f"Folded into {NUM_ISLANDS} rows"
+
+
+def test_a_link_to_a_folded_trace_unfolds_its_island_alone(islands: Browser) -> None:
+    folded = picture(islands)
+    islands.run("location.hash = '#trace-25'")
+    islands.wait_for("document.querySelector('#trace .own') !== null")
+    assert "island" in islands.text("#trace") and f"3 of {NUM_ISLANDS}" in islands.text("#trace")
+    assert picture(islands) != folded and not islands.run("document.querySelector('#unfold').disabled")
+
+
+def test_the_vote_and_a_table_tell_islands(islands: Browser) -> None:
+    assert islands.text("#run table thead").split() == ["answer", "weight", "traces", "roots", "islands"]
+    cells = "[...document.querySelectorAll('tr[data-vote=\"1\"] td')].map((cell) => cell.textContent)"
+    assert islands.run(cells) == ["9", "1.38", "8", "8", "1"]
+    islands.run("document.querySelector('#islands').open = true")
+    islands.wait_for(f"document.querySelectorAll('#islands tbody tr').length === {NUM_ISLANDS}")
+    assert islands.text("#islands tbody tr:nth-child(4)").split() == ["3", "8", "8", "9", "×", "8"]
+    islands.run("document.querySelector('#islands tbody tr:nth-child(4) button').click()")
+    assert said(islands).startswith("Island 3, unfolded")
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_every_row_of_a_crowd_is_high_enough_to_see(islands: Browser, width: int) -> None:
+    """Bands of one row do not run into those of the next: between two there is always paper."""
+    islands.resize(width, 800)
+    picture(islands)
+    bands = islands.run("""(() => {
+        const canvas = document.querySelector("#tree-base"), ink = canvas.getContext("2d");
+        const column = ink.getImageData(Math.round(canvas.width / 2) + 3, 0, 1, canvas.height).data;
+        let found = 0, isPaper = true;
+        for (let y = 0; y < canvas.height; y++) {
+            const alpha = column[4 * y + 3];
+            found += isPaper && alpha > 200;
+            isPaper = alpha < 60 || (isPaper && alpha <= 200);
+        }
+        return found;
+    })()""")
+    assert bands == NUM_ISLANDS
+
+
+def test_few_traces_are_not_folded_and_one_island_has_no_bars(page: Browser) -> None:
+    assert page.run("document.querySelector('#folding').hidden")
+    assert page.run(
+        "document.querySelector('#tree-base').getContext('2d').getImageData(0, 0, 5, 400).data.every((v) => v === 0)"
+    )

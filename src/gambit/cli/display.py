@@ -194,11 +194,9 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
         "traces": _trace_counts(result.counts),
         "tokens": f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed",
         "seconds": f"{seconds.total:.1f}, of these {seconds.engine:.1f} engine, {seconds.search:.1f} search",
-        "search": f"{result.policy}, seed {result.seed}",
+        "search": f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}"),
         "stopped": STOP_WORDS[result.stop_reason],
     }
-    if result.pool is not None:
-        facts["pool"] = str(result.pool)
     if (waiting := result.waiting).traces:
         facts["waiting"] = (
             f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "

@@ -174,8 +174,10 @@ def compare(
     )
 
 
-def trust_of(report: ScorerReport, name: str) -> ScorerTrust:
-    """How far a search may trust this scorer, by what the report found."""
+def trust_of(report: ScorerReport, name: str) -> ScorerTrust | None:
+    """How far a search may trust this scorer, by what the report found; None where no problem says anything."""
+    if not report.num_mixed:
+        return None
     ranking = next(ranking for ranking in report.rankings if ranking.name == name)
     return ScorerTrust(
         tuple(ranking.auc[share].value for share in TRUST_SHARES), report.num_mixed, report.model, report.source

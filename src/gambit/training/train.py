@@ -72,8 +72,7 @@ class Trained:
             return None
         states = data.states[:, : data.header.hidden_size * len(data.layers)]  # without a blend's confidences
         report = evaluate({"": (fitted.scorer, dataclasses.replace(data, states=states))}, traces, self.device)
-        trust = trust_of(report, "")
-        return trust if report.num_mixed else None
+        return trust_of(report, "")
 
 
 def train(

@@ -18,7 +18,7 @@ from gambit.view import data
 from gambit.view.history import History, follow
 from gambit.view.text import TokenText, read_tokens, tokenizer_of
 
-SCRIPTS = ("model.js", "paint.js", "tree.js", "charts.js", "panel.js", "main.js")  # later ones use earlier ones
+SCRIPTS = ("model.js", "groups.js", "paint.js", "tree.js", "charts.js", "panel.js", "main.js")  # in order of use
 NO_TEXT = "Traces are shown as token numbers, because their tokenizer cannot be read here: {reason}"
 
 

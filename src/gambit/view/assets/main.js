@@ -6,7 +6,7 @@ const axis = new Axis(run.last);
 const tree = new Tree(run, axis, byId("tree"));
 const charts = new Charts(run, axis, byId("charts"));
 const isNarrow = matchMedia("(max-width: 900px)"); // then the panel is below the tree
-const now = { colours: theme(), hover: NONE, step: null, picked: NONE, vote: NONE };
+const now = { colours: theme(), hover: NONE, hoverGroup: null, group: null, step: null, picked: NONE, vote: NONE };
 
 // -- drawing -------------------------------------------------------------------------------------------------------
 
@@ -15,7 +15,7 @@ function redraw(what) {
   if (wanted === 0) requestAnimationFrame(() => {
     if (wanted === 2) { tree.draw(now.colours); charts.draw(now.colours); }
     wanted = 0;
-    tree.drawTop(shownTraces(), now.step);
+    tree.drawTop(shownTraces(), now.step, now.hoverGroup ?? now.group);
     charts.drawTop(now.step);
   });
   wanted = Math.max(wanted, what);
@@ -31,7 +31,12 @@ function resize() {
   const hadRows = tree.height;
   tree.resize();
   charts.resize();
-  if (hadRows !== tree.height) tree.fitRows();
+  if (hadRows !== tree.height) {
+    if (!tree.isTouched) tree.arrange(tree.isShown);
+    tree.fitRows();
+    if (now.picked !== NONE) tree.uncover(now.picked);
+    showFolding();
+  }
   tree.scrollTo(tree.top);
   redraw(2);
 }
@@ -61,13 +66,14 @@ function openTab(name) {
 }
 
 async function pick(trace) {
-  now.picked = trace;
+  Object.assign(now, { picked: trace, group: null });
   hideTip();
   byId("tree").classList.toggle("focused", trace !== NONE || now.vote !== NONE);
   byId("tab-trace").disabled = trace === NONE;
   history.replaceState(null, "", trace === NONE ? location.pathname + location.search : `#trace-${trace}`);
   if (trace === NONE) { openTab("run"); redraw(2); return; }
   if (tree.row[trace] === NONE) show("all");
+  tree.uncover(trace);
   tree.reveal(trace);
   redraw(2);
   byId("live").textContent = `Trace ${trace}, score ${decimal(run.score(trace))}, ${endWords(run, trace)}`;
@@ -89,6 +95,54 @@ function pickVote(index) {
   redraw(1);
 }
 
+// -- folding -------------------------------------------------------------------------------------------------------
+
+function toggleGroup(group) {
+  tree.fold(group, !group.isOpen);
+  if (!group.isOpen && group.traces.includes(now.picked)) pick(NONE);
+  now.hoverGroup = null;
+  focusGroup(group);
+}
+
+// A group as the keyboard's place; an open one stands for its first row.
+function focusGroup(group) {
+  now.group = group;
+  const [answer] = answersIn(run, group);
+  byId("live").textContent = `${capital(group.name)}, ${group.isOpen ? "unfolded" : "folded"}, ${number(group.traces.length)} traces, ` +
+    `${completedIn(run, group)} completed${answer ? `, mostly ${answer[0]}` : ""}`;
+  tree.reveal(group.traces[0]);
+  showFolding();
+  redraw(2);
+}
+
+function foldAll(isOpen) {
+  if (!isOpen) pick(NONE);
+  tree.foldAll(isOpen);
+  now.group = now.hoverGroup = null;
+  if (now.picked !== NONE) tree.reveal(now.picked);
+  byId("live").textContent = isOpen ? "All traces" : `Folded into ${number(tree.rows.length)} rows`;
+  showFolding();
+  redraw(2);
+}
+
+// The buttons are there where something can be folded, and the legend says how bands are read where there are any.
+function showFolding() {
+  const canFold = tree.isFolding || run.numIslands > 1;
+  byId("folding").hidden = !canFold;
+  byId("unfold").disabled = !tree.hasFolded;
+  byId("fold").disabled = tree.rows.every(({ trace, groups }) => trace === NONE || !groups[0].canFold);
+  byId("band-note").hidden = !tree.hasFolded;
+}
+
+// From the run's panel: an island's rows, opened.
+function openIsland(island) {
+  const first = run.roots.find((root) => run.traces.island[root] === island && tree.row[root] !== NONE);
+  if (first === undefined) { show("all"); openIsland(island); return; }
+  tree.uncover(first);
+  focusGroup(tree.rows[tree.row[first]].groups.find((group) => group.kind === "island" && group.first === group.last) ?? tree.groups[0]);
+  if (isNarrow.matches) byId("stage").scrollIntoView({ behavior: "smooth" });
+}
+
 const FILTERS = {
   all: () => () => true,
   completed: () => {
@@ -101,6 +155,8 @@ function show(name) {
   byId("show").value = name;
   tree.arrange(FILTERS[name]());
   tree.fitRows();
+  now.group = now.hoverGroup = null;
+  showFolding();
   redraw(2);
 }
 
@@ -109,16 +165,20 @@ function show(name) {
 function hideTip() { byId("tip").hidden = true; }
 
 function point(x, y) {
-  const trace = tree.at(x, y), tip = byId("tip");
+  const group = tree.groupAt(x, y), trace = group ? NONE : tree.at(x, y), tip = byId("tip");
   now.step = x >= GUTTER && x <= GUTTER + axis.pixels ? axis.step(x) : null;
-  if (trace === NONE) hideTip();
-  else if (trace !== now.hover || tip.hidden) {
+  byId("tree").classList.toggle("on-group", group !== null);
+  if (group !== null && (group !== now.hoverGroup || tip.hidden)) {
+    tip.replaceChildren(...groupTip(run, group));
+    tip.hidden = false;
+  } else if (group === null && trace === NONE) hideTip();
+  else if (trace !== NONE && (trace !== now.hover || tip.hidden)) {
     const canvas = el("canvas");
     tip.replaceChildren(traceHead(run, trace), canvas, list(traceFacts(run, trace)));
     tip.hidden = false;
     drawCurve(canvas, run, trace, now.colours, 230, 84);
   }
-  now.hover = trace;
+  Object.assign(now, { hover: trace, hoverGroup: group });
   if (!tip.hidden) placeTip(x, y);
   redraw(1);
 }
@@ -132,7 +192,7 @@ function placeTip(x, y) {
 }
 
 function leave() {
-  Object.assign(now, { hover: NONE, step: null });
+  Object.assign(now, { hover: NONE, hoverGroup: null, step: null });
   hideTip();
   redraw(1);
 }
@@ -155,7 +215,7 @@ function listenToPointer(box) {
     redraw(2);
   });
   box.addEventListener("pointerup", (event) => {
-    if (held !== null && held.moved < 4) pick(tree.at(event.offsetX, event.offsetY));
+    if (held !== null && held.moved < 4) choose(event.offsetX, event.offsetY);
     held = null;
     box.classList.remove("dragging");
   });
@@ -163,6 +223,13 @@ function listenToPointer(box) {
   box.addEventListener("pointerleave", leave);
   box.addEventListener("dblclick", (event) => { zoomAt(0.35, event.offsetX, event.offsetY); redraw(2); });
   box.addEventListener("wheel", turnWheel, { passive: false });
+}
+
+function choose(x, y) {
+  const group = tree.groupAt(x, y);
+  hideTip();
+  if (group === null) pick(tree.at(x, y));
+  else toggleGroup(group);
 }
 
 function turnWheel(event) {
@@ -179,27 +246,56 @@ function turnWheel(event) {
 
 // -- the keyboard --------------------------------------------------------------------------------------------------
 
-function neighbour(rows) {
-  if (now.picked === NONE || tree.row[now.picked] === NONE) return tree.order[0] ?? NONE;
-  return tree.order[Math.min(Math.max(tree.row[now.picked] + rows, 0), tree.order.length - 1)];
+// The row that the keyboard is in: of the chosen trace or group.
+function currentRow() {
+  const trace = now.group ? now.group.traces[0] : now.picked;
+  return trace === NONE ? NONE : tree.row[trace];
 }
 
-function relative(direction) {
-  if (now.picked === NONE) return tree.order[0] ?? NONE;
-  const next = direction < 0 ? run.traces.parent[now.picked] : run.children[now.picked].at(-1) ?? NONE;
-  return next === NONE ? now.picked : next;
+function goTo(row) {
+  const found = tree.rows[Math.min(Math.max(row, 0), tree.rows.length - 1)];
+  if (found === undefined) return;
+  if (found.group === null) { pick(found.trace); return; }
+  if (now.picked !== NONE) pick(NONE);
+  focusGroup(found.group);
+}
+
+function walk(rows) {
+  const row = currentRow();
+  goTo(row === NONE ? 0 : row + rows);
+}
+
+// Right: into a folded group, or to the latest branch. Left: to the parent, and from a root to its group, folded.
+function goIn() {
+  if (now.group && !now.group.isOpen) toggleGroup(now.group);
+  else if (now.group || now.picked === NONE) walk(0);
+  else pick(run.children[now.picked].at(-1) ?? now.picked);
+}
+
+function goOut() {
+  if (now.group) { if (now.group.isOpen) toggleGroup(now.group); return; }
+  if (now.picked === NONE) { walk(0); return; }
+  const parent = run.traces.parent[now.picked];
+  if (parent !== NONE) pick(parent);
+  else foldAround(now.picked);
+}
+
+function foldAround(trace) {
+  const group = tree.rows[tree.row[trace]].groups.at(-1);
+  if (!byId("folding").hidden && group.canFold) toggleGroup(group);
 }
 
 const KEYS = {
-  ArrowUp: () => pick(neighbour(-1)), ArrowDown: () => pick(neighbour(1)),
-  PageUp: () => pick(neighbour(-10)), PageDown: () => pick(neighbour(10)),
-  ArrowLeft: () => pick(relative(-1)), ArrowRight: () => pick(relative(1)),
-  Enter: () => pick(now.picked === NONE ? neighbour(0) : now.picked),
+  ArrowUp: () => walk(-1), ArrowDown: () => walk(1), PageUp: () => walk(-10), PageDown: () => walk(10),
+  Home: () => goTo(0), End: () => goTo(tree.rows.length - 1),
+  ArrowLeft: goOut, ArrowRight: goIn,
+  Enter: () => { if (now.group) toggleGroup(now.group); else if (now.picked === NONE) walk(0); else pick(now.picked); },
 };
 
 const VIEW_KEYS = {
   "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), 0: fitAll, "?": toggleHelp,
   "[": () => { tree.zoomRows(0.7); redraw(2); }, "]": () => { tree.zoomRows(1 / 0.7); redraw(2); },
+  f: () => byId("folding").hidden || foldAll(false), u: () => byId("folding").hidden || foldAll(true),
   Escape: close,
 };
 
@@ -234,7 +330,7 @@ function fitAll() { axis.fit(); tree.fitRows(); redraw(2); }
 
 function close() {
   if (!byId("help").hidden) toggleHelp();
-  else if (now.picked !== NONE) pick(NONE);
+  else if (now.picked !== NONE || now.group) pick(NONE);
   else if (now.vote !== NONE) pickVote(now.vote);
   byId("tree").focus({ preventScroll: true });
 }
@@ -249,7 +345,7 @@ function toggleHelp() {
 function begin() {
   byId("question-line").textContent = run.run.question.replace(/\s+/g, " ");
   byId("answer-line").append("answer ", el("b", {}, run.run.answer ?? "none"));
-  byId("run").replaceChildren(...runPanel(run, { onVote: pickVote, onTrace: pick }));
+  byId("run").replaceChildren(...runPanel(run, { onVote: pickVote, onTrace: pick, onIsland: openIsland }));
   byId("help").replaceChildren(...helpBox());
   const kept = run.traces.parent.map((_, trace) => trace).filter(FILTERS.completed()).length;
   byId("show").append(el("option", { value: "all" }, `all traces (${number(run.size)})`),
@@ -258,6 +354,8 @@ function begin() {
   byId("zoom-in").addEventListener("click", () => zoom(0.6));
   byId("zoom-out").addEventListener("click", () => zoom(1 / 0.6));
   byId("fit").addEventListener("click", fitAll);
+  byId("fold").addEventListener("click", () => foldAll(false));
+  byId("unfold").addEventListener("click", () => foldAll(true));
   byId("help-button").addEventListener("click", toggleHelp);
   byId("tab-run").addEventListener("click", () => openTab("run"));
   byId("tab-trace").addEventListener("click", () => openTab("trace"));

@@ -11,6 +11,8 @@ class Run {
     this.last = Math.max(1, this.run.last_step);
     this.children = this.traces.parent.map(() => []);
     this.traces.parent.forEach((parent, trace) => parent !== NONE && this.children[parent].push(trace));
+    this.roots = [...this.traces.parent.keys()].filter((trace) => this.traces.parent[trace] === NONE);
+    this.numIslands = 1 + this.traces.island.reduce((most, island) => Math.max(most, island), 0);
     this.unpackThoughts();
     this.textStart = starts(this.traces.text);
     this.voteOf = new Int32Array(this.size).fill(NONE);

@@ -3,6 +3,7 @@
 const GUTTER = 46; // room left of step 0
 const MARGIN = 58; // room right of the last step, for answers
 const NUM_SHADES = 24;
+const NUM_ISLAND_COLOURS = 4; // neighbours differ
 
 function theme() {
   const style = getComputedStyle(document.documentElement);
@@ -12,6 +13,7 @@ function theme() {
     ink: read("--ink"), soft: read("--soft"), faint: read("--faint"), paper: read("--paper"), line: read("--line"),
     mark: read("--mark"), accent: read("--accent"), ghost: read("--ghost"), wait: read("--wait"), run: read("--run"),
     done: read("--done"),
+    islands: Array.from({ length: NUM_ISLAND_COLOURS }, (_, i) => read(`--island-${i}`)),
     shades: Array.from({ length: NUM_SHADES }, (_, i) => blend(stops, i / (NUM_SHADES - 1))),
   };
 }

@@ -17,6 +17,7 @@ function list(pairs) {
 function traceFacts(run, trace) {
   const { traces } = run, parent = traces.parent[trace], end = traces.ended[trace];
   const facts = [
+    ...(run.numIslands > 1 ? [["island", `${traces.island[trace]} of ${number(run.numIslands)}`]] : []),
     [parent === NONE ? "root" : "branched from", parent === NONE ? `since step ${number(traces.created[trace])}`
       : `${parent} at step ${number(traces.created[trace])}`],
     ["end", `${endWords(run, trace)}${end === NONE ? "" : ` at step ${number(Math.max(end, traces.left[trace]))}`}`],
@@ -43,24 +44,41 @@ function traceHead(run, trace) {
     el("span", { class: "score", title: "score" }, decimal(run.score(trace))));
 }
 
+function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
+
+function groupTip(run, group) {
+  const scores = group.traces.map((trace) => run.score(trace)).filter((score) => score !== null);
+  const mean = scores.length > 0 ? scores.reduce((sum, score) => sum + score, 0) / scores.length : null;
+  const answers = answersIn(run, group), best = answers.slice(0, 3).map(([answer, count]) => `${answer} × ${count}`);
+  return [
+    el("div", { class: "trace-head" }, el("strong", {}, capital(group.name)), el("span", { class: "score", title: "mean score" }, decimal(mean))),
+    list([["traces", number(group.traces.length)], ["completed", number(completedIn(run, group))],
+      ["answers", best.length > 0 ? best.join(", ") + (answers.length > 3 ? " …" : "") : "none"]]),
+    el("p", { class: "quiet" }, group.isOpen ? "click to fold" : "click to unfold"),
+  ];
+}
+
 // -- the run -------------------------------------------------------------------------------------------------------
 
-function runPanel(run, { onVote, onTrace }) {
+function runPanel(run, { onVote, onTrace, onIsland }) {
   const { run: facts } = run;
   const parts = facts.notices.map((notice) => el("p", { class: "notice" }, notice));
   parts.push(el("h2", {}, "Question"), el("div", { class: "question" }, facts.question));
   parts.push(el("h2", {}, "Answer"), el("div", { class: "answer" }, facts.answer ?? "none"));
   parts.push(el("p", {}, facts.answer === null ? "No completed trace gave one."
     : `Ahead by ${Math.round(facts.margin * 100)} % of all weight.`));
-  parts.push(el("h2", {}, "Vote"), voteTable(run, onVote, onTrace));
+  parts.push(el("h2", {}, "Vote"), voteTable(run, onVote, onTrace, onIsland));
+  if (run.numIslands > 1) parts.push(islandBox(run, onIsland));
   parts.push(el("h2", {}, "Search"), list(facts.facts));
   parts.push(el("details", {}, el("summary", {}, "Prompt"), el("pre", {}, facts.prompt)));
   return parts;
 }
 
-function voteTable(run, onVote, onTrace) {
+function voteTable(run, onVote, onTrace, onIsland) {
   const total = run.votes.reduce((sum, row) => sum + row.weight, 0) || 1;
-  const head = el("tr", {}, ...["answer", "weight", "traces", "roots"].map((name) => el("th", { scope: "col" }, name)));
+  const hasIslands = run.numIslands > 1;
+  const columns = ["answer", "weight", "traces", "roots", ...(hasIslands ? ["islands"] : [])];
+  const head = el("tr", {}, ...columns.map((name) => el("th", { scope: "col" }, name)));
   const body = run.votes.flatMap((row, index) => {
     const bar = el("span", { class: "share" });
     bar.style.width = `${(100 * row.weight) / total}%`;
@@ -68,18 +86,40 @@ function voteTable(run, onVote, onTrace) {
     const line = el("tr", { class: index === 0 ? "pick first" : "pick", tabindex: 0, role: "button", "data-vote": index,
       "aria-pressed": "false", title: "Show its traces in the tree", onclick: pick, onkeydown: pick },
     el("td", {}, row.answer, bar), el("td", {}, decimal(row.weight)), el("td", {}, number(row.traces.length)),
-    el("td", {}, number(row.roots.length)));
-    const roots = el("td", { colspan: 4, class: "roots" }, "from roots ", rootLinks(row.roots, onTrace));
+    el("td", {}, number(row.roots.length)), hasIslands ? el("td", {}, number(row.islands.length)) : null);
+    const roots = el("td", { colspan: columns.length, class: "roots" }, "from roots ", links(row.roots, onTrace));
+    if (hasIslands) roots.append("on islands ", links(row.islands, onIsland));
     return [line, el("tr", { hidden: true, "data-roots": index }, roots)];
   });
   if (run.run.abstained) {
-    body.push(el("tr", {}, el("td", {}, "no answer"), el("td", {}, ""), el("td", {}, number(run.run.abstained)), el("td", {}, "")));
+    body.push(el("tr", {}, el("td", {}, "no answer"), el("td", {}, ""), el("td", {}, number(run.run.abstained)),
+      ...columns.slice(3).map(() => el("td", {}, ""))));
   }
   return el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
 }
 
-function rootLinks(roots, onTrace) {
-  return el("span", { class: "chips" }, ...roots.map((root) => el("button", { onclick: () => onTrace(root) }, String(root))));
+function links(numbers, onPick) {
+  return el("span", { class: "chips" }, ...numbers.map((each) => el("button", { onclick: () => onPick(each) }, String(each))));
+}
+
+// Every island with what it found; made when it is opened, for there may be hundreds.
+function islandBox(run, onIsland) {
+  const box = el("details", { id: "islands" }, el("summary", {}, `${number(run.numIslands)} islands`));
+  box.addEventListener("toggle", () => box.open && box.children.length === 1 && box.append(islandTable(run, onIsland)));
+  return box;
+}
+
+function islandTable(run, onIsland) {
+  const all = run.traces.parent.map((_, trace) => trace);
+  const groups = islandsOf(run, run.roots.map((root) => new Group("root", root, root, familyOf(run, root))), all.length);
+  const head = el("tr", {}, ...["island", "traces", "completed", "mostly"].map((name) => el("th", { scope: "col" }, name)));
+  const body = groups.map((group) => {
+    const [answer] = answersIn(run, group), swatch = el("i", { class: `swatch island-${group.first % NUM_ISLAND_COLOURS}` });
+    return el("tr", {}, el("td", {}, swatch, el("button", { onclick: () => onIsland(group.first) }, String(group.first))),
+      el("td", {}, number(group.traces.length)), el("td", {}, number(completedIn(run, group))),
+      el("td", {}, answer ? `${answer[0]} × ${answer[1]}` : "–"));
+  });
+  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
 }
 
 // -- one trace -----------------------------------------------------------------------------------------------------
@@ -163,12 +203,15 @@ function legend(colours) {
 const HELP = [
   ["point", "score curve and facts of a trace"], ["click, Enter", "its text"], ["drag", "move"],
   ["Ctrl + wheel, + −", "zoom; a double click zooms in"], ["Alt + wheel, [ ]", "zoom the rows only"], ["wheel", "scroll the rows"],
-  ["↑ ↓", "trace above, below"], ["← →", "parent, latest branch"], ["Shift + ← →", "move along the steps"],
+  ["↑ ↓, Home End", "trace or folded group above, below; the first, the last"],
+  ["← →", "parent, latest branch; fold, unfold a group"], ["f, u", "fold, unfold everything"], ["Shift + ← →", "move along the steps"],
   ["0", "everything"], ["Escape", "close"],
 ];
 
 const READING = "Blue and thick: a high score; orange and thin: a low one; thin grey: no scored thought yet; " +
-  "dotted: silent, waiting for KV cache or a ghost. Bold answers won the vote.";
+  "dotted: silent, waiting for KV cache or a ghost. Bold answers won the vote. Bars at the left edge are islands: a click " +
+  "folds one. A folded row is as high as traces run in it, has the colour of their mean score, a tick for each answer, and " +
+  "the answer that most of them gave.";
 
 function helpBox() {
   return [list(HELP.map(([keys, does]) => [el("kbd", {}, keys), does])), el("p", { class: "quiet" }, READING)];

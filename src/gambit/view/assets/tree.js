@@ -1,6 +1,12 @@
-// The tree: one row per trace over decode steps. The base canvas is drawn when the view moves, the top one on hover.
+// The tree: one row per trace, or per folded group, over decode steps. The base canvas is drawn when the view moves,
+// the top one on hover.
 
 const ROW_MAX = 18, NEAR = 7, LABELLED = 8, READABLE = 12; // pixels
+const LEAST_ROW = 5; // of a trace that can be told from its neighbours
+const LEAST_BAND = 10, BAND = 12, MOST_BAND = 30; // of a folded group
+const BAR = 5, FOLD_ZONE = 14; // the bar beside an island, and where a click folds it
+const BIN = 2; // pixels of a band's columns
+const LEAST_STRIPE = 3; // of an island's colour in the bar of a bundle
 
 // The steps on show, the same for tree and charts.
 class Axis {
@@ -27,25 +33,55 @@ class Axis {
 
 class Tree {
   constructor(run, axis, box) {
-    Object.assign(this, { run, axis, box, top: 0, rowHeight: 10 });
+    Object.assign(this, { run, axis, box, top: 0, rowHeight: 10, height: 0 });
     [this.base, this.over] = box.querySelectorAll("canvas");
     this.range = run.scoreRange();
     this.arrange(() => true);
   }
 
-  // Families stay together: children right below their parent, the latest nearest, so that branches do not cross.
+  // Traces too thin to be told apart are folded into groups at first.
   arrange(isShown) {
-    const { parent } = this.run.traces;
-    this.order = [];
-    const stack = [...parent.keys()].filter((trace) => parent[trace] === NONE).reverse();
-    while (stack.length > 0) {
-      const trace = stack.pop();
-      if (isShown(trace)) this.order.push(trace);
-      stack.push(...this.run.children[trace]);
-    }
-    this.row = new Int32Array(this.run.size).fill(NONE);
-    this.order.forEach((trace, row) => { this.row[trace] = row; });
+    this.isShown = isShown;
+    this.isTouched = false;
+    const count = this.run.traces.parent.filter((_, trace) => isShown(trace)).length;
+    this.groups = groupsOf(this.run, isShown, Math.floor((this.height - 12) / BAND));
+    this.isFolding = this.height > 0 && count * LEAST_ROW > this.height - 12;
+    setOpen(this.groups, !this.isFolding);
+    this.settle();
   }
+
+  // After groups were opened or folded.
+  settle() {
+    this.rows = rowsOf(this.groups);
+    this.row = new Int32Array(this.run.size).fill(NONE); // of a folded trace: its group's
+    this.rows.forEach(({ trace, group }, row) => {
+      for (const each of group ? group.traces : [trace]) this.row[each] = row;
+    });
+    this.hasFolded = this.rows.some(({ group }) => group !== null);
+  }
+
+  fold(group, isOpen) {
+    group.isOpen = isOpen;
+    this.isTouched = true;
+    const { top } = this;
+    this.settle();
+    this.rowHeight = Math.max(this.fittingRow, Math.min(this.rowHeight, this.mostRow));
+    this.scrollTo(top);
+  }
+
+  foldAll(isOpen) {
+    setOpen(this.groups, isOpen);
+    this.isTouched = this.isFolding = true;
+    this.settle();
+    this.fitRows();
+  }
+
+  // Whatever a trace is folded into is opened.
+  uncover(trace) {
+    while (this.rows[this.row[trace]].group) this.fold(this.rows[this.row[trace]].group, true);
+  }
+
+  isFoldedAway(trace) { return this.row[trace] !== NONE && this.rows[this.row[trace]].trace !== trace; }
 
   resize() {
     const { width, height } = this.box.getBoundingClientRect();
@@ -55,22 +91,28 @@ class Tree {
     this.overInk = fitCanvas(this.over, width, height);
   }
 
-  get fittingRow() { return Math.min((this.height - 12) / Math.max(this.order.length, 1), ROW_MAX); }
+  get fittingRow() {
+    const least = this.hasFolded ? LEAST_BAND : LEAST_ROW;
+    return Math.min(Math.max((this.height - 12) / Math.max(this.rows.length, 1), least), this.mostRow);
+  }
+  get mostRow() { return this.rows.every(({ group }) => group !== null) ? MOST_BAND : ROW_MAX; }
   get canGrow() { return this.fittingRow < READABLE; }
   fitRows() { this.rowHeight = this.fittingRow; this.top = 0; }
 
   zoomRows(factor, y = this.height / 2) {
     const fixed = (y + this.top) / this.rowHeight;
-    this.rowHeight = Math.min(Math.max(this.rowHeight * factor, this.fittingRow), ROW_MAX);
+    this.rowHeight = Math.min(Math.max(this.rowHeight * factor, this.fittingRow), this.mostRow);
     this.scrollTo(fixed * this.rowHeight - y);
   }
 
-  get canScroll() { return this.order.length * this.rowHeight + 12 > this.height + 1; }
+  get canScroll() { return this.rows.length * this.rowHeight + 12 > this.height + 1; }
   scrollTo(top) {
-    this.top = Math.min(Math.max(top, 0), Math.max(this.order.length * this.rowHeight + 12 - this.height, 0));
+    this.top = Math.min(Math.max(top, 0), Math.max(this.rows.length * this.rowHeight + 12 - this.height, 0));
   }
 
-  y(trace) { return 6 + (this.row[trace] + 0.5) * this.rowHeight - this.top; }
+  rowY(row) { return 6 + (row + 0.5) * this.rowHeight - this.top; }
+  y(trace) { return this.rowY(this.row[trace]); }
+  rowAt(y) { return Math.floor((y - 6 + this.top) / this.rowHeight); }
 
   reveal(trace) {
     const y = this.y(trace);
@@ -83,11 +125,11 @@ class Tree {
   // The trace under a point: in its row, or the nearest row within reach where rows are thinner than a pointer.
   at(x, y) {
     const step = this.axis.step(x), slack = (NEAR / this.axis.pixels) * (this.axis.to - this.axis.from);
-    const middle = Math.floor((y - 6 + this.top) / this.rowHeight);
+    const middle = this.rowAt(y);
     for (let away = 0; away * this.rowHeight <= NEAR; away++) {
       for (const row of away ? [middle - away, middle + away] : [middle]) {
-        const trace = this.order[row];
-        if (trace === undefined) continue;
+        const trace = this.rows[row]?.trace ?? NONE;
+        if (trace === NONE) continue;
         const end = Math.max(this.run.end(trace), this.run.traces.left[trace]);
         const reach = this.run.stateName(trace) === "finished" && this.rowHeight >= LABELLED ? 5 * slack : slack;
         if (step >= this.run.traces.created[trace] - slack && step <= end + reach) return trace;
@@ -96,17 +138,111 @@ class Tree {
     return NONE;
   }
 
+  // The folded group under a point, or the open one whose bar it is; null elsewhere.
+  groupAt(x, y) {
+    const row = this.rows[this.rowAt(y)];
+    if (row === undefined) return null;
+    if (row.group) return row.group;
+    const canFold = this.isFolding || this.run.numIslands > 1;
+    return canFold && x < FOLD_ZONE && row.groups.at(-1).canFold ? row.groups.at(-1) : null;
+  }
+
   draw(colours) {
     const { ink } = this;
     this.colours = colours;
     ink.clearRect(0, 0, this.axis.width, this.height);
     this.grid(ink);
     const first = Math.max(Math.floor((this.top - 6) / this.rowHeight) - 1, 0);
-    const last = Math.min(Math.ceil((this.top + this.height) / this.rowHeight) + 1, this.order.length);
-    this.connectors(ink, this.order); // of all: a branch may cross the window from outside
-    this.paint(ink, this.order.slice(first, last).map((trace) => [trace, Infinity]), 1);
-    if (this.rowHeight >= 10) this.names(ink, this.order.slice(first, last));
+    const last = Math.min(Math.ceil((this.top + this.height) / this.rowHeight) + 1, this.rows.length);
+    const shown = this.rows.slice(first, last), traces = shown.map(({ trace }) => trace).filter((trace) => trace !== NONE);
+    this.connectors(ink, this.rows.map(({ trace }) => trace).filter((trace) => trace !== NONE)); // also from outside
+    shown.forEach(({ group }, i) => group && this.band(ink, group, this.rowY(first + i)));
+    this.paint(ink, traces.map((trace) => [trace, Infinity]), 1);
+    this.bars(ink, first, last);
+    if (this.rowHeight >= 10) this.names(ink, traces);
     this.scrollbar(ink);
+  }
+
+  // A folded group: how many of its traces run (height), how they score (colour), when they answered (ticks), and
+  // what they answered most.
+  band(ink, group, y) {
+    const { axis, run } = this, bins = this.binsOf(group);
+    const full = this.rowHeight * 0.78, base = y + full / 2;
+    const most = bins.count.reduce((a, b) => Math.max(a, b), 1);
+    for (let i = 0; i < bins.count.length; i++) {
+      if (bins.count[i] === 0) continue;
+      ink.fillStyle = bins.scored[i] === 0 ? this.colours.faint : this.colours.shades[shadeOf(bins.sum[i] / bins.scored[i], this.range)];
+      const height = Math.max((full * bins.count[i]) / most, 1);
+      ink.fillRect(GUTTER + i * BIN, base - height, BIN + 0.3, height);
+    }
+    ink.fillStyle = this.colours.mark;
+    for (const trace of group.traces) {
+      const x = axis.x(run.end(trace));
+      if (run.stateName(trace) === "finished" && x >= GUTTER && x <= GUTTER + axis.pixels) ink.fillRect(x - 0.5, base, 1, 2);
+    }
+    this.bandWords(ink, group, y);
+  }
+
+  binsOf(group) {
+    const { axis, run } = this, num = Math.max(Math.ceil(axis.pixels / BIN), 1), perBin = (axis.to - axis.from) / num;
+    const bins = { count: new Int32Array(num), scored: new Int32Array(num), sum: new Float64Array(num) };
+    const { thoughts, first } = run;
+    for (const trace of group.traces) {
+      let step = run.traces.created[trace], value = run.startValue(trace);
+      const end = run.end(trace);
+      let bin = Math.max(Math.floor((step - axis.from) / perBin), 0);
+      for (let next = first[trace]; next <= first[trace + 1]; next++) {
+        step = next < first[trace + 1] ? Math.min(thoughts.step[next], end) : end;
+        const until = Math.min(Math.floor((step - axis.from) / perBin), num);
+        for (; bin < until; bin++) {
+          bins.count[bin]++;
+          if (value !== null) { bins.scored[bin]++; bins.sum[bin] += value; }
+        }
+        if (next < first[trace + 1]) value = thoughts.value[next];
+      }
+    }
+    return bins;
+  }
+
+  bandWords(ink, group, y) {
+    const [found] = answersIn(this.run, group);
+    ink.textBaseline = "middle";
+    ink.font = "10px system-ui, sans-serif";
+    ink.fillStyle = this.colours.soft;
+    ink.fillText("▸", BAR + 3, y);
+    ink.textAlign = "right";
+    if (group.range.length > 5) ink.font = "9px system-ui, sans-serif";
+    ink.fillText(group.range, GUTTER - 3, y, GUTTER - FOLD_ZONE - 2);
+    ink.textAlign = "left";
+    if (found === undefined) return;
+    const [answer, count, vote] = found, completed = completedIn(this.run, group);
+    const short = answer.length > 7 ? `${answer.slice(0, 6)}…` : answer;
+    const size = Math.min(Math.max(this.rowHeight * 0.8, 9), 11);
+    ink.font = `${vote === 0 ? "700 " : ""}${size}px system-ui, sans-serif`;
+    ink.fillStyle = vote === 0 ? this.colours.ink : this.colours.soft;
+    ink.fillText(`${short} ${count}/${completed}`, GUTTER + this.axis.pixels + 5, y, MARGIN - 12);
+  }
+
+  // One bar beside the rows of each island, and beside open groups that can be folded again.
+  bars(ink, first, last) {
+    const hasIslands = this.run.numIslands > 1;
+    for (let row = first; row < last; row++) {
+      const { group, groups } = this.rows[row], own = group ?? groups.at(-1);
+      const islands = group ? this.islandsIn(group) : [this.run.traces.island[this.rows[row].trace]];
+      if (!hasIslands && !(this.isFolding && own.canFold)) continue;
+      const isEnd = row + 1 >= this.rows.length || (this.rows[row + 1].group ?? this.rows[row + 1].groups.at(-1)) !== own;
+      const top = this.rowY(row) - this.rowHeight / 2, height = this.rowHeight - (isEnd ? Math.min(1.5, this.rowHeight / 4) : 0);
+      const stripes = hasIslands && height / islands.length >= LEAST_STRIPE ? islands : [NONE];
+      stripes.forEach((island, i) => {
+        ink.fillStyle = island === NONE ? this.colours.faint : this.colours.islands[island % NUM_ISLAND_COLOURS];
+        ink.fillRect(0, top + (i * height) / stripes.length, BAR, height / stripes.length + (isEnd ? 0 : 0.3));
+      });
+    }
+  }
+
+  islandsIn(group) {
+    if (group.kind !== "island") return [this.run.traces.island[group.traces[0]]];
+    return group.parts.length > 0 && group.parts[0].kind === "island" ? group.parts.map((part) => part.first) : [group.first];
   }
 
   grid(ink) {
@@ -149,7 +285,7 @@ class Tree {
     });
     this.dashes(ink, unscored, this.colours.soft, [], 1);
     this.dashes(ink, silent, this.colours.soft, [2, 3], 1);
-    for (const [trace, until] of parts) if (until === Infinity) this.ends(ink, trace, boldness);
+    for (const [trace, until] of parts) if (until === Infinity && !this.isFoldedAway(trace)) this.ends(ink, trace, boldness);
     ink.restore();
   }
 
@@ -235,19 +371,19 @@ class Tree {
     ink.textAlign = "right";
     ink.textBaseline = "middle";
     ink.fillStyle = this.colours.soft;
-    for (const trace of traces) ink.fillText(trace, GUTTER - 14, this.y(trace));
+    for (const trace of traces) ink.fillText(trace, GUTTER - 14, this.y(trace), GUTTER - BAR - 16);
     ink.textAlign = "left";
   }
 
   scrollbar(ink) {
     if (!this.canScroll) return;
-    const all = this.order.length * this.rowHeight + 12;
+    const all = this.rows.length * this.rowHeight + 12;
     ink.fillStyle = this.colours.faint;
     ink.fillRect(this.axis.width - 5, (this.top / all) * this.height, 4, Math.max((this.height / all) * this.height, 16));
   }
 
   // What is pointed at: traces with all they inherited, and the crosshair.
-  drawTop(traces, step) {
+  drawTop(traces, step, group = null) {
     const ink = this.overInk;
     ink.clearRect(0, 0, this.axis.width, this.height);
     if (step !== null) {
@@ -256,6 +392,7 @@ class Tree {
       const x = Math.round(this.axis.x(step)) + 0.5;
       line(ink, x, 0, x, this.height);
     }
+    if (group) this.outline(ink, group);
     const until = new Map();
     for (const trace of traces) {
       let end = Infinity;
@@ -269,5 +406,14 @@ class Tree {
     const boldness = Math.max(1.3, 2.2 / Math.max(this.rowHeight * 0.55, 0.6));
     this.connectors(ink, parts.map(([trace]) => trace));
     this.paint(ink, parts, boldness);
+  }
+
+  // Around a group's row, or its rows.
+  outline(ink, group) {
+    const rows = group.traces.map((trace) => this.row[trace]);
+    const [first, last] = [Math.min(...rows), Math.max(...rows)];
+    ink.strokeStyle = this.colours.accent;
+    ink.lineWidth = 1.5;
+    ink.strokeRect(1, this.rowY(first) - this.rowHeight / 2, this.axis.width - 8, (last - first + 1) * this.rowHeight);
   }
 }
