@@ -13,5 +13,9 @@ class EngineError(GambitError):
     """The engine, the model or the machine failed although the input was right (exit code 1)."""
 
 
+class StorageError(GambitError):
+    """What was found cannot be written: the disk is full, or the folder is gone (exit code 1)."""
+
+
 class GambitWarning(UserWarning):
     """Something the user should know that stops nothing."""
