@@ -1,4 +1,4 @@
-"""SIGKILL at random moments over `gambit bench`, `gambit scorer collect` and `gambit solve`: what is left must be right.
+"""SIGKILL at random moments over `gambit bench`, `scorer collect` and `solve`: what is left must be right.
 
     python benchmarks/kills.py --out benchmarks/results/kills.json        # 100 kills, about ten minutes on one core
 

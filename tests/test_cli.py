@@ -322,7 +322,7 @@ def test_a_full_disk_costs_the_log_and_not_the_answer(solve, monkeypatch: pytest
 def test_a_result_that_cannot_be_written_counts_as_an_incomplete_log(solve) -> None:
     Path("here/result.json").mkdir(parents=True)
     outcome = solve("a=1", "--out", "here")
-    assert outcome.code == 1 and "incomplete: Is a directory" in outcome.err and "answer: " in outcome.out
+    assert outcome.code == 1 and "result.json: Is a directory" in outcome.err and "answer: " in outcome.out
 
 
 def test_an_engine_that_fails_leaves_a_log_and_no_stack_trace(solve, monkeypatch: pytest.MonkeyPatch) -> None:

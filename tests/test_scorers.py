@@ -5,6 +5,8 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from gambit.config import registry
@@ -14,7 +16,7 @@ from gambit.scorers.base import ScorerInfo, ThoughtBatch, check_fit
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp, save_mlp
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape
-from gambit.scorers.simple import ConfidenceScorer, ConstantScorer, RunQuantiles
+from gambit.scorers.simple import ConfidenceScorer, ConstantScorer, RunScores
 
 
 def make_mlp(hidden=6, **changes):
@@ -148,10 +150,27 @@ def test_a_scorer_for_another_model_is_refused_with_both_values(info, message):
 
 
 def test_quantiles_are_of_the_run_so_far():
-    quantiles = RunQuantiles()
-    assert [quantiles.squash(x) for x in (5.0, 7.0, 1.0, 6.0)] == [0.5, 0.75, 0.5 / 3, 2.5 / 4]
-    ties = RunQuantiles()
-    assert [ties.squash(3.0) for _ in range(4)] == [0.5, 0.5, 0.5, 0.5]
+    scores = RunScores()
+    assert [scores.add(x, as_quantile=True) for x in (5.0, 7.0, 1.0, 6.0)] == [0.5, 0.75, 0.5 / 3, 2.5 / 4]
+    ties = RunScores()
+    assert [ties.add(3.0 + i * 1e-7, as_quantile=True) for i in range(4)] == [0.5, 0.5, 0.5, 0.5]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1), st.randoms(use_true_random=False))
+def test_scores_that_rounding_has_parted_are_equal_again(values, rng):
+    """Also those beside a boundary between two rounded numbers, in whatever order they come."""
+    noisy = [value / 1000 + rng.uniform(-1e-6, 1e-6) for value in values]
+    scores = RunScores()
+    settled = [scores.add(value) for value in noisy]
+    assert [settled.index(score) for score in settled] == [values.index(value) for value in values]
+    assert [abs(score - value) <= 2e-6 for score, value in zip(settled, noisy, strict=True)] == [True] * len(noisy)
+
+
+def test_scores_that_differ_stay_different():
+    scores = RunScores()
+    assert [scores.add(value) for value in (0.5, 0.50002, 0.49998, 30.0, 30.0002, 30.002)] == [
+        0.5, 0.50002, 0.49998, 30.0, 30.0, 30.002
+    ]  # fmt: skip
 
 
 def test_scorers_are_found_by_name():

@@ -46,7 +46,7 @@ from gambit.search.loop import Search
 from gambit.search.policies.base import Policy, requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
-from gambit.storage.run_folder import EventCallback, EventSink
+from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.storage.versions import package_version
 from gambit.text.answers import Extractor, Grader, extractor_for
 from gambit.text.boundary import boundary_rule, continued
@@ -140,6 +140,8 @@ class Solver:
         if concurrency < 1:
             raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
         asked, folder = config or SearchConfig(), _as_path(out_dir)
+        if folder is not None:
+            check_writable(folder)
         coming = enumerate(problems)
         pending: list[_PendingSearch] = []
         try:
@@ -147,7 +149,7 @@ class Solver:
                 while len(pending) < concurrency and not should_stop() and (item := next(coming, None)) is not None:
                     problem = item[1] if isinstance(item[1], Problem) else Problem(item[1], id=str(item[0]))
                     own_folder = None if folder is None else folder / problem.id
-                    wanted = _Wanted(problem, asked, own_folder, extractor, on_event, concurrency)
+                    wanted = _Wanted(problem, asked, own_folder, extractor, on_event, concurrency, must_log=False)
                     pending.append(self._submit(wanted, should_stop))
                 if not pending:
                     return
@@ -220,7 +222,7 @@ class Solver:
         found += self._crowding(settings.capacity * wanted.concurrency)
         found += self._short_context(verifier, len(tokens) + settings.max_new_tokens)
         notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
-        sink = EventSink(problem.id, wanted.out_dir, wanted.on_event)
+        sink = EventSink(problem.id, wanted.out_dir, wanted.on_event, must_log=wanted.must_log)
         self._num_searches += 1
         spec = SearchSpec(
             self._num_searches,
@@ -368,6 +370,7 @@ class _Wanted:
     extractor: Extractor | None
     on_event: EventCallback | None
     concurrency: int = 1
+    must_log: bool = True  # False: tried before, so that a folder that has become unwritable costs the log alone
 
 
 @dataclass(frozen=True, slots=True)

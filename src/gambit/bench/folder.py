@@ -17,7 +17,7 @@ from gambit.config.options import EngineConfig, SearchConfig, overlaid
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.storage import locks
-from gambit.storage.lines import append_synced, whole_lines
+from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
 from gambit.storage.past_options import IN_0_1_0, in_effect
 
 FORMAT = 1
@@ -98,9 +98,7 @@ def create(folder: Path, plan: BenchPlan) -> None:
         raise UserError(f"{folder} holds a bench run already: go on with --resume, or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n"
-    partial = folder / f"{RUN_FILE}.part"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(folder / RUN_FILE)  # whole or not at all
+    write_whole(folder / RUN_FILE, text.encode())
 
 
 def check_same(folder: Path, plan: BenchPlan) -> None:
@@ -153,7 +151,7 @@ def differences(before: Json, now: Json, where: str = "") -> Iterator[str]:
 
 def add_environment(folder: Path, environment: Mapping[str, Json]) -> None:
     """One line per start of the run."""
-    with (folder / ENVIRONMENT_FILE).open("ab") as file:
+    with opened_to_append(folder / ENVIRONMENT_FILE) as file:
         append_synced(file, json.dumps(environment, ensure_ascii=False))
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from gambit.core.errors import UserError
-from gambit.storage.lines import append_synced, drop_torn_line, whole_lines
+from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
 
 ROWS_FILE = "rows.jsonl"
 
@@ -120,7 +120,7 @@ class RowWriter:
     def __init__(self, folder: Path) -> None:
         path = folder / ROWS_FILE
         drop_torn_line(path)
-        self._file = path.open("ab")
+        self._file = opened_to_append(path)
 
     def write(self, row: Row) -> None:
         append_synced(self._file, row.to_json())

@@ -23,7 +23,7 @@ from gambit.bench.recipe import BenchVariant
 from gambit.bench.rows import Row, RowWriter, TaskKey
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
-from gambit.core.errors import GambitError, UserError
+from gambit.core.errors import GambitError, StorageError, UserError
 from gambit.core.problem import Problem
 from gambit.core.types import StopReason
 from gambit.results.record import SearchResult
@@ -120,7 +120,7 @@ class Runner:
             try:
                 self._search(group, pending, begun, self._bench.concurrency)
                 return
-            except UserError:
+            except (UserError, StorageError):
                 raise
             except Exception as error:
                 suspects = [item for item in pending if item.id in begun and group.key(item) not in self._done]
@@ -136,7 +136,7 @@ class Runner:
             try:
                 self._search(group, [item], defaultdict(list), 1)
                 return
-            except UserError:
+            except (UserError, StorageError):
                 raise
             except Exception as second:
                 error = second

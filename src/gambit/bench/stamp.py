@@ -78,7 +78,8 @@ def source_commit() -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+    # A look must not leave a lock behind, nor fail where somebody else holds it.
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -11,7 +11,7 @@ import typer
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options, yaml_value
 from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
-from gambit.core.errors import UserError
+from gambit.core.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from gambit.bench.datasets import Benchmark
@@ -221,7 +221,12 @@ def _search(plan: BenchPlan, benchmarks: list[Benchmark], folder: Path, engine: 
         before = list(read_rows(folder)) if (folder / ROWS_FILE).is_file() else []
         progress.begin(plan.num_tasks, [variant.label for variant in plan.variants], before)
         done = {row.key for row in before}
-        Runner(plan, benchmarks, solver, folder, writer, done, on_row=progress.on_row, should_stop=stop).run()
+        runner = Runner(plan, benchmarks, solver, folder, writer, done, on_row=progress.on_row, should_stop=stop)
+        try:
+            runner.run()
+        except StorageError as error:
+            error.add_note(f"rows written before are kept; once there is room: gambit bench --resume --out {folder}")
+            raise
     if stop.exit_code:
         say(f"go on with: gambit bench --resume --out {folder}")
     return stop.exit_code

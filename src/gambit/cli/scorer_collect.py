@@ -12,7 +12,7 @@ import typer
 
 from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say
-from gambit.core.errors import UserError
+from gambit.core.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from gambit.training.collect import CollectPlan
@@ -178,7 +178,11 @@ def _collect(tasks: Sequence[Task], plan: CollectPlan, is_quiet: bool) -> int:
         progress("collecting", is_quiet=is_quiet) as advance,
         StopSignal(lambda: None) as stop,
     ):
-        summary = run(tasks, plan, on_progress=advance, should_stop=stop)
+        try:
+            summary = run(tasks, plan, on_progress=advance, should_stop=stop)
+        except StorageError as error:
+            error.add_note("problems written before are kept; once there is room, the same command goes on from there")
+            raise
     put(summary_line(summary, plan.out, time.monotonic() - began))
     for reason in summary.refused[:5]:
         say(f"left out: {reason}", style="yellow")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -16,8 +17,9 @@ from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.results import Shown, Style, Tally
 from gambit.cli.session import loaded, only_our_warnings
-from gambit.cli.terminal import exit_with, is_watched, put, say, stderr
-from gambit.core.errors import UserError
+from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
+from gambit.core.errors import StorageError, UserError
+from gambit.storage.lines import append_synced
 
 if TYPE_CHECKING:
     from gambit.cli.display import Display
@@ -201,16 +203,17 @@ def _results(job: SolveJob, session: SolveSession) -> Iterator[SearchResult]:
 def _show_all(job: SolveJob, session: SolveSession) -> int:
     """Print each result as it comes; the exit code is that of the worst."""
     tally, expected = Tally(), job.problems.expected
-    with _opened(job.output) as output:
+    with ResultFile(job.output) as output:
         for result in _results(job, session):
             gold = expected.get(result.problem_id)
             is_right = None if gold is None else session.solver.grade(result.answer, gold)
             shown = Shown(result, gold, is_right)
-            if output is not None:
-                output.write(f"{shown.to_json()}\n")
+            output.add(shown.to_json())
             with session.display.paused():
                 job.style.show(shown)
             tally.add(shown)
+    if output.failure is not None:
+        tally.codes.append(FAILURE)
     if missing := len(job.problems.problems) - len(tally.codes):
         say(f"stopped early: {missing} problems were not begun")
     if expected and not job.style.as_json and not job.style.is_quiet:
@@ -218,9 +221,34 @@ def _show_all(job: SolveJob, session: SolveSession) -> int:
     return tally.exit_code
 
 
-def _opened(path: Path | None) -> AbstractContextManager[TextIO | None]:
-    """Line by line, so that what was found survives whatever ends the run."""
-    if path is None:
-        return nullcontext()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("x", encoding="utf-8", buffering=1)
+class ResultFile:
+    """The file of `--output`, a line for each result as it comes; one that cannot be written any more is said once."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.failure: str | None = None
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def add(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            append_synced(self._file, line)
+        except StorageError as error:
+            self.failure = f"{error}: results from this one on are not in it"
+            warn(self.failure)
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> ResultFile:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("xb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -13,6 +13,10 @@ class EngineError(GambitError):
     """The engine, the model or the machine failed although the input was right (exit code 1)."""
 
 
+class StorageError(GambitError):
+    """What was found cannot be written: the disk is full, or the folder is gone (exit code 1)."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error of another library says in short, or its kind where it says nothing."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -44,14 +44,36 @@ class ConfidenceScorer:
         return thoughts.confidences.float()
 
 
+ROUNDING = 1e-5  # relative, or absolute below 1: states in float32 differ by less with what else is in the batch
+
+
 @dataclass(slots=True)
-class RunQuantiles:
-    """Squashes raw scores of one search to (0, 1) by their rank among all seen so far in that search."""
+class RunScores:
+    """Raw scores of one search as it uses them: those that rounding alone has parted are equal again, so that a tie is
+    broken by trace id however the batch was composed. Quantiles are for a scorer without a scale of its own.
 
-    seen: list[float] = field(default_factory=list)
+    Rounding to so many digits would part equal scores on either side of a rounding boundary. So a score takes the
+    value of the nearest one seen before in its search, if that is near enough.
+    """
 
-    def squash(self, raw: float) -> float:
-        """The mid-rank quantile of `raw`, which is then remembered itself."""
-        below, upto = bisect_left(self.seen, raw), bisect_right(self.seen, raw)
-        insort(self.seen, raw)
-        return ((below + upto) / 2 + 0.5) / len(self.seen)
+    _seen: list[float] = field(default_factory=list)
+    _distinct: list[float] = field(default_factory=list)
+
+    def add(self, raw: float, *, as_quantile: bool = False) -> float:
+        """The score that `raw` stands for, which is then remembered."""
+        score = self._settled(raw)
+        return self._quantile(score) if as_quantile else score
+
+    def _settled(self, raw: float) -> float:
+        place = bisect_left(self._distinct, raw)
+        nearest = min(self._distinct[max(0, place - 1) : place + 1], key=lambda seen: abs(seen - raw), default=None)
+        if nearest is not None and abs(nearest - raw) <= ROUNDING * max(1.0, abs(raw)):
+            return nearest
+        self._distinct.insert(place, raw)
+        return raw
+
+    def _quantile(self, score: float) -> float:
+        """The mid-rank among all seen so far, in (0, 1)."""
+        below, upto = bisect_left(self._seen, score), bisect_right(self._seen, score)
+        insort(self._seen, score)
+        return ((below + upto) / 2 + 0.5) / len(self._seen)

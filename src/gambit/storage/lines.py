@@ -1,20 +1,64 @@
-"""Files of lines that are only ever appended to: synced writes, and what a kill in the middle of a line leaves."""
+"""Files that outlive a kill or a full disk: lines that are only ever appended, and files that are whole or absent."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from gambit.core.errors import StorageError
+
 CHUNK_BYTES = 1 << 16
+PARTIAL = ".partial"  # the end of a name of what is not whole yet
+
+
+def opened_to_append(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab")
+    except OSError as error:
+        raise StorageError(f"cannot write to {path}: {error.strerror or error}") from error
 
 
 def append_synced(file: BinaryIO, line: str) -> None:
-    """Add a line and wait until it is on the disk."""
-    file.write(line.encode() + b"\n")
-    file.flush()
-    os.fsync(file.fileno())
+    """Add a line and wait until it is on the disk. Where it does not fit, what was written of it is taken back."""
+    descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+    try:
+        rest = line.encode() + b"\n"
+        while rest:  # past Python's buffer, which would try again at its end what has failed here
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+        if not os.path.samestat(os.stat(file.name), os.fstat(descriptor)):  # noqa: PTH116
+            raise FileNotFoundError(0, "another file stands in its place")
+    except OSError as error:
+        with suppress(OSError):
+            os.ftruncate(descriptor, size)
+        raise StorageError(f"cannot write to {file.name}: {error.strerror or error}") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is complete under its name or not there, also after a power cut."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, str]]:

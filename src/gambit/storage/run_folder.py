@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gambit.core import events as ev
-from gambit.core.errors import GambitWarning, UserError
+from gambit.core.errors import GambitWarning, StorageError, UserError
 from gambit.results.record import SearchResult
+from gambit.storage.lines import write_whole
 
 LOG_FILE = "events.jsonl"
 EventCallback = Callable[[str, ev.Event], None]  # problem id, event
@@ -20,14 +21,16 @@ EventCallback = Callable[[str, ev.Event], None]  # problem id, event
 class EventSink:
     """Where a run's events go: its log file and the caller. A full disk silences the log, not the search."""
 
-    def __init__(self, problem_id: str, out_dir: Path | None, on_event: EventCallback | None) -> None:
+    def __init__(
+        self, problem_id: str, out_dir: Path | None, on_event: EventCallback | None, *, must_log: bool = True
+    ) -> None:
         self._failure: str | None = None
         self._problem_id = problem_id
         self._out_dir = out_dir
         self._on_event = on_event
         self._log: ev.LogWriter | None = None
         if out_dir is not None:
-            self._log = _open_log(out_dir)
+            self._open(out_dir, must_log)
 
     @property
     def folder(self) -> str | None:
@@ -41,6 +44,15 @@ class EventSink:
                 self._give_up(error)
         if self._on_event is not None:
             self._tell(self._on_event, event)
+
+    def _open(self, out_dir: Path, must_log: bool) -> None:
+        check_free(out_dir)
+        try:
+            self._log = ev.LogWriter(out_dir / LOG_FILE)
+        except OSError as error:
+            if must_log:
+                raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
+            self._give_up(error)
 
     def _tell(self, on_event: EventCallback, event: ev.Event) -> None:
         """A callback that fails ends the search; it is not called again for the events of that end."""
@@ -56,8 +68,8 @@ class EventSink:
             try:
                 self.close()
                 text = json.dumps(result.to_json(), indent=2) + "\n"
-                (self._out_dir / "result.json").write_text(text, encoding="utf-8")
-            except OSError as error:
+                write_whole(self._out_dir / "result.json", text.encode())
+            except (OSError, StorageError) as error:
                 self._give_up(error)
         return self._failure
 
@@ -65,8 +77,9 @@ class EventSink:
         if self._log is not None:
             self._log.close()
 
-    def _give_up(self, error: OSError) -> None:
-        self._failure = f"the log in {self._out_dir} is incomplete: {error.strerror or error}"
+    def _give_up(self, error: OSError | StorageError) -> None:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        self._failure = f"the log in {self._out_dir} is incomplete: {reason}"
         warnings.warn(self._failure, GambitWarning, stacklevel=2)
         if self._log is not None:
             with suppress(OSError):  # what it still holds does not fit either
@@ -101,14 +114,6 @@ def check_new_file(path: Path) -> None:
     if path.exists():
         raise UserError(f"{path} exists already: choose another name, or remove it")
     check_writable(path.parent)
-
-
-def _open_log(out_dir: Path) -> ev.LogWriter:
-    check_free(out_dir)
-    try:
-        return ev.LogWriter(out_dir / LOG_FILE)
-    except OSError as error:
-        raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
 
 
 def find_logs(run: Path) -> list[Path]:

@@ -7,7 +7,6 @@ is therefore either in the index and complete, or not in the index and swept awa
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gambit.core.errors import UserError
-from gambit.storage.lines import append_synced, drop_torn_line, whole_lines
+from gambit.storage.lines import PARTIAL, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
 from gambit.storage.locks import locked
 from gambit.storage.past_options import IN_0_1_0
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 HEADER_FILE, INDEX_FILE, LOCK_FILE = "collection.json", "index.jsonl", "lock"
-_TEMPORARY = ".partial"
 _MAY_DIFFER = ("id", "source")  # more problems may join a collection; how its traces were made may not change
 
 
@@ -105,14 +103,14 @@ class CollectionWriter:
 
         # Named by its number: what an interrupted run wrote under that name was never in the index.
         content = save(dict(tensors))
-        _write_synced(self._folder / self._next_name, content)
+        write_whole(self._folder / self._next_name, content)
         digest = hashlib.sha256(content).hexdigest()
         self._append(ShardEntry(file=self._next_name, sha256=digest, problems=tuple(problems)))
 
     def adopt(self, folder: Path, entry: ShardEntry) -> None:
         """Add a shard of another collection as it is; a damaged one is reported when it is read."""
         with suppress(FileNotFoundError):
-            _write_synced(self._folder / self._next_name, (folder / entry.file).read_bytes())
+            write_whole(self._folder / self._next_name, (folder / entry.file).read_bytes())
         self._append(entry.model_copy(update={"file": self._next_name}))
 
     @property
@@ -120,7 +118,7 @@ class CollectionWriter:
         return f"shard-{self.num_shards:05d}.safetensors"
 
     def _append(self, entry: ShardEntry) -> None:
-        with (self._folder / INDEX_FILE).open("ab") as index:
+        with opened_to_append(self._folder / INDEX_FILE) as index:
             append_synced(index, entry.model_dump_json())
         self.num_shards += 1
 
@@ -162,11 +160,11 @@ def _opened(folder: Path, header: Header) -> CollectionWriter:
     if not (folder / HEADER_FILE).exists():
         if any(folder.glob("shard-*")):
             raise UserError(f"{folder} holds shards but no {HEADER_FILE}: give --out a new folder")
-        _write_synced(folder / HEADER_FILE, header.model_dump_json(indent=2).encode())
+        write_whole(folder / HEADER_FILE, header.model_dump_json(indent=2).encode())
         return CollectionWriter(folder, header, [])
     found = read_header(folder)
     _check_same(folder, found, header)
-    for leftover in folder.glob(f"*{_TEMPORARY}"):
+    for leftover in folder.glob(f"*{PARTIAL}"):
         leftover.unlink()
     drop_torn_line(folder / INDEX_FILE)  # its shard counts as never written
     return CollectionWriter(folder, found, list(read_index(folder)))
@@ -192,21 +190,6 @@ def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, obje
             mine, theirs = ({key: had.get(key, IN_0_1_0.get(key)) for key in names} for had in (mine, theirs))
         if name not in _MAY_DIFFER and mine != theirs:
             yield name, mine, theirs
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    """Write a file so that it is complete under its name or not there, also after a power cut."""
-    temporary = path.with_name(path.name + _TEMPORARY)
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------

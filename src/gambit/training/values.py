@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gambit.core.errors import UserError
 from gambit.core.problem import Problem
 from gambit.solver import Solver
-from gambit.storage.lines import append_synced, drop_torn_line, whole_lines
+from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
 from gambit.training.dataset import Dataset
 from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample
 from gambit.training.storage import ProblemRecord, Shard, read_shards
@@ -102,7 +102,7 @@ def merge_values(parts: Sequence[Path], out: Path) -> None:
     known = {value.key for value in read_values(out)}
     found = [value for part in parts for value in read_values(part) if value.key not in known]
     if found:
-        with (out / VALUES_FILE).open("ab") as file:
+        with opened_to_append(out / VALUES_FILE) as file:
             for value in found:
                 append_synced(file, value.model_dump_json())
 
@@ -176,7 +176,7 @@ class ValueRun:
         todo = [(text, step) for text, step in wanted if text.key(step) not in done]
         num_before, found = len(wanted) - len(todo), []
         self.on_progress(num_before, len(wanted))
-        with path.open("ab") as file:
+        with opened_to_append(path) as file:
             for value in self._rolled_out(problems, todo):
                 append_synced(file, value.model_dump_json())
                 found.append(value)

@@ -189,11 +189,11 @@ class LocalEngine:
             thoughts = ThoughtBatch(states, confidences.to(self._model.device))
             scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
             embeddings = self._embed(output.states, rows)
-        # By id, not by row: where a row stands depends on its neighbours, and quantiles depend on the order.
+        # By id, not by row: where a row stands depends on its neighbours, and scores depend on their order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
+        is_ranked = self._scorer.info.ranks_within_run
         for trace, row, score in sorted(scored, key=lambda entry: entry[0].key):
-            if self._scorer.info.ranks_within_run:
-                score = self._pool.searches[trace.key.search].quantiles.squash(score)
+            score = self._pool.searches[trace.key.search].scores.add(score, as_quantile=is_ranked)
             trace.score = trace.score.add(score)
             thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row))
             self._pool.drafts[trace.key.search].scored.append(thought)

@@ -22,7 +22,7 @@ from gambit.engines.shared.eviction import Standing, action_on, eviction_order, 
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.scorers.memory import Histories
-from gambit.scorers.simple import RunQuantiles
+from gambit.scorers.simple import RunScores
 from gambit.text.boundary import boundaries, pack
 
 
@@ -34,7 +34,7 @@ class OpenSearch:
     slot: int
     prompt_blocks: list[int] | None = None  # None until its prompt was computed
     traces: dict[int, LiveTrace] = field(default_factory=dict)
-    quantiles: RunQuantiles = field(default_factory=RunQuantiles)
+    scores: RunScores = field(default_factory=RunScores)
 
     @property
     def segment(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from gambit.engines.shared.eviction import Standing, action_on, eviction_order, 
 from gambit.engines.vllm.block_usage import BlockUsage
 from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, TraceTask
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
-from gambit.scorers.simple import RunQuantiles
+from gambit.scorers.simple import RunScores
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ScheduledSearch:
     rule: int
     quota_tokens: int | None
     has_verifier: bool = False
-    quantiles: RunQuantiles = field(default_factory=RunQuantiles)
+    scores: RunScores = field(default_factory=RunScores)
 
 
 class TraceTable:
@@ -218,13 +218,13 @@ class TraceTable:
         """`ended`: which rows have finished a thought, `fed` tokens ago."""
         if not len(ended):
             return
-        # By id, not by row: a row's place depends on its neighbours, and quantiles depend on the order.
+        # By id, not by row: a row's place depends on its neighbours, and scores depend on their order.
         found = sorted((self._row_traces[at].key, int(at)) for at in ended)
         lengths = self._batch["num_tokens"] - fed
         scores = self._scores_of(values, [at for _, at in found], row_of)
+        is_ranked = self._scorer.info.ranks_within_run
         for (key, at), score in zip(found, scores, strict=True):
-            if self._scorer.info.ranks_within_run:
-                score = self.searches[key.search].quantiles.squash(score)
+            score = self.searches[key.search].scores.add(score, as_quantile=is_ranked)
             trace, request = self._row_traces[at], report.rows[at]
             trace.score, trace.standing = trace.score.add(score), None
             embedding = _embedding(values, row_of[request], trace.task.embedding_size)
