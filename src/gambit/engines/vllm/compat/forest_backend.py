@@ -22,7 +22,7 @@ from gambit.engines.vllm.forest.plan import ForestPlan, make_plan, queries_per_g
 
 HOPPER = 90
 FLASH_ATTENTION = 3  # the version whose tiles the plan is made for
-HEAD_SIZES = (64, 128, 256)
+HEAD_SIZES = (32, 64, 128, 256)
 BACKEND = f"{__name__}.ForestBackend"
 _PLAN = "gambit_forest"  # the attribute that Gambit adds to a step's attention metadata
 
