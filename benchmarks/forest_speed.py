@@ -11,6 +11,7 @@ is written as soon as it is there, and parts for which no time is left are dropp
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -60,13 +61,17 @@ class Case:
         return f"{self.traces} x {self.tokens}, sharing {self.sharing}{islands}"
 
     def tree(self, block_tokens: int) -> Tree:
-        return grow_shared(self.traces, self.tokens // block_tokens, self.sharing, self.islands)
+        return tree_of(self.traces, self.tokens // block_tokens, self.sharing, self.islands)
+
+
+tree_of = functools.cache(grow_shared)
 
 
 SMALL, MIDDLE, LARGE = Case(64, 12_000, 3.5, 1, 12), Case(128, 20_000, 4.5, 1, 26), Case(112, 36_000, 5.5, 1, 40)
 ISLANDS = Case(64, 12_000, 1.9, 32, 16)
 UNSHARED = Case(64, 4_000, 1.0, 1, 15)
 GREEDY = Case(256, 2_000, 3.0, 1, 20)
+FEW = (Case(16, 36_000, 5.0), Case(8, 36_000, 3.0), Case(64, 2_000, 2.0), Case(256, 2_000, 2.0))  # attention alone
 TINY = {
     SMALL: Case(6, 700, 2.0), MIDDLE: Case(8, 800, 2.5), LARGE: Case(8, 900, 3.0), ISLANDS: Case(8, 700, 1.5, 4),
     UNSHARED: Case(4, 500, 1.0), GREEDY: Case(12, 500, 2.0),
@@ -189,9 +194,9 @@ class Bench:
 
     def attention(self) -> dict[str, Any]:
         found = {}
-        for case in (SMALL, MIDDLE, LARGE, ISLANDS, Case(64, 4_000, 1.0)):
+        for case in (SMALL, MIDDLE, LARGE, ISLANDS, Case(64, 4_000, 1.0), *FEW):
             case = TINY.get(case, case) if self.is_cpu else case
-            if self.is_cpu and case.tokens > 3_000:
+            if self.is_cpu and case not in TINY.values():
                 continue
             try:
                 found[case.name] = Attention(self, case).measure()

@@ -88,15 +88,17 @@ def test_it_is_used_where_it_pays():
     runner = fake_runner()
     switch = forest_switch.ForestSwitch(runner, DecodeAttention.AUTO)
     enough = -(-forest_switch.PAYS_BYTES // (2 * 2 * 32 * 4))
-    for sharing, is_on in ((None, False), (Sharing(enough, 1), False), (Sharing(enough + 7, 7), True)):
+    cases = ((None, False), (Sharing(64, enough, 1), False), (Sharing(64, enough + 7, 7), True),
+             (Sharing(forest_switch.FEWEST_TRACES - 1, enough + 7, 7), False), (Sharing(64, enough + 7, 7), True))  # fmt: skip
+    for sharing, is_on in cases:
         switch.choose(sharing)
         assert switch.is_on == is_on == runner.builder.uses_forest
     switch.wish = DecodeAttention.STOCK
-    switch.choose(Sharing(10**9, 0))
+    switch.choose(Sharing(64, 10**9, 0))
     assert not switch.is_on
     switch.wish = DecodeAttention.FOREST
     switch.choose(None)
-    assert switch.is_on and switch.num_steps == 2
+    assert switch.is_on and switch.num_steps == 3
 
 
 def test_layers_that_no_plan_covers_keep_stock_attention_with_one_word(caplog):

@@ -16,6 +16,7 @@ from gambit.engines.vllm.messages import DecodeAttention, Sharing
 # Keys and values of one layer that stock attention would read again. Below, gathering queries, merging and launching
 # a layer's kernels one by one cost more than they save on an H200.
 PAYS_BYTES = 200 << 20
+FEWEST_TRACES = 16  # with fewer, nodes are too few to keep all of a GPU busy: stock attention splits each trace's keys
 CHECKED_TRACES, CHECKED_BLOCKS = 24, 96
 _LOG = logging.getLogger(__name__)
 MOST_ERROR = 0.02  # of the result's norm: a rounding to bfloat16 is 0.002
@@ -48,7 +49,7 @@ class ForestSwitch:
             builder.uses_forest = self._is_on
 
     def _pays(self, sharing: Sharing | None) -> bool:
-        if sharing is None or not self._builders:
+        if sharing is None or sharing.num_traces < FEWEST_TRACES or not self._builders:
             return False
         spec = self._builders[0].kv_cache_spec
         return sharing.duplicated_tokens * spec.page_size_bytes >= PAYS_BYTES * spec.block_size
