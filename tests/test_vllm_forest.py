@@ -1,5 +1,6 @@
 """Forest attention inside vLLM, on its CPU build: real block tables of branches, the gate, the self-check."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -88,8 +89,9 @@ def test_it_is_used_where_it_pays():
     runner = fake_runner()
     switch = forest_switch.ForestSwitch(runner, DecodeAttention.AUTO)
     enough = -(-forest_switch.PAYS_BYTES // (2 * 2 * 32 * 4))
-    cases = ((None, False), (Sharing(64, enough, 1), False), (Sharing(64, enough + 7, 7), True),
-             (Sharing(forest_switch.FEWEST_TRACES - 1, enough + 7, 7), False), (Sharing(64, enough + 7, 7), True))  # fmt: skip
+    pays = Sharing(64, enough + 7, 7)
+    few = replace(pays, num_traces=forest_switch.FEWEST_TRACES - 1)
+    cases = ((None, False), (Sharing(64, enough, 1), False), (pays, True), (few, False), (pays, True))
     for sharing, is_on in cases:
         switch.choose(sharing)
         assert switch.is_on == is_on == runner.builder.uses_forest
