@@ -152,12 +152,12 @@ class Bench:
             parts.append(("attention", 40, self.attention))
         parts += [("start", 60, self.start), ("small", SMALL.needs, lambda: self.decode(SMALL, "auto"))]
         if is_first:
-            parts += [("profile", 8, self.profile), ("greedy", GREEDY.needs, self.greedy)]
-            parts += [("unshared", UNSHARED.needs, self.unshared)]
+            parts += [("profile", 8, self.profile), ("unshared", UNSHARED.needs, self.unshared)]
         parts += [("middle", MIDDLE.needs, lambda: self.decode(MIDDLE))]
         parts += [("large", LARGE.needs, lambda: self.decode(LARGE))]
         if is_first:
-            parts += [("islands", ISLANDS.needs, lambda: self.decode(ISLANDS)), ("check", 5, self.check)]
+            parts += [("greedy", GREEDY.needs, self.greedy), ("islands", ISLANDS.needs, lambda: self.decode(ISLANDS))]
+            parts += [("check", 5, self.check)]
         wanted = self.args.parts.split(",") if self.args.parts else []
         for name, needs, part in parts:
             if wanted and name not in wanted:
@@ -231,6 +231,7 @@ class Bench:
         return {
             "engine": str(self.engine.info), "attention_builders": len(self.switch._builders),
             "runner": type(self.worker.model_runner).__module__, "check_errors": checked,
+            "graphs": len(self.switch.graphs),
         }  # fmt: skip
 
     @contextmanager
@@ -442,25 +443,28 @@ class Bench:
     @contextmanager
     def watching(self, logs: dict[int, Any], case: Case, search: int) -> Iterator[None]:
         """Log-probabilities of one decode step, by trace, with what was said before it."""
-        tap = self.worker.model_runner.sampler
+        tap, sample = self.worker.model_runner.sampler, self.worker.sample_tokens
         see, traces = tap._see, dict(self.engine._searches[search].traces)
         by_request = {trace.request: number for number, trace in traces.items()}
-        calls = 0
+        requests: list[list[str]] = []  # of each step, in the order of rows
+
+        def note_rows(*args: Any, **kwargs: Any) -> Any:
+            requests.append(self.worker._row_ids())
+            return sample(*args, **kwargs)
 
         def watch(logits: Any) -> None:
-            nonlocal calls
             see(logits)
-            calls += 1
-            if calls == 3 and len(logits) >= case.traces:  # the switch is where it should be by then
-                rows = [by_request[request] for request in self.worker._row_ids()]
+            if len(requests) == 3 and len(requests[-1]) == case.traces:  # the switch is where it should be by then
+                rows = [by_request[request] for request in requests[-1]]
                 values = logits[: len(rows)].float().log_softmax(-1)
                 logs.update(zip(rows, values, strict=True))
 
-        tap._see = watch
+        tap._see, self.worker.sample_tokens = watch, note_rows
         try:
             yield
         finally:
             tap._see = see
+            del self.worker.sample_tokens
 
     def log_differences(self, logs: dict[int, Any], others: dict[int, Any]) -> dict[str, float]:
         """Of the likeliest token. Rows that already differ before that step count too: the median leaves them out."""
@@ -522,6 +526,8 @@ class Attention:
             "stock_tree_order_ms": self.timed(lambda: self.stock(*ordered, out)),
             "forest_ms": self.timed(lambda: attend(self.query, self.keys, self.values, plan, scale, out)),
             "plan_ms": self.timed(self.plan), "plan_host_ms": self.host_ms(self.plan),
+            "refresh_ms": self.timed(lambda: self.refresh(plan)),
+            "refresh_host_ms": self.host_ms(lambda: self.refresh(plan)),
             "forest_host_ms": self.host_ms(lambda: attend(self.query, self.keys, self.values, plan, scale, out)),
         }  # fmt: skip
         unique = self.tree.num_unique * self.bench.block_tokens
@@ -538,6 +544,12 @@ class Attention:
 
         group = queries_per_group(self.heads // self.kv_heads)
         return plan_step(self.table, self.num_tokens, self.bench.block_tokens, group, self.most)
+
+    def refresh(self, plan: Any) -> Any:
+        from gambit.engines.vllm.forest.plan import refreshed
+
+        size = self.bench.block_tokens
+        return refreshed(plan, self.table, self.num_tokens, block_tokens=size, most_tokens=self.most)
 
     def read(self, plan: Any) -> Any:
         return plan.num_keys[plan.query_starts.diff() > 0].sum()
