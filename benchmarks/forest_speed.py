@@ -236,7 +236,7 @@ class Bench:
 
     @contextmanager
     def noting_check(self) -> Iterator[list[Any]]:
-        """The start-up check of attention is written down and not obeyed: a failure should be seen with its speed."""
+        """What goes wrong at the start is written down and not obeyed: a failure should be seen with its speed."""
         from gambit.engines.vllm.compat import forest_switch
 
         found: list[Any] = []
@@ -247,7 +247,16 @@ class Bench:
             except Exception:
                 found.append(traceback.format_exc().splitlines()[-6:])
 
-        with mock.patch.object(forest_switch.ForestSwitch, "check", note):
+        capture = forest_switch.ForestSwitch.capture
+
+        def capture_noting(switch: Any, runner: Any) -> None:
+            try:
+                capture(switch, runner)
+            except Exception:
+                found.append(traceback.format_exc().splitlines()[-6:])
+
+        replaced = {"check": note, "capture": capture_noting}
+        with mock.patch.multiple(forest_switch.ForestSwitch, **replaced):
             yield found
 
     def options(self) -> dict[str, Any]:
