@@ -323,7 +323,8 @@ def pawn() -> dict:
 def own_process(model: str) -> dict:
     from engine_setups import finish, open_search, spec, tokens_of
 
-    engine = start(model, own_process=True)
+    # The backend of forest attention has to be known in that process too.
+    engine = start(model, own_process=True, attention="auto")
     open_search(engine, stops=())
     engine.submit([spec(i) for i in range(8)])
     tokens = tokens_of(finish(engine))

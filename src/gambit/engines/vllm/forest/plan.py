@@ -49,19 +49,25 @@ class PlanMemory:
 
     def __init__(self, most_traces: int, most_blocks: int, group: int, device: torch.device) -> None:
         parts, sequences = most_parts(most_traces), most_sequences(most_traces, group)
-        sizes = {
-            "query_rows": (parts, torch.int64), "query_starts": (sequences + 1, torch.int32),
-            "num_keys": (sequences, torch.int32), "parts": (parts, torch.int32),
-            "part_starts": (most_traces + 1, torch.int32),
-        }  # fmt: skip
-        self._memory = {name: torch.zeros(size, dtype=dtype, device=device) for name, (size, dtype) in sizes.items()}
+        self._query_rows = torch.zeros(parts, dtype=torch.int64, device=device)
+        self._query_starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self._num_keys = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._table = torch.zeros(sequences, most_blocks, dtype=torch.int32, device=device)
+        self._parts = torch.zeros(parts, dtype=torch.int32, device=device)
+        self._part_starts = torch.zeros(most_traces + 1, dtype=torch.int32, device=device)
 
     def hold(self, plan: ForestPlan) -> ForestPlan:
-        held = {name: _copied(getattr(plan, name), memory) for name, memory in self._memory.items()}
         table = self._table[: len(plan.block_table)]
         table[:, : plan.block_table.shape[1]] = plan.block_table  # cells after the last block may be anything
-        return replace(plan, block_table=table, **held)
+        return replace(
+            plan,
+            query_rows=_copied(plan.query_rows, self._query_rows),
+            query_starts=_copied(plan.query_starts, self._query_starts),
+            num_keys=_copied(plan.num_keys, self._num_keys),
+            block_table=table,
+            parts=_copied(plan.parts, self._parts),
+            part_starts=_copied(plan.part_starts, self._part_starts),
+        )
 
 
 def _copied(values: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
