@@ -11,6 +11,7 @@ is written as soon as it is there, and parts for which no time is left are dropp
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -60,13 +61,17 @@ class Case:
         return f"{self.traces} x {self.tokens}, sharing {self.sharing}{islands}"
 
     def tree(self, block_tokens: int) -> Tree:
-        return grow_shared(self.traces, self.tokens // block_tokens, self.sharing, self.islands)
+        return tree_of(self.traces, self.tokens // block_tokens, self.sharing, self.islands)
+
+
+tree_of = functools.cache(grow_shared)
 
 
 SMALL, MIDDLE, LARGE = Case(64, 12_000, 3.5, 1, 12), Case(128, 20_000, 4.5, 1, 26), Case(112, 36_000, 5.5, 1, 40)
 ISLANDS = Case(64, 12_000, 1.9, 32, 16)
 UNSHARED = Case(64, 4_000, 1.0, 1, 15)
 GREEDY = Case(256, 2_000, 3.0, 1, 20)
+FEW = (Case(16, 36_000, 5.0), Case(8, 36_000, 3.0), Case(64, 2_000, 2.0), Case(256, 2_000, 2.0))  # attention alone
 TINY = {
     SMALL: Case(6, 700, 2.0), MIDDLE: Case(8, 800, 2.5), LARGE: Case(8, 900, 3.0), ISLANDS: Case(8, 700, 1.5, 4),
     UNSHARED: Case(4, 500, 1.0), GREEDY: Case(12, 500, 2.0),
@@ -147,12 +152,12 @@ class Bench:
             parts.append(("attention", 40, self.attention))
         parts += [("start", 60, self.start), ("small", SMALL.needs, lambda: self.decode(SMALL, "auto"))]
         if is_first:
-            parts += [("profile", 8, self.profile), ("greedy", GREEDY.needs, self.greedy)]
-            parts += [("unshared", UNSHARED.needs, self.unshared)]
+            parts += [("profile", 8, self.profile), ("unshared", UNSHARED.needs, self.unshared)]
         parts += [("middle", MIDDLE.needs, lambda: self.decode(MIDDLE))]
         parts += [("large", LARGE.needs, lambda: self.decode(LARGE))]
         if is_first:
-            parts += [("islands", ISLANDS.needs, lambda: self.decode(ISLANDS)), ("check", 5, self.check)]
+            parts += [("greedy", GREEDY.needs, self.greedy), ("islands", ISLANDS.needs, lambda: self.decode(ISLANDS))]
+            parts += [("check", 5, self.check)]
         wanted = self.args.parts.split(",") if self.args.parts else []
         for name, needs, part in parts:
             if wanted and name not in wanted:
@@ -189,9 +194,9 @@ class Bench:
 
     def attention(self) -> dict[str, Any]:
         found = {}
-        for case in (SMALL, MIDDLE, LARGE, ISLANDS, Case(64, 4_000, 1.0)):
+        for case in (SMALL, MIDDLE, LARGE, ISLANDS, Case(64, 4_000, 1.0), *FEW):
             case = TINY.get(case, case) if self.is_cpu else case
-            if self.is_cpu and case.tokens > 3_000:
+            if self.is_cpu and case not in TINY.values():
                 continue
             try:
                 found[case.name] = Attention(self, case).measure()
@@ -226,11 +231,12 @@ class Bench:
         return {
             "engine": str(self.engine.info), "attention_builders": len(self.switch._builders),
             "runner": type(self.worker.model_runner).__module__, "check_errors": checked,
+            "graphs": len(self.switch.graphs),
         }  # fmt: skip
 
     @contextmanager
     def noting_check(self) -> Iterator[list[Any]]:
-        """The start-up check of attention is written down and not obeyed: a failure should be seen with its speed."""
+        """What goes wrong at the start is written down and not obeyed: a failure should be seen with its speed."""
         from gambit.engines.vllm.compat import forest_switch
 
         found: list[Any] = []
@@ -241,7 +247,16 @@ class Bench:
             except Exception:
                 found.append(traceback.format_exc().splitlines()[-6:])
 
-        with mock.patch.object(forest_switch.ForestSwitch, "check", note):
+        capture = forest_switch.ForestSwitch.capture
+
+        def capture_noting(switch: Any, runner: Any) -> None:
+            try:
+                capture(switch, runner)
+            except Exception:
+                found.append(traceback.format_exc().splitlines()[-6:])
+
+        replaced = {"check": note, "capture": capture_noting}
+        with mock.patch.multiple(forest_switch.ForestSwitch, **replaced):
             yield found
 
     def options(self) -> dict[str, Any]:
@@ -437,25 +452,28 @@ class Bench:
     @contextmanager
     def watching(self, logs: dict[int, Any], case: Case, search: int) -> Iterator[None]:
         """Log-probabilities of one decode step, by trace, with what was said before it."""
-        tap = self.worker.model_runner.sampler
+        tap, sample = self.worker.model_runner.sampler, self.worker.sample_tokens
         see, traces = tap._see, dict(self.engine._searches[search].traces)
         by_request = {trace.request: number for number, trace in traces.items()}
-        calls = 0
+        requests: list[list[str]] = []  # of each step, in the order of rows
+
+        def note_rows(*args: Any, **kwargs: Any) -> Any:
+            requests.append(self.worker._row_ids())
+            return sample(*args, **kwargs)
 
         def watch(logits: Any) -> None:
-            nonlocal calls
             see(logits)
-            calls += 1
-            if calls == 3 and len(logits) >= case.traces:  # the switch is where it should be by then
-                rows = [by_request[request] for request in self.worker._row_ids()]
+            if len(requests) == 3 and len(requests[-1]) == case.traces:  # the switch is where it should be by then
+                rows = [by_request[request] for request in requests[-1]]
                 values = logits[: len(rows)].float().log_softmax(-1)
                 logs.update(zip(rows, values, strict=True))
 
-        tap._see = watch
+        tap._see, self.worker.sample_tokens = watch, note_rows
         try:
             yield
         finally:
             tap._see = see
+            del self.worker.sample_tokens
 
     def log_differences(self, logs: dict[int, Any], others: dict[int, Any]) -> dict[str, float]:
         """Of the likeliest token. Rows that already differ before that step count too: the median leaves them out."""
@@ -517,6 +535,8 @@ class Attention:
             "stock_tree_order_ms": self.timed(lambda: self.stock(*ordered, out)),
             "forest_ms": self.timed(lambda: attend(self.query, self.keys, self.values, plan, scale, out)),
             "plan_ms": self.timed(self.plan), "plan_host_ms": self.host_ms(self.plan),
+            "refresh_ms": self.timed(lambda: self.refresh(plan)),
+            "refresh_host_ms": self.host_ms(lambda: self.refresh(plan)),
             "forest_host_ms": self.host_ms(lambda: attend(self.query, self.keys, self.values, plan, scale, out)),
         }  # fmt: skip
         unique = self.tree.num_unique * self.bench.block_tokens
@@ -533,6 +553,12 @@ class Attention:
 
         group = queries_per_group(self.heads // self.kv_heads)
         return plan_step(self.table, self.num_tokens, self.bench.block_tokens, group, self.most)
+
+    def refresh(self, plan: Any) -> Any:
+        from gambit.engines.vllm.forest.plan import refreshed
+
+        size = self.bench.block_tokens
+        return refreshed(plan, self.table, self.num_tokens, block_tokens=size, most_tokens=self.most)
 
     def read(self, plan: Any) -> Any:
         return plan.num_keys[plan.query_starts.diff() > 0].sum()

@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +74,7 @@ def check() -> dict:
             "repeat": lambda: repeat(engine), "layers": lambda: layers(model), "pressure": lambda: pressure(model),
             "recorded": lambda: one_launch(model, "recorded", fused_scorer=False),
             "fused": lambda: one_launch(model, "fused"), "confidence": lambda: confidence(model),
-            "own process": lambda: own_process(model), "pawn": pawn,
+            "own process": lambda: own_process(model), "forest": lambda: forest(model), "pawn": pawn,
         }  # fmt: skip
         for name, part in parts.items():
             try:
@@ -256,6 +257,51 @@ def one_launch(model: str, way: str, **options: bool) -> dict:
     return {"thoughts": len(both), "largest difference": furthest}
 
 
+def forest(model: str) -> dict:
+    """A tree of greedy branches with forest attention in every decode step, and with stock attention."""
+    import torch
+
+    from engine_setups import worker_of
+    from gambit.engines.vllm.messages import DecodeAttention
+
+    if torch.cuda.is_available():
+        around = nullcontext()
+    else:
+        from forest_on_cpu import forest_on_cpu
+
+        around = forest_on_cpu()
+    with around:
+        engine, said = start(model, attention="forest"), {}
+        switch = worker_of(engine)._forest
+        for search, wish in enumerate(DecodeAttention, 1):
+            switch.wish = wish
+            said[wish.value] = tree(engine, search)
+        engine.close()
+    same = {way: matching(said["stock"], said[way]) for way in said}
+    assert same["auto"] > 0.95 and same["forest"] > 0.8 and switch.num_steps > 50, (same, switch.num_steps)
+    return {"tokens like stock's": same, "steps with forest attention": switch.num_steps}
+
+
+def tree(engine: object, search: int) -> dict:
+    """Eight roots with a long prompt, and branches of them."""
+    from engine_setups import GREEDY, PROMPT, finish, open_search, run, spec, tokens_of
+    from gambit.core.types import TraceKey
+
+    open_search(engine, search, prompt=PROMPT * 5, stops=())
+    common = {"search": search, "sampling": GREEDY, "tokens": 90}
+    engine.submit([spec(i, prefix=(5 + i,), inherited=1, **common) for i in range(8)])
+    run(engine, 40, search)
+    engine.submit([spec(8 + i, inherited=33, parent=TraceKey(search, i // 2), **common) for i in range(16)])
+    said = tokens_of(finish(engine, search))
+    engine.close_search(search)
+    return said
+
+
+def matching(tokens: dict, others: dict) -> float:
+    pairs = [pair for trace in tokens for pair in zip(tokens[trace], others[trace], strict=True)]
+    return round(sum(a == b for a, b in pairs) / len(pairs), 4)
+
+
 def pawn() -> dict:
     """The bundled model with its own scorer, several searches in one batch, asynchronous scheduling."""
     from itertools import islice
@@ -277,7 +323,8 @@ def pawn() -> dict:
 def own_process(model: str) -> dict:
     from engine_setups import finish, open_search, spec, tokens_of
 
-    engine = start(model, own_process=True)
+    # The backend of forest attention has to be known in that process too.
+    engine = start(model, own_process=True, attention="auto")
     open_search(engine, stops=())
     engine.submit([spec(i) for i in range(8)])
     tokens = tokens_of(finish(engine))

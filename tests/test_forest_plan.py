@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from forests import Forest, attend, attend_plan, grow, keys_of, planned
 from gambit.engines.vllm.forest.common_prefix import common_blocks, full_blocks, prefix_hashes
 from gambit.engines.vllm.forest.merge import merge
-from gambit.engines.vllm.forest.plan import MEAN_DEPTH, queries_per_group
+from gambit.engines.vllm.forest.plan import MEAN_DEPTH, PlanMemory, queries_per_group, refreshed
 
 FORESTS = st.builds(
     grow, st.integers(1, 24), st.integers(1, 12), seed=st.integers(0, 10**6), roots=st.integers(1, 3),
@@ -86,6 +86,43 @@ def test_the_shape_of_a_plan_is_what_kernel_and_merge_expect(forest, group):
     empty = Forest(forest.table, torch.ones_like(forest.num_tokens), forest.contents, forest.block_tokens)
     other = planned(empty, group=group)
     assert all(sizes[name][0] == getattr(other, name).shape[0] for name in sizes), "no size depends on the forest"
+
+
+@settings(max_examples=60, deadline=None)
+@given(FORESTS, st.lists(st.integers(0, 30), min_size=24, max_size=24), st.sampled_from([1, 4, 16]))
+def test_a_refreshed_plan_has_the_tokens_that_came_since(forest, grown, group):
+    size, plan = forest.block_tokens, planned(forest, group=group)
+    counts = [count + grown[row % 24] if count else 0 for row, count in enumerate(forest.num_tokens.tolist())]
+    table = torch.nn.functional.pad(forest.table, (0, 8))
+    contents = dict(forest.contents)
+    for row, count in enumerate(counts):
+        for place in range(-(-int(forest.num_tokens[row]) // size), -(-count // size)):
+            table[row, place] = new = len(contents) + 1
+            contents[new] = (*contents[int(table[row, place - 1])], -row)
+    later = Forest(table, torch.tensor(counts).int(), contents, size)
+    again = refreshed(plan, table, later.num_tokens, block_tokens=size, most_tokens=max(counts))
+    found = covered(later, again)
+    for row, at in found.items():
+        assert sorted(at) == list(range(-(-counts[row] // size)))
+        for place, (block, used) in at.items():
+            assert contents[block] == contents[int(table[row, place])]
+            assert used == min(counts[row] - place * size, size)
+
+
+def test_plans_of_as_many_traces_are_at_the_same_addresses():
+    memory = PlanMemory(30, 100, 4, torch.device("cpu"))
+    places, tensors = set(), ("query_rows", "query_starts", "num_keys", "block_table", "parts", "part_starts")
+    for seed in range(3):
+        forest = grow(20, 10, seed=seed)
+        plan = planned(forest)
+        held = memory.hold(plan)
+        assert all(torch.equal(getattr(held, name), getattr(plan, name)) for name in tensors if name != "block_table")
+        found = covered(forest, held)
+        assert all(len(at) == -(-int(forest.num_tokens[row]) // 16) for row, at in found.items())
+        places.add(tuple((getattr(held, name).data_ptr(), getattr(held, name).stride()) for name in tensors))
+        again = memory.hold(refreshed(held, forest.table, forest.num_tokens, block_tokens=16, most_tokens=999))
+        assert torch.equal(again.num_keys, plan.num_keys) and again.num_keys.data_ptr() == held.num_keys.data_ptr()
+    assert len(places) == 1
 
 
 def test_a_forest_without_twins_reads_no_block_twice():

@@ -1,5 +1,8 @@
 """Forest attention inside vLLM, on its CPU build: real block tables of branches, the gate, the self-check."""
 
+from collections import namedtuple
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -47,7 +50,7 @@ def test_a_tree_of_branches_says_what_it_says_with_stock_attention():
     with forest_on_cpu() as plans:
         engine = start_own_vllm(attention="auto")
         switch, seen = worker_of(engine)._forest, []
-        with mock.patch.object(switch, "choose", lambda sharing, choose=switch.choose: choose(noted(seen, sharing))):
+        with mock.patch.object(switch, "choose", partial(note, seen, switch.choose)):
             without = grown(engine, 1)
         assert not plans and not switch.num_steps, "so little does not pay"
         switch.wish = DecodeAttention.FOREST
@@ -63,9 +66,9 @@ def test_a_tree_of_branches_says_what_it_says_with_stock_attention():
     assert all(each.unique_tokens - each.total_tokens < 12 * 32 for each in seen), "at most one open block each"
 
 
-def noted(seen, value):
-    seen.append(value)
-    return value
+def note(seen, choose, sharing, rows):
+    seen.append(sharing)
+    choose(sharing, rows)
 
 
 def fake_runner(*, is_covered=True):
@@ -88,15 +91,31 @@ def test_it_is_used_where_it_pays():
     runner = fake_runner()
     switch = forest_switch.ForestSwitch(runner, DecodeAttention.AUTO)
     enough = -(-forest_switch.PAYS_BYTES // (2 * 2 * 32 * 4))
-    for sharing, is_on in ((None, False), (Sharing(enough, 1), False), (Sharing(enough + 7, 7), True)):
-        switch.choose(sharing)
+    pays = Sharing(64, enough + 7, 7)
+    few = replace(pays, num_traces=forest_switch.FEWEST_TRACES - 1)
+    cases = ((None, False), (Sharing(64, enough, 1), False), (pays, True), (few, False), (pays, True))
+    for sharing, is_on in cases:
+        switch.choose(sharing, [])
         assert switch.is_on == is_on == runner.builder.uses_forest
     switch.wish = DecodeAttention.STOCK
-    switch.choose(Sharing(10**9, 0))
+    switch.choose(Sharing(64, 10**9, 0), [])
     assert not switch.is_on
     switch.wish = DecodeAttention.FOREST
-    switch.choose(None)
-    assert switch.is_on and switch.num_steps == 2
+    switch.choose(None, [])
+    assert switch.is_on and switch.num_steps == 3
+
+
+def test_a_plan_is_kept_while_the_same_traces_are_in_the_same_rows():
+    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+    from gambit.engines.vllm.messages import DecodeAttention
+
+    runner = fake_runner()
+    switch, kept = ForestSwitch(runner, DecodeAttention.FOREST), []
+    for rows in (["a", "b"], ["a", "b"], ["b", "a"], ["b", "a"], ["b"]):
+        switch.choose(None, rows)
+        kept.append(runner.builder.last_plan is not None)
+        runner.builder.last_plan = object()
+    assert kept == [False, True, False, True, False]
 
 
 def test_layers_that_no_plan_covers_keep_stock_attention_with_one_word(caplog):
@@ -105,7 +124,7 @@ def test_layers_that_no_plan_covers_keep_stock_attention_with_one_word(caplog):
 
     runner = fake_runner(is_covered=False)
     switch = ForestSwitch(runner, DecodeAttention.FOREST)
-    switch.choose(None)
+    switch.choose(None, [])
     assert not switch.is_on and not runner.builder.uses_forest
     assert [record.message for record in caplog.records if "covers 0 of 1" in record.message]
 
@@ -132,27 +151,59 @@ def test_wishes_that_cannot_be_met():
     engine.close()
 
 
-def test_a_step_with_forest_attention_uses_no_graph_of_a_whole_step():
+def test_a_step_with_forest_attention_uses_no_graph_of_a_whole_step_but_those_with_it():
     from vllm.config.compilation import CUDAGraphMode
 
     from gambit.engines.vllm.compat.forest_switch import _wrap_dispatch
 
     def second(num_reqs, num_tokens, uniform_token_count, num_active_loras=0):
-        return uniform_token_count
+        return (num_tokens, uniform_token_count)
 
     def first(num_tokens, uniform_decode=False, invalid_modes=None):
         return invalid_modes
 
-    switch = SimpleNamespace(is_on=False)
+    switch = SimpleNamespace(is_on=False, graphs={(16, 1): "graph"})
     v2 = SimpleNamespace(cudagraph_manager=SimpleNamespace(dispatch=second))
     v1 = SimpleNamespace(cudagraph_dispatcher=SimpleNamespace(dispatch=first))
     for runner in (v1, v2):
         _wrap_dispatch(runner, switch)
-    assert v2.cudagraph_manager.dispatch(8, 8, 1, num_active_loras=0) == 1
+    assert v2.cudagraph_manager.dispatch(8, 8, 1, num_active_loras=0) == (8, 1)
     assert v1.cudagraph_dispatcher.dispatch(num_tokens=8, uniform_decode=True) is None
     switch.is_on = True
-    assert v2.cudagraph_manager.dispatch(8, 8, 1, num_active_loras=0) is None
+    assert v2.cudagraph_manager.dispatch(8, 8, 1, num_active_loras=0) == (8, None)
+    assert v2.cudagraph_manager.dispatch(16, 16, 1, num_active_loras=0) == (16, 1)
     assert v1.cudagraph_dispatcher.dispatch(num_tokens=8, invalid_modes=None) == {CUDAGraphMode.FULL}
+
+
+def test_graphs_are_captured_a_second_time_and_chosen_with_the_switch():
+    from vllm.config.compilation import CUDAGraphMode
+
+    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+    from gambit.engines.vllm.messages import DecodeAttention
+
+    Size = namedtuple("Size", "num_reqs uniform_token_count")
+    sizes = {CUDAGraphMode.FULL: [Size(64, 1), Size(8, 1)], CUDAGraphMode.PIECEWISE: [Size(None, None)]}
+    runner = fake_runner()
+    manager = SimpleNamespace(graphs=dict.fromkeys(sizes[CUDAGraphMode.FULL], "stock"), _capture_descs=sizes)
+    manager.dispatch = lambda num_reqs, num_tokens, uniform: Size(num_tokens, uniform)
+
+    def capture():
+        runner.builder.last_plan = "of dummies"
+        wanted = manager._capture_descs
+        assert list(wanted) == [CUDAGraphMode.FULL] and runner.builder.uses_forest and not manager.graphs
+        manager.graphs |= dict.fromkeys(wanted[CUDAGraphMode.FULL], "forest")
+
+    runner.cudagraph_manager, runner.capture_model = manager, capture
+    switch = ForestSwitch(runner, DecodeAttention.FOREST)
+    switch.capture(runner)
+    assert manager._capture_descs is sizes and not runner.builder.uses_forest and runner.builder.last_plan is None
+    assert manager.graphs[manager.dispatch(64, 64, 1)] == "stock" and len(manager.graphs) == 2
+    switch.choose(None, ["a"])
+    assert manager.graphs[manager.dispatch(64, 64, 1)] == "forest" and len(manager.graphs) == 1
+    assert manager.dispatch(8, 8, 1).uniform_token_count is None, "there is none of 8 traces"
+    switch.wish = DecodeAttention.STOCK
+    switch.choose(None, ["a"])
+    assert manager.graphs[manager.dispatch(8, 8, 1)] == "stock"
 
 
 def test_keys_and_values_of_both_layouts():

@@ -32,6 +32,7 @@ class DecodeAttention(StrEnum):
 class Sharing:
     """Tokens in the KV cache of the running traces: all of them, and each that several traces share once."""
 
+    num_traces: int
     total_tokens: int
     unique_tokens: int
 

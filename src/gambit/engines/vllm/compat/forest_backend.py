@@ -18,11 +18,11 @@ from vllm.v1.attention.backends.flash_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from gambit.engines.vllm.forest import common_prefix, kernels
-from gambit.engines.vllm.forest.plan import ForestPlan, make_plan, queries_per_group
+from gambit.engines.vllm.forest.plan import ForestPlan, PlanMemory, make_plan, queries_per_group, refreshed
 
 HOPPER = 90
 FLASH_ATTENTION = 3  # the version whose tiles the plan is made for
-HEAD_SIZES = (64, 128, 256)
+HEAD_SIZES = (32, 64, 128, 256)
 BACKEND = f"{__name__}.ForestBackend"
 _PLAN = "gambit_forest"  # the attribute that Gambit adds to a step's attention metadata
 
@@ -74,25 +74,43 @@ def attend(
 class ForestPlanning:
     """Mixed into a builder of attention metadata: makes the plan of a step, once for all layers."""
 
+    # The builder's own.
+    vllm_config: Any
+    kv_cache_spec: Any
+    device: Any
+    num_heads_q: int
+    num_heads_kv: int
+
     supports_update_block_table = False  # the plan is made from the table
     uses_forest = False  # set before each step
+    last_plan: ForestPlan | None = None  # of the traces that are in the batch now, in the same rows
+    _memory: PlanMemory | None = None
     finest_tokens: int | None = None  # a test's
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         metadata = super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)  # type: ignore[misc]
         if self.uses_forest and common_attn_metadata.max_query_len == 1:
-            setattr(metadata, _PLAN, self.plan(common_attn_metadata))
+            self.last_plan = self.plan_memory().hold(self.plan(common_attn_metadata))
+            setattr(metadata, _PLAN, self.last_plan)
         return metadata
 
     def plan(self, common: Any) -> ForestPlan:
-        count, block_tokens = common.num_reqs, self.kv_cache_spec.block_size  # type: ignore[attr-defined]
-        return plan_step(
-            common.block_table_tensor[:count], common.seq_lens[:count], block_tokens, self.group_size(),
-            common.max_seq_len, **({} if self.finest_tokens is None else {"finest_tokens": self.finest_tokens}),
-        )  # fmt: skip
+        count, block_tokens = common.num_reqs, self.kv_cache_spec.block_size
+        table, num_tokens, most = common.block_table_tensor[:count], common.seq_lens[:count], common.max_seq_len
+        if self.last_plan is not None and self.last_plan.num_traces == count:
+            return refreshed(self.last_plan, table, num_tokens, block_tokens=block_tokens, most_tokens=most)
+        more = {} if self.finest_tokens is None else {"finest_tokens": self.finest_tokens}
+        return plan_step(table, num_tokens, block_tokens, self.group_size(), most, **more)
+
+    def plan_memory(self) -> PlanMemory:
+        if self._memory is None:
+            config = self.vllm_config
+            blocks = -(-config.model_config.max_model_len // self.kv_cache_spec.block_size)
+            self._memory = PlanMemory(config.scheduler_config.max_num_seqs, blocks, self.group_size(), self.device)
+        return self._memory
 
     def group_size(self) -> int:
-        return queries_per_group(self.num_heads_q // self.num_heads_kv)  # type: ignore[attr-defined]
+        return queries_per_group(self.num_heads_q // self.num_heads_kv)
 
 
 def plan_step(

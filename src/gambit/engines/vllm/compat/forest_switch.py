@@ -16,6 +16,7 @@ from gambit.engines.vllm.messages import DecodeAttention, Sharing
 # Keys and values of one layer that stock attention would read again. Below, gathering queries, merging and launching
 # a layer's kernels one by one cost more than they save on an H200.
 PAYS_BYTES = 200 << 20
+FEWEST_TRACES = 16  # with fewer, nodes are too few to keep all of a GPU busy: stock attention splits each trace's keys
 CHECKED_TRACES, CHECKED_BLOCKS = 24, 96
 _LOG = logging.getLogger(__name__)
 MOST_ERROR = 0.02  # of the result's norm: a rounding to bfloat16 is 0.002
@@ -24,8 +25,9 @@ MOST_ERROR = 0.02  # of the result's norm: a rounding to bfloat16 is 0.002
 class ForestSwitch:
     """Over the attention metadata builders of a model runner, and its choice of CUDA graphs.
 
-    vLLM has stock attention in its CUDA graphs of whole steps. A step with forest attention uses the graphs of the
-    pieces between attention layers instead, as vLLM itself does for steps that read prompts.
+    vLLM has stock attention in its CUDA graphs of whole steps. For steps with forest attention graphs of the same
+    sizes are captured once more. Model runner V1 keeps its graphs elsewhere: there such steps use the graphs of the
+    pieces between attention layers, as vLLM itself does for steps that read prompts.
     """
 
     def __init__(self, runner: Any, wish: DecodeAttention) -> None:
@@ -33,22 +35,56 @@ class ForestSwitch:
         self.num_steps = 0  # with forest attention
         self._builders = _builders(runner)
         self._is_on = False
+        self._rows: list[str] = []
+        self._manager = getattr(runner, "cudagraph_manager", None)
+        self._stock_graphs: dict[Any, Any] = {}
+        self.graphs: dict[Any, Any] = {}  # with forest attention
         _wrap_dispatch(runner, self)
 
     @property
     def is_on(self) -> bool:
         return self._is_on
 
-    def choose(self, sharing: Sharing | None) -> None:
-        """Before a step."""
+    def choose(self, sharing: Sharing | None, rows: list[str]) -> None:
+        """Before a step. `rows`: its requests; while they stay the same the plan does, but for the ends of traces."""
+        if rows != self._rows:
+            self._rows = rows
+            self._forget_plans()
         is_wanted = self.wish is DecodeAttention.FOREST or (self.wish is DecodeAttention.AUTO and self._pays(sharing))
         self._is_on = is_wanted and bool(self._builders)
         self.num_steps += self._is_on
+        self._turn(self._is_on)
+
+    def _forget_plans(self) -> None:
         for builder in self._builders:
-            builder.uses_forest = self._is_on
+            builder.last_plan = None
+
+    def _turn(self, is_on: bool) -> None:
+        for builder in self._builders:
+            builder.uses_forest = is_on
+        if self.graphs:
+            self._manager.graphs = self.graphs if is_on else self._stock_graphs
+
+    def capture(self, runner: Any) -> None:
+        """Graphs of whole decode steps, after vLLM has captured its own."""
+        if self._manager is None or not self._builders or not self._manager.graphs:
+            return
+        wanted = self._manager._capture_descs
+        self._stock_graphs, self._manager.graphs = self._manager.graphs, {}
+        self._manager._capture_descs = {
+            CUDAGraphMode.FULL: [desc for desc in wanted[CUDAGraphMode.FULL] if _is_decode(desc)]
+        }
+        try:
+            self._turn(True)
+            runner.capture_model()
+            self.graphs = self._manager.graphs
+        finally:
+            self._manager._capture_descs, self._manager.graphs = wanted, self._stock_graphs
+            self._turn(False)
+            self._forget_plans()
 
     def _pays(self, sharing: Sharing | None) -> bool:
-        if sharing is None or not self._builders:
+        if sharing is None or sharing.num_traces < FEWEST_TRACES or not self._builders:
             return False
         spec = self._builders[0].kv_cache_spec
         return sharing.duplicated_tokens * spec.page_size_bytes >= PAYS_BYTES * spec.block_size
@@ -61,6 +97,10 @@ class ForestSwitch:
                     f"forest attention differs from vLLM's by {error:.3f} of the result on random data (at most "
                     f"{MOST_ERROR}): use the engine option attention=stock, and tell us the versions"
                 )
+
+
+def _is_decode(desc: Any) -> bool:
+    return desc.uniform_token_count == 1 and desc.num_reqs >= FEWEST_TRACES
 
 
 def _builders(runner: Any) -> list[Any]:
@@ -78,12 +118,15 @@ def _builders(runner: Any) -> list[Any]:
 
 
 def _wrap_dispatch(runner: Any, switch: ForestSwitch) -> None:
-    """No graph of a whole step while the switch is on."""
+    """While the switch is on, no graph of a whole step but those with forest attention."""
     if (manager := getattr(runner, "cudagraph_manager", None)) is not None:  # model runner V2
         dispatch = manager.dispatch
 
         def dispatch_v2(num_reqs: int, num_tokens: int, uniform: int | None, *args: Any, **kwargs: Any) -> Any:
-            return dispatch(num_reqs, num_tokens, None if switch.is_on else uniform, *args, **kwargs)
+            found = dispatch(num_reqs, num_tokens, uniform, *args, **kwargs)
+            if switch.is_on and found not in switch.graphs:
+                return dispatch(num_reqs, num_tokens, None, *args, **kwargs)
+            return found
 
         manager.dispatch = dispatch_v2
     elif (dispatcher := getattr(runner, "cudagraph_dispatcher", None)) is not None:

@@ -205,7 +205,12 @@ TOUCHED = (
     Touched("vllm.model_executor.layers.attention.attention", "Attention", read="impl"),
     Touched("vllm.v1.worker.utils", "AttentionGroup", called="get_metadata_builder"),
     Touched("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher", replaced="dispatch"),
-    Touched("vllm.v1.worker.gpu.cudagraph_utils", "CudaGraphManager", replaced="dispatch"),
+    Touched(
+        "vllm.v1.worker.gpu.cudagraph_utils", "CudaGraphManager", replaced="_capture_descs dispatch graphs"
+    ),
+    Touched(
+        "vllm.v1.worker.gpu.cudagraph_utils", "BatchExecutionDescriptor", read="num_reqs uniform_token_count"
+    ),
     # -- the worker and its model runner, V1 and V2
     Touched("vllm.v1.worker.cpu_worker", imported="CPUWorker"),
     Touched("vllm.v1.worker.gpu_worker", imported="Worker"),
@@ -230,7 +235,7 @@ TOUCHED = (
     Touched("vllm.v1.worker.gpu_input_batch", "InputBatch", read="req_ids"),
     Touched("vllm.v1.utils", "CpuGpuBuffer", read="gpu"),
     Touched(
-        "vllm.v1.worker.gpu.model_runner", "GPUModelRunner", called="get_model", replaced="sampler",
+        "vllm.v1.worker.gpu.model_runner", "GPUModelRunner", called="capture_model get_model", replaced="sampler",
         read="attn_groups cudagraph_manager execute_model_state kv_cache_config kv_caches model vllm_config",
         set="use_aux_hidden_state_outputs",
     ),

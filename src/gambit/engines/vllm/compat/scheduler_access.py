@@ -60,7 +60,7 @@ def blocks_only_grow(scheduler: Any) -> bool:
 def sharing(scheduler: Any, block_tokens: int) -> Sharing:
     """Of the running requests; a block that is being filled counts as a whole."""
     total = sum([request.num_computed_tokens for request in scheduler.running])
-    return Sharing(total, used_blocks(scheduler) * block_tokens)
+    return Sharing(len(scheduler.running), total, used_blocks(scheduler) * block_tokens)
 
 
 def missing_blocks(scheduler: Any, block_tokens: int, *, only_decodes: bool) -> int:

@@ -80,13 +80,15 @@ class GambitWorker(Worker):
         result = super().compile_or_warm_up_model(*args, **kwargs)
         if not model.enforce_eager:
             self._scoring.record(like)
+            if self._forest is not None:
+                self._forest.capture(self.model_runner)
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if copies := copies_of(scheduler_output):
             self._copy_blocks(copies)
         if self._forest is not None:
-            self._forest.choose(sharing_of(scheduler_output))
+            self._forest.choose(sharing_of(scheduler_output), list(scheduler_output.num_scheduled_tokens))
         self._note_rows(scheduler_output)
         self._thoughts = thoughts_of(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)

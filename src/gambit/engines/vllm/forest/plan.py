@@ -10,7 +10,7 @@ the host need not wait for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
@@ -33,8 +33,47 @@ class ForestPlan:
     block_table: torch.Tensor  # [sequences, blocks]
     parts: torch.Tensor  # [parts] places in `query_rows`, ordered by trace
     part_starts: torch.Tensor  # [traces + 1] where each trace's places begin in `parts`
+    owner: torch.Tensor  # [sequences] a trace whose block table is read
+    start: torch.Tensor  # [sequences] first block
+    is_tail: torch.Tensor  # [sequences] the end of a trace, which grows
     most_queries: int  # of a virtual sequence
     most_keys: int
+
+    @property
+    def num_traces(self) -> int:
+        return len(self.part_starts) - 1
+
+
+class PlanMemory:
+    """Where plans are put, so that every plan of as many traces is at the same addresses: CUDA graphs need that."""
+
+    def __init__(self, most_traces: int, most_blocks: int, group: int, device: torch.device) -> None:
+        parts, sequences = most_parts(most_traces), most_sequences(most_traces, group)
+        self._query_rows = torch.zeros(parts, dtype=torch.int64, device=device)
+        self._query_starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self._num_keys = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self._table = torch.zeros(sequences, most_blocks, dtype=torch.int32, device=device)
+        self._parts = torch.zeros(parts, dtype=torch.int32, device=device)
+        self._part_starts = torch.zeros(most_traces + 1, dtype=torch.int32, device=device)
+
+    def hold(self, plan: ForestPlan) -> ForestPlan:
+        table = self._table[: len(plan.block_table)]
+        table[:, : plan.block_table.shape[1]] = plan.block_table  # cells after the last block may be anything
+        return replace(
+            plan,
+            query_rows=_copied(plan.query_rows, self._query_rows),
+            query_starts=_copied(plan.query_starts, self._query_starts),
+            num_keys=_copied(plan.num_keys, self._num_keys),
+            block_table=table,
+            parts=_copied(plan.parts, self._parts),
+            part_starts=_copied(plan.part_starts, self._part_starts),
+        )
+
+
+def _copied(values: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    if values.data_ptr() == memory.data_ptr():  # of a plan that is here already
+        return values
+    return memory[: len(values)].copy_(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +84,21 @@ class _Nodes:
     start: torch.Tensor  # first block
     num_keys: torch.Tensor
     num_members: torch.Tensor
+    is_tail: torch.Tensor  # a trace's own end
 
 
 def queries_per_group(heads_per_kv_head: int) -> int:
     """More queries than that would take a larger tile, which computes more than it loads."""
     return max(TILE_ROWS // heads_per_kv_head, 1)
+
+
+def most_parts(num_traces: int) -> int:
+    return MEAN_DEPTH * num_traces
+
+
+def most_sequences(num_traces: int, group: int) -> int:
+    """A forest has fewer than two nodes a trace; cutting them into groups adds one for each group that is full."""
+    return 2 * num_traces + -(-most_parts(num_traces) // group)
 
 
 def make_plan(
@@ -58,23 +107,38 @@ def make_plan(
 ) -> ForestPlan:  # fmt: skip
     """`num_tokens`: of each trace, the one being computed included; 0 in padding. `shared`: blocks by pair."""
     count = len(num_tokens)
-    most_parts = MEAN_DEPTH * count
     common, order = shared.masked_fill(_eye(shared), _FAR).sort(dim=1, descending=True, stable=True)
-    step = _step_blocks(common, max(finest_tokens // block_tokens, 1), most_parts)
+    step = _step_blocks(common, max(finest_tokens // block_tokens, 1), most_parts(count))
     nodes = _nodes(common // step * step, order, num_tokens, block_tokens)
     members_end = nodes.num_members.cumsum(0)
-    most_sequences = 2 * count + -(-most_parts // group)
-    node, query_starts, num_keys = _sequences(nodes, members_end, group, most_sequences)
-    query_rows = _members(nodes, members_end, order, most_parts)
+    node, query_starts, num_keys = _sequences(nodes, members_end, group, most_sequences(count, group))
+    query_rows = _members(nodes, members_end, order, most_parts(count))
+    owner, start = nodes.owner[node], nodes.start[node]
     by_row, parts = query_rows.sort(stable=True)
     return ForestPlan(
         query_rows=query_rows.clamp(max=count - 1),
         query_starts=query_starts,
         num_keys=num_keys,
-        block_table=_tables(block_table, nodes, node, -(-most_tokens // block_tokens)),
+        block_table=_tables(block_table, owner, start, -(-most_tokens // block_tokens)),
         parts=parts.int(),
         part_starts=torch.searchsorted(by_row, torch.arange(count + 1, device=by_row.device)).int(),
+        owner=owner,
+        start=start,
+        is_tail=nodes.is_tail[node],
         most_queries=min(group, count),
+        most_keys=most_tokens,
+    )
+
+
+def refreshed(
+    plan: ForestPlan, block_table: torch.Tensor, num_tokens: torch.Tensor, *, block_tokens: int, most_tokens: int
+) -> ForestPlan:
+    """The plan of a later step of the same traces in the same rows: nothing but their ends has changed."""
+    tails = num_tokens[plan.owner] - plan.start * block_tokens
+    return replace(
+        plan,
+        num_keys=tails.int().where(plan.is_tail, plan.num_keys),
+        block_table=_tables(block_table, plan.owner, plan.start, -(-most_tokens // block_tokens)),
         most_keys=most_tokens,
     )
 
@@ -83,12 +147,12 @@ def _eye(like: torch.Tensor) -> torch.Tensor:
     return torch.eye(len(like), dtype=torch.bool, device=like.device)
 
 
-def _step_blocks(common: torch.Tensor, finest: int, most_parts: int) -> torch.Tensor:
+def _step_blocks(common: torch.Tensor, finest: int, room: int) -> torch.Tensor:
     """The finest step to which cuts are rounded down so that there is room; the coarsest leaves nothing shared."""
     steps = finest << (COARSER * torch.arange(NUM_STEPS, device=common.device))
     cuts = common[None, :, 1:] // steps[:, None, None]
     depths = (cuts > pad(cuts[..., 1:], (0, 1))).sum((1, 2)) + len(common)
-    return finest << (COARSER * (depths > most_parts).sum())  # indexing would have the host wait
+    return finest << (COARSER * (depths > room).sum())  # indexing would have the host wait
 
 
 def _nodes(cuts: torch.Tensor, order: torch.Tensor, num_tokens: torch.Tensor, block_tokens: int) -> _Nodes:
@@ -108,8 +172,9 @@ def _nodes(cuts: torch.Tensor, order: torch.Tensor, num_tokens: torch.Tensor, bl
     lengths, longest = num_keys.flatten()[places.clamp(min=0)].where(places >= 0, 0).sort(descending=True, stable=True)
     places = places[longest]
     at = places.clamp(min=0)
-    num_members = (at % count + 1).where(places >= 0, 0)
-    return _Nodes(at // count, below.flatten()[at], lengths, num_members)
+    column = places % count
+    num_members = (column + 1).where(places >= 0, 0)
+    return _Nodes(at // count, below.flatten()[at], lengths, num_members, (column == 0) & (places >= 0))
 
 
 def _first_places(flags: torch.Tensor, size: int) -> torch.Tensor:
@@ -142,7 +207,7 @@ def _members(nodes: _Nodes, members_end: torch.Tensor, order: torch.Tensor, most
     return order[nodes.owner[node], place].where(number < members_end[-1], len(order))
 
 
-def _tables(block_table: torch.Tensor, nodes: _Nodes, node: torch.Tensor, width: int) -> torch.Tensor:
-    """Of each sequence, its owner's table from the node's first block on."""
-    columns = nodes.start[node][:, None] + torch.arange(width, device=node.device)
-    return block_table[nodes.owner[node][:, None], columns.clamp(max=block_table.shape[1] - 1)]
+def _tables(block_table: torch.Tensor, owner: torch.Tensor, start: torch.Tensor, width: int) -> torch.Tensor:
+    """Of each sequence, its owner's table from its first block on."""
+    columns = start[:, None] + torch.arange(width, device=start.device)
+    return block_table[owner[:, None], columns.clamp(max=block_table.shape[1] - 1)]
