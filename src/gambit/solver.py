@@ -139,6 +139,11 @@ class Solver:
         """How many traces a search runs at a time."""
         return resolved_capacity(with_fixed_pool(config), self._defaults)
 
+    @property
+    def think_end(self) -> int | None:
+        """The token that ends a model's thinking; None where it has none."""
+        return self._rule.think_end
+
     def text_of(self, tokens: Sequence[int]) -> str:
         """What a trace said, without the token that ended it."""
         spoken = tokens[:-1] if tokens and tokens[-1] in self._stop_ids else tokens
