@@ -213,7 +213,7 @@ def _run(settings: ServeSettings, search: SearchConfig, engine: EngineConfig) ->
     address = f"{scheme}://{host}:{bound.getsockname()[1]}"
     with only_our_warnings(), loaded(engine, _Console()) as solver, _request_log():
         failure = serve(
-            solver, settings, search, bound, lambda: say(f"{', '.join(settings.served_names)} at {address}/v1")
+            solver, settings, search, bound, lambda _: say(f"{', '.join(settings.served_names)} at {address}/v1")
         )
     if failure is not None:
         return failed(failure, f"the engine has failed: {failure}", FAILURE)

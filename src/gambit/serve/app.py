@@ -13,6 +13,7 @@ from gambit.serve.desk import SearchDesk
 from gambit.serve.front import Front
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.model_ids import ModelIds
+from gambit.serve.page import LivePage
 from gambit.serve.requests import AskReader
 from gambit.serve.responses import ResponseStore
 from gambit.serve.settings import ServeSettings
@@ -37,5 +38,6 @@ def make_app(solver: Solver, settings: ServeSettings, base: SearchConfig) -> Ser
     ids = ModelIds.of(settings.served_names, int(time.time()))
     reader = AskReader(ids, base, max_traces, solver.capacity_of)
     api = Api(desk, reader, ids, settings, ResponseStore(settings.response_seconds, settings.max_responses))
-    router = Router(api.routes(), redirect_slashes=False)
+    page = LivePage(desk, reader, ids, settings)
+    router = Router([*api.routes(), *page.routes()], redirect_slashes=False)
     return ServedApp(Front(router, settings, metrics), desk)

@@ -247,6 +247,7 @@ class SearchDesk:
         search.pending = None  # its tree may be large, and all that is wanted of it is in the answer
         self._loop.run_in_executor(None, search.log.seal)
         self._forget_oldest()
+        search.log_bell.ring()
         self.changed.ring()
 
     def _forget_oldest(self) -> None:

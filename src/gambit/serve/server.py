@@ -42,14 +42,18 @@ def serve(
     settings: ServeSettings,
     base: SearchConfig,
     bound: socket.socket,
-    on_start: Callable[[], None] = lambda: None,
+    on_start: Callable[[DrainingServer], None] = lambda server: None,
 ) -> BaseException | None:
     """Until a signal ends it; gives what made the engine fail, where it did."""
     return asyncio.run(_serve(solver, settings, base, bound, on_start))
 
 
 async def _serve(
-    solver: Solver, settings: ServeSettings, base: SearchConfig, bound: socket.socket, on_start: Callable[[], None]
+    solver: Solver,
+    settings: ServeSettings,
+    base: SearchConfig,
+    bound: socket.socket,
+    on_start: Callable[[DrainingServer], None],
 ) -> BaseException | None:
     app = make_app(solver, settings, base)
     config = uvicorn.Config(
@@ -74,30 +78,36 @@ async def _serve(
 class DrainingServer(uvicorn.Server):
     """The first signal lets running searches end, and answers new ones with 503; the second ends the process."""
 
-    def __init__(self, config: uvicorn.Config, desk: SearchDesk, seconds: float, on_start: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, desk: SearchDesk, seconds: float, on_start: Callable[[DrainingServer], None]
+    ) -> None:
         super().__init__(config)
-        self._desk = desk
+        self.desk = desk
         self._seconds = seconds
         self._on_start = on_start
         self._ending: asyncio.Task[None] | None = None
-        self._has_signal = False
+        self._is_asked_to_end = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._on_start()
+        self._on_start(self)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._has_signal:
+        if self._is_asked_to_end:
             os._exit(128 + sig)
-        self._has_signal = True
+        self.ask_to_end()
+
+    def ask_to_end(self) -> None:
+        """Drain, then end; from any thread."""
+        self._is_asked_to_end = True
 
     async def on_tick(self, counter: int) -> bool:
-        if (self._has_signal or self._desk.died.is_set()) and self._ending is None:
+        if (self._is_asked_to_end or self.desk.died.is_set()) and self._ending is None:
             self._ending = asyncio.create_task(self._end())
         return await super().on_tick(counter)
 
     async def _end(self) -> None:
-        await self._desk.drain(self._seconds)
+        await self.desk.drain(self._seconds)
         self.should_exit = True
 
 
