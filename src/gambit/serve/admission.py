@@ -32,7 +32,9 @@ class AdmissionQueue:
 
     def __init__(self, max_running: int, max_traces: int, max_waiting: int) -> None:
         self.running: set[QueueTicket] = set()
-        self._lines: dict[str, deque[QueueTicket]] = {}  # by key, in the order of their last turns
+        self._lines: dict[str, deque[QueueTicket]] = {}  # by key
+        self._num_turns = 0
+        self._last_turns: dict[str, int] = {}  # by key
         self._max_running = max_running
         self._max_traces = max_traces
         self._max_waiting = max_waiting
@@ -85,7 +87,8 @@ class AdmissionQueue:
     def _admit(self) -> None:
         while (line := self._next_line()) is not None and self._fits(line[0]):
             ticket = line.popleft()
-            self._lines[ticket.key.name] = self._lines.pop(ticket.key.name)  # to the end: its next turn comes last
+            self._num_turns += 1
+            self._last_turns[ticket.key.name] = self._num_turns
             if not ticket.turn.done():  # else nobody waits for it any more
                 self.running.add(ticket)
                 ticket.turn.set_result(None)
@@ -96,7 +99,12 @@ class AdmissionQueue:
         traces = Counter[str]()
         for ticket in self.running:
             traces[ticket.key.name] += ticket.num_traces
-        return min(self._open_lines(), key=lambda line: traces[line[0].key.name], default=None)
+
+        def urgency(line: deque[QueueTicket]) -> tuple[int, int]:
+            name = line[0].key.name
+            return traces[name], self._last_turns.get(name, 0)
+
+        return min(self._open_lines(), key=urgency, default=None)
 
     def _open_lines(self) -> Iterable[deque[QueueTicket]]:
         """Lines of keys that may run one more."""
