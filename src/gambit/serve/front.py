@@ -48,6 +48,7 @@ class Front:
             note.key = key.name
             scope.setdefault("state", {}).update(note=note, key=key)
             self._check_origin(scope, headers)
+            scope["app"] = self  # then the router raises what it does not find, instead of answering in its own words
             await self._app(scope, receive, reply)
         except GoneError:
             pass
