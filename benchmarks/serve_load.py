@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import re
 import subprocess
@@ -29,6 +30,7 @@ from gambit.core.events import from_json
 from gambit.pawn.puzzles import Puzzle, random_puzzle
 
 KEYS = ("sk-load-a", "sk-load-b")
+MAX_RUNNING, MAX_WAITING = 16, 40  # fewer than there are clients: some are told to wait
 POLICIES = ("", ":sc", ":single", ":step", ":best-of-n", ":deepconf")
 BROKEN = (
     b"", b"{", b"[1, 2]", b"[" * 50_000, b'{"model": "pawn"}', b'{"model": "none", "messages": []}', b"\xff\xfe",
@@ -50,10 +52,12 @@ class Tally:
 class Server:
     """`gambit serve pawn` in a process of its own."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, **environment: str) -> None:
         keys = [part for key in KEYS for part in ("--api-key", key)]
         command = [sys.executable, "-m", "gambit", "serve", "pawn", "--port", "0", *keys, *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
         assert self.process.stderr is not None
         self.url = next(line.split()[-1] for line in self.process.stderr if "/v1" in line).removesuffix("/v1")
 
@@ -68,10 +72,15 @@ class Server:
 
 
 def foreign_lines(puzzle: Puzzle, thinking: str) -> list[str]:
-    """Lines that are no definitions of this puzzle, however they are calculated; the last one may be cut off."""
+    """Lines of another puzzle: with a letter that this one does not have. All of them, where most define nothing here.
+
+    The model misreads a definition now and then, but keeps to the letters of its puzzle.
+    """
     own = {puzzle.definition(index) for index in range(len(puzzle.steps))}
     lines = [line for line in thinking.splitlines() if re.match(r"[a-z] = [a-z] [-+*] [a-z] = ", line)]
-    return [line for line in lines if line.partition(" = ")[0] not in puzzle.names or line[:9] not in own]
+    unknown = [line for line in lines if line[:9] not in own]
+    foreign = [line for line in unknown if not set(re.findall("[a-z]", line[:9])) <= set(puzzle.names)]
+    return unknown if len(unknown) > len(lines) / 2 else foreign
 
 
 class LoadClient:
@@ -112,7 +121,7 @@ class LoadClient:
 
     async def _send(self, puzzle: Puzzle, headers: dict[str, str]) -> str:
         body = self._body(puzzle)
-        for _ in range(200):
+        while True:
             if body["stream"]:
                 status, found = await self._streamed(body, headers)
             else:
@@ -121,7 +130,7 @@ class LoadClient:
             if status != 429:
                 break
             self._tally.ends["told to wait (429)"] += 1
-            await asyncio.sleep(self._rng.random())
+            await asyncio.sleep(5 * self._rng.random())
         assert status == 200, (status, found)
         return self._checked(puzzle, body, found)
 
@@ -174,6 +183,15 @@ def kv_peak(url: str) -> int:
     return max(event.kv_used_tokens for event in map(from_json, lines) if isinstance(event, Sample))
 
 
+async def warm_up(url: str) -> None:
+    """As many and as large searches as ever run at a time: the KV cache of the local engine grows to its size."""
+    rng = random.Random(-1)
+    async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=600) as client:
+        asked = [[{"role": "user", "content": random_puzzle(rng, 9).text}] for _ in range(MAX_RUNNING)]
+        bodies = [{"model": "pawn:sc", "messages": each, "gambit": {"capacity": 8}} for each in asked]
+        await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
+
+
 async def load(server: Server, tally: Tally, num_requests: int, num_clients: int) -> None:
     numbers: asyncio.Queue[int] = asyncio.Queue()
     for number in range(num_requests):
@@ -194,7 +212,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    server, tally = Server("--max-waiting", "24", "--max-running", "16"), Tally()
+    server, tally = Server("--max-waiting", str(MAX_WAITING), "--max-running", str(MAX_RUNNING)), Tally()
+    asyncio.run(warm_up(server.url))
     before = kv_peak(server.url)
     began = time.monotonic()
     asyncio.run(load(server, tally, options.requests, options.clients))

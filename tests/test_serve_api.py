@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import httpx
 import openai
@@ -13,27 +15,21 @@ from gambit.config import registry
 from gambit.config.options import SearchConfig
 from gambit.core.errors import EngineError
 from gambit.core.types import StopReason
+from gambit.pawn.puzzles import random_puzzle
 from gambit.search.policies.self_consistency import SelfConsistency
-from gambit.solver import Solver
 from gambit.view.page import write_page
 from serving import CHAIN, EASY, KEY, OTHER_KEY, SMALL, Gate, answer_of, serving
 
 
 @pytest.fixture(scope="module")
-def solver():
-    with Solver("pawn") as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def served(solver):
-    with serving(solver) as running:
+def served(pawn_solver):
+    with serving(pawn_solver) as running:
         yield running
 
 
 @pytest.fixture
-def gate(solver):
-    gate = Gate(solver.engine)
+def gate(pawn_solver):
+    gate = Gate(pawn_solver.engine)
     yield gate
     gate.remove()
 
@@ -102,8 +98,8 @@ def test_the_first_words_of_the_model_come_long_before_the_end(served, gate):
     assert gate.num_steps > 60 and rest[-1].choices[0].finish_reason == "stop"
 
 
-def test_a_silent_stream_is_kept_alive(solver, gate):
-    with serving(solver, keep_alive_seconds=0.05) as served:
+def test_a_silent_stream_is_kept_alive(pawn_solver, gate):
+    with serving(pawn_solver, keep_alive_seconds=0.05) as served:
         gate.hold()
         body = {"model": "pawn", "messages": [{"role": "user", "content": EASY}], "stream": True}
         with served.http() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -164,10 +160,10 @@ def votes_of(reply):
     return reply.gambit["votes"], reply.usage
 
 
-def test_the_same_seed_gives_the_same_votes_alone_and_under_load(served, solver):
+def test_the_same_seed_gives_the_same_votes_alone_and_under_load(served, pawn_solver):
     alone = votes_of(served.ask(CHAIN, seed=7))
     config = SMALL.model_copy(update={"seed": 7})
-    assert [v["answer"] for v in alone[0]] == [entry.answer for entry in solver.solve(CHAIN, config).votes]
+    assert [v["answer"] for v in alone[0]] == [entry.answer for entry in pawn_solver.solve(CHAIN, config).votes]
 
     async def together():
         client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY)
@@ -196,6 +192,18 @@ def test_a_small_search_that_joins_a_large_one_ends_first_and_as_it_would_alone(
     assert any(search.status == "running" for search in served.desk.searches.values())
     large.close()
     served.wait_until_idle()
+
+
+def test_what_lm_eval_sends_is_answered_as_in_process(served, pawn_solver):
+    """Its parameters, two requests at a time; benchmarks/serve_lm_eval.py runs lm-eval itself beside `gambit bench`."""
+    sent = {"max_tokens": 448, "temperature": 0.0, "stop": ["<|end|>", "Question:"], "seed": 1234}
+    puzzles = [random_puzzle(Random(number), 4) for number in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        replies = list(pool.map(lambda puzzle: served.ask(puzzle.text, **sent), puzzles))
+    config = SMALL.model_copy(update={"max_new_tokens": 448, "seed": 1234})
+    answers = [pawn_solver.solve(puzzle.text, config).answer for puzzle in puzzles]
+    assert [reply.gambit["answer"] for reply in replies] == answers
+    assert [reply.choices[0].message.content for reply in replies] == [f"\\boxed{{{answer}}}" for answer in answers]
 
 
 # -- who leaves ------------------------------------------------------------------------------------------------------
@@ -269,8 +277,8 @@ def test_refusals_become_the_exceptions_of_the_client(served):
         served.client().responses.retrieve("resp_0")
 
 
-def test_a_full_queue_says_429_and_the_client_succeeds_when_it_tries_again(solver, gate):
-    with serving(solver, max_running=1, max_waiting=1) as served:
+def test_a_full_queue_says_429_and_the_client_succeeds_when_it_tries_again(pawn_solver, gate):
+    with serving(pawn_solver, max_running=1, max_waiting=1) as served:
         gate.hold()
         body = {"model": "pawn", "messages": [{"role": "user", "content": EASY}]}
 
@@ -305,9 +313,9 @@ class RaisingPolicy(SelfConsistency):
         return super().decide(state, view)
 
 
-def test_a_policy_that_raises_fails_its_own_request(solver, monkeypatch):
+def test_a_policy_that_raises_fails_its_own_request(pawn_solver, monkeypatch):
     monkeypatch.setitem(registry.BUILT_IN["gambit.policies"], "raising", f"{__name__}:RaisingPolicy")
-    with serving(solver) as served:
+    with serving(pawn_solver) as served:
         neighbour = served.ask(CHAIN, stream=True, seed=1)
         next(text for text in map(reasoning_of, neighbour) if text)
         with pytest.raises(openai.InternalServerError, match="a bug of this policy"):
@@ -318,11 +326,11 @@ def test_a_policy_that_raises_fails_its_own_request(solver, monkeypatch):
         assert served.http().get("/health").status_code == 200
 
 
-def test_an_engine_that_dies_gives_every_stream_an_error_and_ends_the_server(solver, gate, monkeypatch):
+def test_an_engine_that_dies_gives_every_stream_an_error_and_ends_the_server(pawn_solver, gate, monkeypatch):
     def fail():
         raise EngineError("the engine's process is gone")
 
-    with serving(solver, shutdown_timeout=0.1) as served:
+    with serving(pawn_solver, shutdown_timeout=0.1) as served:
         gate.hold()
         streams = [served.ask(CHAIN, stream=True) for _ in range(3)]
         monkeypatch.setattr(gate, "_step", fail)
@@ -334,10 +342,10 @@ def test_an_engine_that_dies_gives_every_stream_an_error_and_ends_the_server(sol
             served.on_loop(lambda: None)
         assert "gone" in str(served.desk.engine_failure)
     monkeypatch.undo()
-    assert solver.solve(EASY, SMALL).answer == "78"
+    assert pawn_solver.solve(EASY, SMALL).answer == "78"
 
 
-def test_an_engine_that_fails_once_serves_on(solver, gate, monkeypatch):
+def test_an_engine_that_fails_once_serves_on(pawn_solver, gate, monkeypatch):
     step, failures = gate._step, iter([EngineError("out of memory, once")])
 
     def fail_once():
@@ -345,7 +353,7 @@ def test_an_engine_that_fails_once_serves_on(solver, gate, monkeypatch):
             raise failure
         return step()
 
-    with serving(solver) as served:
+    with serving(pawn_solver) as served:
         monkeypatch.setattr(gate, "_step", fail_once)
         with pytest.raises(openai.InternalServerError, match="once"):
             served.ask()
@@ -363,15 +371,15 @@ def test_budgets_are_kept_and_give_a_vote(served):
     assert seconds.gambit["stop_reason"] == "budget_seconds" and seconds.gambit["answer"] == "78"
 
 
-def test_server_and_key_cap_the_budgets(solver):
+def test_server_and_key_cap_the_budgets(pawn_solver):
     base = SMALL.model_copy(update={"budget_tokens": 600})
-    with serving(solver, SearchConfig(**base.model_dump(exclude_unset=True))) as served:
+    with serving(pawn_solver, SearchConfig(**base.model_dump(exclude_unset=True))) as served:
         assert served.ask(extra_body=long(budget_tokens=10_000)).usage.completion_tokens <= 600
         assert served.ask(extra_body=long(budget_tokens=100)).usage.completion_tokens <= 100
 
 
-def test_a_deadline_counts_from_arrival(solver, gate):
-    with serving(solver, request_timeout=0.5, max_running=1) as served:
+def test_a_deadline_counts_from_arrival(pawn_solver, gate):
+    with serving(pawn_solver, request_timeout=0.5, max_running=1) as served:
         assert served.ask(extra_body=long()).gambit["stop_reason"] == "budget_seconds"
         gate.hold()
         first = served.ask(extra_body=long(), stream=True)
@@ -381,10 +389,12 @@ def test_a_deadline_counts_from_arrival(solver, gate):
         assert list(first)[-1].choices[0].finish_reason == "length"
 
 
-def test_draining_ends_running_searches_with_their_best_vote_and_refuses_new_ones(solver, gate):
-    with serving(solver, shutdown_timeout=0.5) as served:
+def test_draining_ends_running_searches_with_their_best_vote_and_refuses_new_ones(pawn_solver, gate):
+    with serving(pawn_solver, shutdown_timeout=0.5) as served:
         stream = served.ask(stream=True, extra_body=long())
         next(text for text in map(reasoning_of, stream) if text)
+        gate.wait_for_steps(60)  # some traces are complete
+        gate.hold()  # nothing ends, and with it the server, before the test has looked
         served.server.ask_to_end()
         while not served.desk.is_draining:
             served.on_loop(lambda: None)
@@ -392,6 +402,7 @@ def test_draining_ends_running_searches_with_their_best_vote_and_refuses_new_one
             served.ask()
         assert refused.value.status_code == 503
         assert served.http(None).get("/health").status_code == 503 and served.http(None).get("/ping").status_code == 200
+        gate.open()
         last = list(stream)[-1]
         assert last.choices[0].finish_reason == "length" and last.gambit["answer"] == "78"
         assert last.gambit["stop_reason"] == str(StopReason.INTERRUPTED)
@@ -419,8 +430,8 @@ def test_the_small_endpoints(served):
     assert latency.type == "histogram" and latency.samples[-1].value > 0
 
 
-def test_a_search_opens_as_a_page(solver, tmp_path):
-    with serving(solver, out_dir=tmp_path) as served:
+def test_a_search_opens_as_a_page(pawn_solver, tmp_path):
+    with serving(pawn_solver, out_dir=tmp_path) as served:
         search_id = served.ask(CHAIN).gambit["search_id"]
     write_page(tmp_path / search_id, tmp_path / "tree.html")
     assert json.loads((tmp_path / search_id / "result.json").read_text())["problem_id"] == search_id

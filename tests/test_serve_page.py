@@ -4,7 +4,6 @@ import pytest
 
 from browser import NAMES, Browser, find_browser
 from gambit.config.options import SearchConfig
-from gambit.solver import Solver
 from serving import CHAIN, EASY, KEY, OTHER_KEY, Gate, serving
 
 BROWSER = find_browser()
@@ -15,14 +14,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def solver():
-    with Solver("pawn") as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def served(solver):
-    with serving(solver, SearchConfig(capacity=8)) as running:
+def served(pawn_solver):
+    with serving(pawn_solver, SearchConfig(capacity=8)) as running:
         yield running
 
 
@@ -36,8 +29,8 @@ def page(served, tmp_path):
 
 
 @pytest.fixture
-def gate(solver):
-    gate = Gate(solver.engine)
+def gate(pawn_solver):
+    gate = Gate(pawn_solver.engine)
     yield gate
     gate.remove()
 

@@ -6,25 +6,18 @@ import openai
 import pytest
 
 from gambit.serve.responses import ResponseStore
-from gambit.solver import Solver
 from serving import CHAIN, EASY, OTHER_KEY, Gate, serving
 
 
 @pytest.fixture(scope="module")
-def solver():
-    with Solver("pawn") as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def served(solver):
-    with serving(solver) as running:
+def served(pawn_solver):
+    with serving(pawn_solver) as running:
         yield running
 
 
 @pytest.fixture
-def gate(solver):
-    gate = Gate(solver.engine)
+def gate(pawn_solver):
+    gate = Gate(pawn_solver.engine)
     yield gate
     gate.remove()
 

@@ -3,14 +3,15 @@
 import json
 import re
 import socket
+import sys
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from gambit.serve import page
 from gambit.serve.sessions import SESSION_COOKIE
-from gambit.solver import Solver
 from serving import EASY, KEY, OTHER_KEY, SMALL, serving
 
 PATHS = [
@@ -23,21 +24,15 @@ PATHS = [
 
 
 @pytest.fixture(scope="module")
-def solver():
-    with Solver("pawn") as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def served(solver):
-    with serving(solver, body_timeout=0.3, header_timeout=0.3, max_connections=300) as running:
+def served(pawn_solver):
+    with serving(pawn_solver, body_timeout=0.3, header_timeout=0.3, max_connections=300) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def open_server(solver):
+def open_server(pawn_solver):
     """One that asks for no key, on this machine alone."""
-    with serving(solver, keys=()) as running:
+    with serving(pawn_solver, keys=()) as running:
         yield running
 
 
@@ -244,9 +239,9 @@ def test_strange_requests_are_answered_in_one_shape(served):
         assert connection.recv(12) == b"HTTP/1.1 401"
 
 
-def test_the_log_has_a_line_per_request_without_what_was_asked(solver, caplog):
+def test_the_log_has_a_line_per_request_without_what_was_asked(pawn_solver, caplog):
     caplog.set_level("INFO", "gambit.serve.requests")
-    with serving(solver, SMALL) as served:
+    with serving(pawn_solver, SMALL) as served:
         served.ask(user="u-1")
         with pytest.raises(Exception, match="401"):
             served.client("sk-wrong").models.list()
@@ -261,6 +256,40 @@ def test_the_log_has_a_line_per_request_without_what_was_asked(solver, caplog):
     )
     assert EASY not in caplog.text and KEY not in caplog.text and "sk-wrong" not in caplog.text
     caplog.clear()
-    with serving(solver, SMALL, log_prompts=True) as served:
+    with serving(pawn_solver, SMALL, log_prompts=True) as served:
         served.ask()
     assert json.loads(caplog.records[0].getMessage())["question"] == EASY
+
+
+class FakeSpan:
+    def __init__(self, name, context):
+        self.name, self.context, self.attributes, self.is_ended = name, context, {}, False
+
+    def set_attribute(self, name, value):
+        self.attributes[name] = value
+
+    def end(self):
+        self.is_ended = True
+
+
+def test_requests_are_spans_where_opentelemetry_is_installed(served, monkeypatch):
+    spans = []
+
+    def start_span(name, context, kind):
+        spans.append(FakeSpan(name, context))
+        return spans[-1]
+
+    tracer = SimpleNamespace(start_span=start_span)
+    trace = SimpleNamespace(get_tracer=lambda name: tracer, SpanKind=SimpleNamespace(SERVER=1))
+    propagate = SimpleNamespace(extract=lambda headers: headers.get("traceparent"))
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", trace)
+    monkeypatch.setitem(sys.modules, "opentelemetry.propagate", propagate)
+    served.http().get("/v1/models", headers={"traceparent": "00-1-2-01"})
+    served.ask()
+    listed, asked = spans
+    while not asked.is_ended:  # the answer is there before its span has ended
+        served.on_loop(lambda: None)
+    assert (listed.name, listed.context, listed.is_ended) == ("GET /v1/models", "00-1-2-01", True)
+    assert asked.attributes["gambit.generated_tokens"] > 0 and asked.attributes["gambit.key"] == "first"
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    assert served.http().get("/v1/models").status_code == 200 and len(spans) == 2

@@ -57,7 +57,8 @@ class Front:
         finally:
             self._metrics.responses[route_of(note.path), note.status] += 1
             span.end({f"gambit.{name}": value for name, value in note.attributes().items()})
-            logger.info("%s", note.line(has_prompts=self._settings.log_prompts))
+            if note.path not in OPEN_PATHS or note.status != 200:  # probes come every few seconds
+                logger.info("%s", note.line(has_prompts=self._settings.log_prompts))
 
     def _key(self, path: str, headers: Headers) -> ApiKey:
         """Who asks. The page looks at its sessions itself."""
