@@ -16,6 +16,8 @@ import json
 import os
 import random
 import re
+import resource
+import socket
 import subprocess
 import sys
 import time
@@ -192,6 +194,19 @@ async def warm_up(url: str) -> None:
         await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
 
 
+def crowd(url: str, count: int) -> dict[str, object]:
+    """Connections that say nothing, `count` at once as far as the server lets them, and whoever asks beside them."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    host, _, port = url.removeprefix("http://").partition(":")
+    silent = [socket.create_connection((host, int(port)), timeout=60) for _ in range(count)]
+    began = time.monotonic()
+    status = httpx.get(f"{url}/health", timeout=60).status_code
+    seconds = time.monotonic() - began
+    for connection in silent:
+        connection.close()
+    return {"silent": count, "health": status, "seconds": round(seconds, 3)}
+
+
 async def load(server: Server, tally: Tally, num_requests: int, num_clients: int) -> None:
     numbers: asyncio.Queue[int] = asyncio.Queue()
     for number in range(num_requests):
@@ -210,6 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--connections", type=int, default=10_000, help="silent ones, opened at the end")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     server, tally = Server("--max-waiting", str(MAX_WAITING), "--max-running", str(MAX_RUNNING)), Tally()
@@ -218,6 +234,7 @@ def main() -> None:
     began = time.monotonic()
     asyncio.run(load(server, tally, options.requests, options.clients))
     seconds = time.monotonic() - began
+    crowded = crowd(server.url, options.connections)
     after = kv_peak(server.url)
     report = {
         "requests": options.requests,
@@ -227,6 +244,7 @@ def main() -> None:
         "wrong": tally.wrong,
         "memory_mib_after_each_hundred": tally.memory_mib,
         "kv_tokens_of_one_search_before_and_after": [before, after],
+        "connections": crowded,
         "exit_code": server.close(),
     }
     print(json.dumps(report, indent=1))

@@ -2,7 +2,7 @@
 
     python benchmarks/serve_vllm.py --out benchmarks/results/serve_vllm.json        # vLLM's CPU build; a minute or more
 
-The bundled model. vLLM's core has a process of its own, as commands give it on a GPU; it is killed while three streams run.
+The bundled model. vLLM's core has a process of its own, as commands give it on a GPU; it is killed under three streams.
 """
 
 from __future__ import annotations

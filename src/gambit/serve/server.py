@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import ClassVar
 
 import h11
 import uvicorn
@@ -117,23 +118,30 @@ def _protocol(settings: ServeSettings) -> type[asyncio.Protocol]:
     class _Connection(LimitedConnection):
         max_connections = settings.max_connections
         header_timeout = settings.header_timeout
+        silent: ClassVar[dict[LimitedConnection, None]] = {}
 
     return _Connection
 
 
 class LimitedConnection(H11Protocol):
-    """A connection whose headers must come in time, and of which there are not too many."""
+    """A connection whose headers must come in time. Where there are too many, the one that was silent longest goes."""
 
     max_connections: int
     header_timeout: float
+    silent: ClassVar[dict[LimitedConnection, None]]  # of one server: those whose headers are still to come
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            transport.abort()
-            return
         self._await_headers()
+        if len(self.connections) > self.max_connections:
+            next(iter(self.silent)).give_up()
+
+    def give_up(self) -> None:
+        """End the connection without a word."""
+        self._stop_waiting()
+        self.connections.discard(self)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -148,9 +156,11 @@ class LimitedConnection(H11Protocol):
 
     def _await_headers(self) -> None:
         if self._waiting is None:
-            self._waiting = self.loop.call_later(self.header_timeout, self.transport.abort)
+            self._waiting = self.loop.call_later(self.header_timeout, self.give_up)
+            self.silent[self] = None
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+            del self.silent[self]
