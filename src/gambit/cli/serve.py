@@ -102,32 +102,37 @@ def serve(
         float | None,
         typer.Option(
             min=0.1,
-            metavar="SECONDS",
-            help="From arrival; then the best vote so far is the answer.",
+            metavar="NUMBER",
+            help="Seconds from arrival; then the best vote so far is the answer.",
             rich_help_panel=LIMITS,
         ),
     ] = None,
     shutdown_timeout: Annotated[
         float,
         typer.Option(
-            min=0, metavar="SECONDS", help="That running searches get to end after a signal.", rich_help_panel=LIMITS
+            min=0,
+            metavar="NUMBER",
+            help="Seconds that running searches get to end after a signal.",
+            rich_help_panel=LIMITS,
         ),
     ] = 30.0,
     max_body_bytes: Annotated[
-        int, typer.Option(min=1024, metavar="INT", help="Of one request.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1024, metavar="INT", help="Most bytes of a request.", rich_help_panel=LIMITS)
     ] = 2 << 20,
     max_connections: Annotated[
-        int, typer.Option(min=1, metavar="INT", help="Open at a time.", rich_help_panel=LIMITS)
+        int, typer.Option(min=1, metavar="INT", help="Connections at a time.", rich_help_panel=LIMITS)
     ] = 2048,
     response_seconds: Annotated[
         float,
         typer.Option(
-            min=1, metavar="SECONDS", help="How long a finished response can be asked for.", rich_help_panel=LIMITS
+            min=1, metavar="NUMBER", help="Seconds that a finished response can be asked for.", rich_help_panel=LIMITS
         ),
     ] = 3600.0,
     sse_keep_alive_interval: Annotated[
         float,
-        typer.Option(min=0.1, metavar="SECONDS", help="A stream is silent for no longer.", rich_help_panel=LIMITS),
+        typer.Option(
+            min=0.1, metavar="NUMBER", help="Seconds for which a stream may be silent.", rich_help_panel=LIMITS
+        ),
     ] = 15.0,
     help_all: HelpAll = False,
     **flags: str | bool | None,
