@@ -55,7 +55,7 @@ def closing(status: int, message: str) -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an exception; nothing of the inside for one that nobody foresaw."""
+    """What a client is told of what ended its search."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):

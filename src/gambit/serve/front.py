@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gambit.core.errors import GambitError
 from gambit.serve.errors import ApiError, as_api_error, bad_request, closing
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.request_log import RequestNote, logger
@@ -139,8 +141,10 @@ def _shown(error: Exception) -> ApiError:
         return ApiError(error.status_code, sentence, headers=error.headers)
     if isinstance(error, UnicodeError):
         return bad_request("the request holds text that is none")
-    logger.exception("a request failed")
-    return as_api_error(error) if error.__class__.__module__.startswith("gambit") else ApiError(500, "internal error")
+    if isinstance(error, GambitError):
+        return as_api_error(error)
+    logging.getLogger("gambit.serve").error("a request failed", exc_info=error)  # not among the lines of requests
+    return ApiError(500, "internal error: see the server's stderr")
 
 
 def is_page(path: str) -> bool:

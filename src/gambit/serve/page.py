@@ -9,6 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import chain
@@ -56,6 +57,7 @@ class LivePage:
     ids: ModelIds
     settings: ServeSettings
     sessions: Sessions = field(default_factory=Sessions)
+    painters: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "gambit-page"))
     open_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # where nobody has to log in
 
     def routes(self) -> list[Route]:
@@ -209,7 +211,8 @@ class LivePage:
             lines = search.log.lines(at)
             at += len(lines)
             began = time.monotonic()
-            yield await asyncio.to_thread(self._snapshot, search, growing, lines, is_last)
+            loop = asyncio.get_running_loop()  # on threads of their own: answers do not wait behind them
+            yield await loop.run_in_executor(self.painters, self._snapshot, search, growing, lines, is_last)
             if is_last:
                 yield sse.event({}, "end")
                 return
