@@ -30,10 +30,12 @@ FLOORS = (
     Floor("engines", "what runs a model: the protocol, the embedded engine, vLLM"),
     Floor("search", "the loop, the recorder, and every search method as a policy"),
     Floor("solver", "one run wired together: model, engine, scorer, policy, vote, log"),
+    Floor("async_solver", "the same for asyncio"),
     Floor("view", "the tree page of a run"),
     Floor("training", "from traces to a judged scorer"),
     Floor("bench", "methods compared on benchmarks, and their report"),
     Floor("api", "the public names"),
+    Floor("serve", "`gambit serve`: searches behind OpenAI's API, and a live page"),
     Floor("cli", "the `gambit` command"),
 )
 LEVEL = {floor.name: level for level, floor in enumerate(FLOORS)}

@@ -45,8 +45,9 @@ class Browser:
 
     # -- what a reader does ------------------------------------------------------------------------------------
 
-    def open(self, page: Path) -> None:
-        self._load("Page.navigate", url=page.resolve().as_uri())
+    def open(self, page: Path | str) -> None:
+        """A file, or an address."""
+        self._load("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
 
     def reload(self) -> None:
         self._load("Page.reload")

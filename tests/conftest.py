@@ -55,6 +55,15 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pawn_solver():  # type: ignore[no-untyped-def] # importing it takes its time
+    """The bundled model, loaded once for all who only ask it."""
+    from gambit.solver import Solver
+
+    with Solver("pawn") as solver:
+        yield solver
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     return _existing(SHARED / "data")
 

@@ -31,6 +31,7 @@ internal and may change at any time.
 
 from __future__ import annotations
 
+from gambit.async_solver import AsyncSolver, SearchStream
 from gambit.bench.datasets import Benchmark, Item
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings
@@ -112,7 +113,7 @@ from gambit.search.policies.base import (
     Wake,
     top_up,
 )
-from gambit.solver import Solver
+from gambit.solver import PendingSearch, Solver
 from gambit.storage.run_folder import EventCallback
 from gambit.text.answers import AnswerKind, Extractor, Grader
 from gambit.text.boundary import BoundaryRule, ThoughtState, advance, boundary_rule
@@ -123,14 +124,17 @@ from gambit.view.page import write_page
 __all__ = [  # noqa: RUF022 # in groups
     # solving
     "AnswerKind",
+    "AsyncSolver",
     "BranchPoint",
     "ChatMessage",
     "EngineConfig",
     "Extractor",
     "NotebookProgress",
+    "PendingSearch",
     "PresetSource",
     "Problem",
     "SearchConfig",
+    "SearchStream",
     "Solver",
     "VoteKind",
     # results

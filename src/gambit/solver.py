@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from gambit.config.options import EngineConfig, PresetSource, SearchConfig, build
-from gambit.config.presets import SearchSettings, resolve, system_prompt_of
+from gambit.config.presets import SearchSettings, resolve, resolved_capacity, system_prompt_of
 from gambit.core import events as ev
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.problem import ChatMessage, Problem
@@ -24,7 +24,7 @@ from gambit.engines.base import Engine, SearchSpec, check_prompt
 from gambit.engines.choice import start_engine
 from gambit.engines.verifiers import beside_verifier, start_reader
 from gambit.models import files as models
-from gambit.results.record import SearchResult
+from gambit.results.record import SearchRecord, SearchResult
 from gambit.scorers.base import Scorer, check_fit
 from gambit.scorers.choice import load_scorer, model_scorer, warn_of_other_weights
 from gambit.scorers.readers.base import Question, Reader
@@ -116,10 +116,39 @@ class Solver:
 
         Calls from several threads run in one batch. Callbacks are called on the solver's own thread.
         """
-        problem = problem if isinstance(problem, Problem) else Problem(problem)
-        callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
-        wanted = _Wanted(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
+        wanted = _wanted(problem, config, out_dir, extractor, on_event)
         return self._submit(wanted, should_stop).result()
+
+    def submit(
+        self,
+        problem: str | Sequence[ChatMessage] | Problem,
+        config: SearchConfig | None = None,
+        *,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: Callable[[ev.Event], None] | None = None,
+    ) -> PendingSearch:
+        """Begin a search beside those that run, and come back at once; `AsyncSolver` and `gambit serve` build on it."""
+        return self._submit(_wanted(problem, config, out_dir, extractor, on_event), lambda: False)
+
+    def check_question(self, question: str) -> None:
+        """Refuse, before a search begins, a question that a bundled model was not made for."""
+        if self._named is not None:
+            self._named.check_question(question)
+
+    def capacity_of(self, config: SearchConfig) -> int:
+        """How many traces a search runs at a time."""
+        return resolved_capacity(with_fixed_pool(config), self._defaults)
+
+    @property
+    def think_end(self) -> int | None:
+        """The token that ends a model's thinking; None where it has none."""
+        return self._rule.think_end
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """What a trace said, without the token that ended it."""
+        spoken = tokens[:-1] if tokens and tokens[-1] in self._stop_ids else tokens
+        return self.engine.tokenizer.decode(spoken)
 
     def solve_many(
         self,
@@ -143,7 +172,7 @@ class Solver:
         if folder is not None:
             check_writable(folder)
         coming = enumerate(problems)
-        pending: list[_PendingSearch] = []
+        pending: list[PendingSearch] = []
         try:
             while True:
                 while len(pending) < concurrency and not should_stop() and (item := next(coming, None)) is not None:
@@ -192,8 +221,8 @@ class Solver:
 
     # -- one run -----------------------------------------------------------------------------------------------
 
-    def _submit(self, wanted: _Wanted, should_stop: Callable[[], bool]) -> _PendingSearch:
-        pending = _PendingSearch(wanted, self._history)
+    def _submit(self, wanted: _Wanted, should_stop: Callable[[], bool]) -> PendingSearch:
+        pending = PendingSearch(wanted, self._history)
 
         def make() -> Search:
             pending.run = self._prepare(wanted)
@@ -204,8 +233,7 @@ class Solver:
 
     def _prepare(self, wanted: _Wanted) -> _Run:
         problem, config = wanted.problem, wanted.config
-        if self._named is not None:
-            self._named.check_question(problem.last_message)
+        self.check_question(problem.last_message)
         prompt = encode_problem(
             self.engine.tokenizer,
             problem.question,
@@ -221,7 +249,8 @@ class Solver:
         embed = embedder_of(requirements)
         found += self._crowding(settings.capacity * wanted.concurrency)
         found += self._short_context(verifier, len(tokens) + settings.max_new_tokens)
-        notes = [note for note in (*prompt.notes, *found) if self._is_news(note)]
+        notes = (*prompt.notes, *found)
+        news = tuple(note for note in notes if self._is_news(note))
         sink = EventSink(problem.id, wanted.out_dir, wanted.on_event, must_log=wanted.must_log)
         self._num_searches += 1
         spec = SearchSpec(
@@ -243,7 +272,7 @@ class Solver:
             embed,
         )
         search = Search(self.engine, policy, settings, spec, started, callbacks, verifier)
-        return _Run(search, sink, tuple(notes))
+        return _Run(search, sink, news, notes, prompt.thinks)
 
     def _verifier_use(self, problem: Problem, prompt_tokens: tuple[int, ...]) -> VerifierUse | None:
         if self._verifier is None:
@@ -346,8 +375,7 @@ class Solver:
 
     def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:
         def answer_of(tokens: Sequence[int]) -> str | None:
-            spoken = tokens[:-1] if tokens and tokens[-1] in self._stop_ids else tokens
-            return extract(self.engine.tokenizer.decode([*prefix, *spoken]))
+            return extract(self.text_of([*prefix, *tokens]))
 
         return answer_of
 
@@ -377,17 +405,44 @@ class _Wanted:
 class _Run:
     search: Search
     sink: EventSink
+    news: tuple[str, ...]  # notes that nobody was told before
     notes: tuple[str, ...]
+    thinks: bool
 
 
 @dataclass(slots=True, eq=False)
-class _PendingSearch:
+class PendingSearch:
     """A search that was handed in, until its caller has its result."""
 
     wanted: _Wanted
     history: LengthHistory
     ticket: SearchTicket = field(init=False)
     run: _Run | None = None  # once the engine's thread has taken it in
+
+    def cancel(self) -> None:
+        """End it within two engine steps, with the best vote so far."""
+        self.ticket.cancel()
+
+    @property
+    def record(self) -> SearchRecord:
+        """What its events say; it changes on the engine's thread until the search has ended."""
+        assert self.run is not None, "the search has not begun"
+        return self.run.search.record
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Every warning about this search, those that an earlier one got too."""
+        return () if self.run is None else self.run.notes
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its traces begin inside a think block."""
+        return self.run is not None and self.run.thinks
+
+    def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
+        """What a live trace has said so far; to be called from `on_event`, on the engine's thread."""
+        assert self.run is not None, "the search has not begun"
+        return self.run.search.tokens_of(trace, start)
 
     def result(self) -> SearchResult:
         """Waits for it; an interrupted wait ends the search first, so that its log has an end."""
@@ -417,11 +472,11 @@ class _PendingSearch:
         assert self.run is not None
         if not self.wanted.problem.prefix_tokens:  # the rest of a trace says little about the length of one
             self.history.remember(self.run.search.record)
-        result = dataclasses.replace(result, warnings=self.run.notes, out_dir=self.run.sink.folder)
+        result = dataclasses.replace(result, warnings=self.run.news, out_dir=self.run.sink.folder)
         failure = self.run.sink.finish(result)
         if failure is None:
             return result
-        return dataclasses.replace(result, warnings=(*self.run.notes, failure), log_error=failure)
+        return dataclasses.replace(result, warnings=(*self.run.news, failure), log_error=failure)
 
     def _failed(self, error: Exception) -> SearchResult:
         if self.run is not None and self.run.search.result is not None:
@@ -453,10 +508,22 @@ def _with_own_noise(settings: SearchSettings, problem: Problem) -> SearchSetting
     return dataclasses.replace(settings, sampling=sampling)
 
 
-def _first_done(pending: Sequence[_PendingSearch]) -> list[_PendingSearch]:
+def _first_done(pending: Sequence[PendingSearch]) -> list[PendingSearch]:
     """Waits for at least one."""
     wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
     return [each for each in pending if each.ticket.result.done()]
+
+
+def _wanted(
+    problem: str | Sequence[ChatMessage] | Problem,
+    config: SearchConfig | None,
+    out_dir: Path | str | None,
+    extractor: Extractor | None,
+    on_event: Callable[[ev.Event], None] | None,
+) -> _Wanted:
+    problem = problem if isinstance(problem, Problem) else Problem(problem)
+    callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
+    return _Wanted(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
 
 
 def _as_path(out_dir: Path | str | None) -> Path | None:

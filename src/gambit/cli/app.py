@@ -31,6 +31,7 @@ class LazyCommand:
 COMMANDS: Mapping[str, LazyCommand] = {
     "solve": LazyCommand("gambit.cli.solve", "Search", "Search for the answer to a problem, or to each of a file."),
     "demo": LazyCommand("gambit.cli.demo", "Search", "Solve a puzzle that the bundled model has not seen."),
+    "serve": LazyCommand("gambit.cli.serve", "Search", "Serve a model behind OpenAI's API, with a live page."),
     "policies": LazyCommand("gambit.cli.policies", "Search", "List the search methods with their options."),
     "view": LazyCommand("gambit.cli.view", "Runs", "Write one HTML page that shows what a search did."),
     "replay": LazyCommand("gambit.cli.replay", "Runs", "Rebuild a run's result from its event log alone."),

@@ -151,12 +151,8 @@ def resolve(
 
     `trust`: in the scorer; what is left open of islands, swaps and warm-up follows from it.
     """
-    preset = {
-        PresetSource.MODEL: defaults.preset,
-        PresetSource.AUTO: defaults.preset.lengths_only(),
-        PresetSource.PAPER: PAPER,
-    }[config.preset]
-    capacity = _first(config.capacity, preset.capacity, DEFAULT_CAPACITY)
+    preset = _preset_of(config, defaults)
+    capacity = resolved_capacity(config, defaults)
     wanted = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
     max_new_tokens = min(wanted, context_left)
     median = defaults.median_length or preset.median_length
@@ -188,6 +184,18 @@ def resolve(
         policy_options=policy_options,
     )
     return settings, _check(settings, config, context_left)
+
+
+def resolved_capacity(config: SearchConfig, defaults: ModelDefaults) -> int:
+    return _first(config.capacity, _preset_of(config, defaults).capacity, DEFAULT_CAPACITY)
+
+
+def _preset_of(config: SearchConfig, defaults: ModelDefaults) -> Preset:
+    return {
+        PresetSource.MODEL: defaults.preset,
+        PresetSource.AUTO: defaults.preset.lengths_only(),
+        PresetSource.PAPER: PAPER,
+    }[config.preset]
 
 
 def _first(*values: T | None) -> T:

@@ -293,7 +293,7 @@ def fold(events: Iterable[ev.Event]) -> SearchRecord:
         if record is None and not isinstance(event, ev.RunStarted):
             raise UserError("the log does not begin with RunStarted: it is no log of a Gambit run")
         try:
-            record = _extended(record, event)
+            record = extended(record, event)
         except IMPOSSIBLE as error:
             raise UserError(
                 f"line {number} of the log cannot follow the lines before it ({error}): it, or one of them, was changed"
@@ -303,7 +303,8 @@ def fold(events: Iterable[ev.Event]) -> SearchRecord:
     return record
 
 
-def _extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
+def extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
+    """With one event more; asserts that it can follow."""
     if record is None:
         assert isinstance(event, ev.RunStarted)
         return SearchRecord(event)

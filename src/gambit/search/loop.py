@@ -98,7 +98,7 @@ class Search:
         self._policy_state = policy.initial_state()
         self._is_settled = False
         need = self._requirements.thoughts
-        self._reader = None if need is None else ThoughtReader(need, self._tokens_of, callbacks.decode, callbacks.embed)
+        self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
         self._verification = None if verifier is None else self._begin_verification(verifier, spec)
         self._settings = settings
         self._spec = spec
@@ -229,7 +229,7 @@ class Search:
 
     def _begin_verification(self, use: VerifierUse, spec: SearchSpec) -> Verification:
         assert spec.has_verifier, "the engine would evict by its own scores"
-        return Verification(use, spec.search, self.record.tree, self._tokens_of)
+        return Verification(use, spec.search, self.record.tree, self.tokens_of)
 
     def _apply(self, step: SearchStep) -> None:
         """With a verifier the engine's own scores are not recorded yet: they count only if it is given up."""
@@ -319,7 +319,8 @@ class Search:
             return ()
         return self._reader.collect([trace.id for trace in traces if trace.is_thinking and trace.state in LIVE])
 
-    def _tokens_of(self, trace_id: int, start: int) -> Sequence[int]:
+    def tokens_of(self, trace_id: int, start: int) -> Sequence[int]:
+        """What a live trace has said; on the engine's thread."""
         return self._engine.tokens(TraceKey(self.number, trace_id), start)
 
     def _execute(self, decision: Decision) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gambit.core import events as ev
 from gambit.core.tree import TraceState
-from gambit.results.record import SearchRecord, fold
+from gambit.results.record import SearchRecord, extended, fold
 
 
 @dataclass(slots=True)
@@ -67,10 +67,29 @@ class PoolSize:
 def follow(events: Iterable[ev.Event]) -> History:
     """The history of a whole log, or of as much as a kill left of it."""
     watch = _Watch()
-    record = fold(watch.passing(events))
+    return _history(fold(watch.passing(events)), watch)
+
+
+def _history(record: SearchRecord, watch: _Watch) -> History:
     for trace, past in zip(record.tree.traces, watch.traces, strict=True):
         past.num_inherited_thoughts = trace.score.count - len(past.thought_scores)
     return History(record, watch.traces, watch.samples, watch.last_step)
+
+
+class GrowingHistory:
+    """The history of a search that still runs, event by event."""
+
+    def __init__(self) -> None:
+        self._watch = _Watch()
+        self._record: SearchRecord | None = None
+
+    def add(self, events: Iterable[ev.Event]) -> None:
+        for event in self._watch.passing(events):
+            self._record = extended(self._record, event)
+
+    def history(self) -> History | None:
+        """So far; None before the first event."""
+        return None if self._record is None else _history(self._record, self._watch)
 
 
 def _remember(traces: list[TraceHistory], event: ev.Event) -> None:

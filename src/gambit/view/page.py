@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+from collections.abc import Mapping
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -55,18 +56,22 @@ def render(content: data.PageData, texts: str) -> str:
     """The page; nothing in the data can end the element it stands in, and base64 has no markup."""
     parts = {
         "TITLE": html.escape(f"{content.run.problem} · Gambit"),
-        "STYLE": _asset("page.css"),
-        "DATA": _inert_json(content),
+        "STYLE": asset("page.css"),
+        "DATA": inert_json(content),
         "TEXTS": texts,
-        "SCRIPT": "\n".join(_asset(name) for name in SCRIPTS),
+        "SCRIPT": "\n".join(map(asset, SCRIPTS)),
     }
-    page = _asset("page.html")
+    return filled(asset("page.html"), parts)
+
+
+def filled(page: str, parts: Mapping[str, str]) -> str:
+    """A template with its {{NAMES}} replaced, each part as it is."""
     before, *rest = page.split("{{")
-    filled = (parts[name] + after for name, _, after in (part.partition("}}") for part in rest))
-    return before + "".join(filled)
+    return before + "".join(parts[name] + after for name, _, after in (part.partition("}}") for part in rest))
 
 
-def _inert_json(content: data.PageData) -> str:
+def inert_json(content: data.PageData) -> str:
+    """JSON that cannot end the script element it stands in."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False, default=_fields)
     return text.replace("<", "\\u003c")
 
@@ -77,5 +82,6 @@ def _fields(record: object) -> dict[str, object]:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the page."""
     return (files("gambit.view") / "assets" / name).read_text(encoding="utf-8")

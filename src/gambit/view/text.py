@@ -37,6 +37,19 @@ class TokenText:
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self._lengths[ids])])
 
 
+class NoText(TokenText):
+    """Of traces whose texts are not wanted: every token is empty."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def join(self, tokens: Sequence[int]) -> bytes:
+        return b""
+
+    def offsets(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        return np.zeros(len(tokens) + 1, dtype=np.int64)
+
+
 def read_tokens(tokens: Iterable[int], tokenizer: Tokenizer | None) -> TokenText:
     """With a tokenizer their text, without one their numbers."""
     ids = sorted(set(tokens))

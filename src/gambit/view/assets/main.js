@@ -1,10 +1,7 @@
 // Puts the page together and answers the reader.
 
 const byId = (id) => document.getElementById(id);
-const run = new Run(JSON.parse(byId("data").textContent), byId("texts"));
-const axis = new Axis(run.last);
-const tree = new Tree(run, axis, byId("tree"));
-const charts = new Charts(run, axis, byId("charts"));
+let run, axis, tree, charts; // of the data on show
 const isNarrow = matchMedia("(max-width: 900px)"); // then the panel is below the tree
 const now = { colours: theme(), hover: NONE, hoverGroup: null, group: null, step: null, picked: NONE, vote: NONE };
 
@@ -300,7 +297,7 @@ const VIEW_KEYS = {
 };
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, textarea, input")) return;
   const isTree = event.target === byId("tree") || event.target === document.body;
   const isPan = event.shiftKey && (event.key === "ArrowLeft" || event.key === "ArrowRight");
   const action = isPan ? () => { axis.pan(event.key === "ArrowLeft" ? -120 : 120); redraw(2); }
@@ -342,14 +339,37 @@ function toggleHelp() {
 
 // -- the beginning -------------------------------------------------------------------------------------------------
 
-function begin() {
+// What is on show, from a page's data; where the reader had zoomed in on data of the same run, the view stays.
+function take(data, store) {
+  const before = { axis, tree };
+  run = new Run(data, store);
+  axis = new Axis(run.last);
+  tree = new Tree(run, axis, byId("tree"));
+  charts = new Charts(run, axis, byId("charts"));
+  if (before.axis === undefined) return;
+  if (before.axis.to - before.axis.from < before.axis.last) axis.place(before.axis.from, before.axis.to - before.axis.from);
+  tree.resize();
+  if (byId("show").value === "completed") tree.arrange(FILTERS.completed());
+  tree.rowHeight = before.tree.rowHeight > before.tree.fittingRow + 0.01 ? before.tree.rowHeight : tree.fittingRow;
+  tree.scrollTo(before.tree.top);
+}
+
+// The words around the canvases.
+function describe() {
   byId("question-line").textContent = run.run.question.replace(/\s+/g, " ");
-  byId("answer-line").append("answer ", el("b", {}, run.run.answer ?? "none"));
+  byId("answer-line").replaceChildren("answer ", el("b", {}, run.run.answer ?? "none"));
   byId("run").replaceChildren(...runPanel(run, { onVote: pickVote, onTrace: pick, onIsland: openIsland }));
-  byId("help").replaceChildren(...helpBox());
   const kept = run.traces.parent.map((_, trace) => trace).filter(FILTERS.completed()).length;
-  byId("show").append(el("option", { value: "all" }, `all traces (${number(run.size)})`),
+  const chosen = byId("show").value || "all";
+  byId("show").replaceChildren(el("option", { value: "all" }, `all traces (${number(run.size)})`),
     el("option", { value: "completed" }, `to an answer (${number(kept)})`));
+  byId("show").value = chosen;
+}
+
+function begin(data, store) {
+  take(data, store);
+  describe();
+  byId("help").replaceChildren(...helpBox());
   byId("show").addEventListener("change", (event) => show(event.target.value));
   byId("zoom-in").addEventListener("click", () => zoom(0.6));
   byId("zoom-out").addEventListener("click", () => zoom(1 / 0.6));
@@ -376,4 +396,4 @@ function followLink() {
   if (asked && Number(asked[1]) < run.size) pick(Number(asked[1]));
 }
 
-begin();
+if (byId("data") !== null) begin(JSON.parse(byId("data").textContent), byId("texts"));

@@ -1,0 +1,1 @@
+"""`gambit serve`: searches behind OpenAI's API, with a page that shows them live."""

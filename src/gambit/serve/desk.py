@@ -1,0 +1,302 @@
+"""Takes in searches, sees them through the queue and the engine, and keeps the recent ones to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gambit.async_solver import result_of
+from gambit.config.options import SearchConfig
+from gambit.core import events as ev
+from gambit.core.problem import Problem
+from gambit.serve.admission import AdmissionQueue, QueueTicket
+from gambit.serve.answers import SearchAnswer, answer_of
+from gambit.serve.errors import ApiError, as_api_error
+from gambit.serve.live import Bell, Commentary, MemoryLog, heard_within
+from gambit.serve.metrics import ServerMetrics
+from gambit.serve.requests import SearchAsk
+from gambit.serve.settings import ApiKey, ServeSettings
+from gambit.solver import PendingSearch, Solver
+
+LAST_SECONDS = 10.0  # for votes and farewells after the deadline of a shutdown
+
+
+class SearchStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(eq=False)
+class ServedSearch:
+    """One search that somebody asked for, from the queue to its answer."""
+
+    id: str
+    ask: SearchAsk
+    key: ApiKey
+    bell: Bell  # there are new notes, or its status has changed
+    log_bell: Bell  # its log has grown
+    ticket: QueueTicket
+    num_traces: int
+    is_told: bool  # whether anybody reads its notes
+    status: SearchStatus = SearchStatus.QUEUED
+    answer: SearchAnswer | None = None
+    error: ApiError | None = None
+    pending: PendingSearch | None = None
+    log: MemoryLog = field(default_factory=MemoryLog)
+    commentary: Commentary = field(default_factory=Commentary)
+    created: float = field(default_factory=time.time)
+    arrived: float = field(default_factory=time.monotonic)
+    began: float | None = None
+    ended: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None
+
+    @property
+    def queue_seconds(self) -> float:
+        return (self.began or self.ended or time.monotonic()) - self.arrived
+
+    def outcome(self) -> SearchAnswer:
+        """Of a search that is over."""
+        if self.error is not None:
+            raise self.error
+        if self.answer is None:
+            raise ApiError(503, "the search was cancelled", code="cancelled")
+        return self.answer
+
+    async def finished(self) -> SearchAnswer:
+        while not self.is_over:
+            await self.bell.listen()
+        return self.outcome()
+
+    async def notes(self, seconds: float) -> AsyncIterator[str | None]:
+        """What there is to tell, until it is over; None where there was nothing for so long."""
+        told = 0
+        while True:
+            heard = self.bell.listen()
+            while told < len(self.commentary.notes):
+                yield self.commentary.notes[told]
+                told += 1
+            if self.is_over:
+                return
+            if not await heard_within(heard, seconds):
+                yield None
+
+    def stop(self) -> None:
+        """End it with the best vote so far."""
+        if self.pending is not None:
+            self.pending.cancel()
+
+
+class SearchDesk:
+    """All searches of a server. Its methods are called on the event loop."""
+
+    def __init__(self, solver: Solver, settings: ServeSettings, metrics: ServerMetrics, max_traces: int) -> None:
+        self.solver = solver
+        self.metrics = metrics
+        self.queue = AdmissionQueue(settings.max_running, max_traces, settings.max_waiting)
+        self.searches: OrderedDict[str, ServedSearch] = OrderedDict()  # the oldest first
+        self.changed = Bell(asyncio.get_running_loop())  # a search came, began or ended
+        self.engine_failure: BaseException | None = None
+        self.died = asyncio.Event()
+        self.is_draining = False
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[ServedSearch, asyncio.Task[None]] = {}
+        self._is_probing = False
+        self._kv_usage = 0.0
+
+    @property
+    def num_open(self) -> int:
+        """Searches that are not over, and those that still have to leave the engine."""
+        return len(self._tasks) + len(self.queue.running)
+
+    def open(self, ask: SearchAsk, key: ApiKey, *, is_told: bool = False) -> ServedSearch:
+        """Take a search in; refused where the line is full or the server is going down."""
+        self._check_open()
+        num_traces = self.solver.capacity_of(ask.config)
+        ticket = self.queue.join(key, num_traces)
+        search = ServedSearch(
+            f"search-{secrets.token_hex(12)}", ask, key, Bell(self._loop), Bell(self._loop), ticket, num_traces, is_told
+        )
+        self.searches[search.id] = search
+        task = self._tasks[search] = self._loop.create_task(self._drive(search))
+        task.add_done_callback(lambda done: self._settle(search, done))
+        self.changed.ring()
+        return search
+
+    def _check_open(self) -> None:
+        if self.engine_failure is not None:
+            raise ApiError(503, f"the engine has failed: {self.engine_failure}", code="engine_dead")
+        if self.is_draining:
+            headers = {"retry-after": "5", "connection": "close"}
+            raise ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
+
+    def abandon(self, search: ServedSearch) -> None:
+        """Nobody wants it any more: it leaves the engine within two steps."""
+        if (task := self._tasks.get(search)) is not None:
+            task.cancel()
+
+    def kv_usage(self) -> float:
+        """Share of the KV cache in use, as of the last sample that a running search took."""
+        return self._kv_usage if self.queue.running else 0.0
+
+    def visible(self, key: ApiKey) -> list[ServedSearch]:
+        """The searches of one key, the newest first."""
+        return [search for search in reversed(self.searches.values()) if search.key.name == key.name]
+
+    def find(self, search_id: str, key: ApiKey) -> ServedSearch:
+        search = self.searches.get(search_id)
+        if search is None or search.key.name != key.name:
+            raise ApiError(404, f"no search {search_id[:80]!r}: it was never there, is another key's, or is forgotten")
+        return search
+
+    # -- one search --------------------------------------------------------------------------------------------
+
+    async def _drive(self, search: ServedSearch) -> None:
+        config = await self._turn(search)
+        search.status, search.began = SearchStatus.RUNNING, time.monotonic()
+        self.changed.ring()
+        out = self._settings.out_dir
+        question = search.ask.question
+        search.pending = self.solver.submit(
+            Problem(question, id=search.id),
+            config,
+            out_dir=None if out is None else out / search.id,
+            on_event=lambda event: self._on_event(search, event),
+        )
+        result = await result_of(search.pending)
+        search.answer = await asyncio.to_thread(
+            answer_of, search.id, search.ask, search.pending, result, self.solver
+        )  # fmt: skip
+
+    async def _turn(self, search: ServedSearch) -> SearchConfig:
+        """Wait in the line; what is left of the request's time is the search's."""
+        config, limit = search.ask.config, self._settings.request_timeout
+        try:
+            async with asyncio.timeout(limit):
+                await search.ticket.turn
+        except TimeoutError:
+            raise ApiError(503, f"no turn came within the {limit:g} seconds of a request (--request-timeout)",
+                           code="timeout_in_queue", headers={"retry-after": "5"}) from None  # fmt: skip
+        if limit is None:
+            return config
+        left = max(limit - search.queue_seconds, 0.001)
+        return config.model_copy(update={"budget_seconds": min(left, config.budget_seconds or left)})
+
+    def _on_event(self, search: ServedSearch, event: ev.Event) -> None:
+        """On the engine's thread."""
+        search.log.write(event)
+        if isinstance(event, ev.Sample):
+            self._kv_usage = event.kv_used_tokens / max(event.kv_capacity_tokens, 1)
+        search.log_bell.ring_from_thread()
+        pending = search.pending
+        if not search.is_told or pending is None:
+            return
+
+        def text_of(trace: int, start: int, end: int) -> str:
+            return self.solver.text_of(pending.live_tokens(trace, start)[: end - start])
+
+        if search.commentary.follow(event, pending.record, text_of):
+            search.bell.ring_from_thread()
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def _settle(self, search: ServedSearch, task: asyncio.Task[None]) -> None:
+        del self._tasks[search]
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            search.status = SearchStatus.CANCELLED
+        elif error is not None:
+            search.status, search.error = SearchStatus.FAILED, as_api_error(error)
+            self._look_after_engine(search, error)
+        else:
+            search.status = SearchStatus.COMPLETED
+        search.ended = time.monotonic()
+        self.metrics.search_ended(search)
+        self._when_off_the_engine(search, lambda: self._release(search))
+        search.bell.ring()
+        self.changed.ring()
+
+    def _when_off_the_engine(self, search: ServedSearch, then: Callable[[], None]) -> None:
+        """A cancelled search holds its place until its KV cache is free."""
+        if search.pending is None or search.pending.ticket.result.done():
+            then()
+            return
+        search.pending.cancel()
+
+        def tell(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(then)
+
+        search.pending.ticket.result.add_done_callback(tell)
+
+    def _release(self, search: ServedSearch) -> None:
+        took = None if search.began is None else time.monotonic() - search.began
+        self.queue.leave(search.ticket, took)
+        search.pending = None  # its tree may be large, and all that is wanted of it is in the answer
+        self._loop.run_in_executor(None, search.log.seal)
+        self._forget_oldest()
+        search.log_bell.ring()
+        self.changed.ring()
+
+    def _forget_oldest(self) -> None:
+        over = [search for search in self.searches.values() if search.is_over]
+        size = sum(search.log.num_bytes for search in over)
+        while over and (len(over) > self._settings.keep_searches or size > self._settings.keep_log_bytes):
+            oldest = over.pop(0)
+            size -= oldest.log.num_bytes
+            del self.searches[oldest.id]
+
+    def _look_after_engine(self, search: ServedSearch, error: BaseException) -> None:
+        """An error of the engine's, which all running searches get: is it only this batch, or the engine itself?"""
+        pending = search.pending
+        if pending is None or pending.ticket.failed_alone or isinstance(error, ApiError) or self._is_probing:
+            return
+        if pending.ticket.result.done() and pending.ticket.result.exception() is None:
+            return  # it failed after the engine was done with it
+        self._is_probing = True
+        self._probe_task = self._loop.create_task(self._probe(search, error))
+
+    async def _probe(self, search: ServedSearch, error: BaseException) -> None:
+        """One token of one trace: an engine that cannot even do that is dead."""
+        probe = search.ask.config.model_copy(update={"policy": "single", "policy_options": {}, "max_new_tokens": 1})
+        try:
+            await result_of(self.solver.submit(Problem(search.ask.question, id="probe"), probe))
+        except Exception:
+            self.engine_failure = error
+            self.died.set()
+        finally:
+            self._is_probing = False
+
+    # -- going down --------------------------------------------------------------------------------------------
+
+    async def drain(self, seconds: float) -> None:
+        """Let what is there end; at the deadline running searches give their best vote, waiting ones are refused."""
+        self.is_draining = True
+        self.changed.ring()
+        await self._until_idle(seconds)
+        for search in list(self._tasks):
+            if search.pending is None:
+                self.abandon(search)
+            else:
+                search.stop()
+        await self._until_idle(LAST_SECONDS)
+        for search in list(self._tasks):
+            self.abandon(search)
+
+    async def _until_idle(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.num_open and not self.died.is_set():
+                    await self.changed.listen()

@@ -1,0 +1,298 @@
+"""The page at `/`: running and recent searches live, over server-sent events; asking a question; logging in."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import html
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import chain
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from gambit.core import events as ev
+from gambit.core.tree import TraceState
+from gambit.results.record import SearchRecord
+from gambit.serve import sse
+from gambit.serve.api import key_of_request, note_of_request
+from gambit.serve.body import parse_object, read_body
+from gambit.serve.desk import SearchDesk, SearchStatus, ServedSearch
+from gambit.serve.errors import ApiError, bad_request
+from gambit.serve.live import heard_within
+from gambit.serve.model_ids import ModelIds
+from gambit.serve.requests import AskReader
+from gambit.serve.sessions import LOGIN_COOKIE, SESSION_COOKIE, Sessions, are_equal, set_cookie
+from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
+from gambit.text.answers import canonical
+from gambit.view import data
+from gambit.view.history import GrowingHistory, History
+from gambit.view.page import SCRIPTS, asset, filled, inert_json
+from gambit.view.text import NoText, read_tokens
+
+SECONDS_BETWEEN = 0.4  # snapshots of one search
+SNAPSHOT_SHARE = 0.1  # at most, of a thread's time, goes into making them
+LIST_SECONDS = 1.0
+LOGIN_SECONDS = 0.5  # that a wrong key costs whoever tries
+MAX_FORM_BYTES = 8192
+QUESTION_LENGTH = 200
+RUNNING_NOTICE = "The search is running; the texts of its traces come with its end."
+
+
+@dataclass(frozen=True, slots=True)
+class LivePage:
+    """The page's own endpoints. They ask for a session, or for a key as the API does."""
+
+    desk: SearchDesk
+    reader: AskReader
+    ids: ModelIds
+    settings: ServeSettings
+    sessions: Sessions = field(default_factory=Sessions)
+    painters: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "gambit-page"))
+    open_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # where nobody has to log in
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self.index),
+            Route("/login", self.login, methods=["POST"]),
+            Route("/logout", self.logout, methods=["POST"]),
+            Route("/page/events", self.events),
+            Route("/page/searches", self.searches),
+            Route("/page/ask", self.ask, methods=["POST"]),
+            Route("/page/searches/{id}/live", self.live),
+            Route("/page/searches/{id}/log", self.log),
+            Route("/page/searches/{id}/cancel", self.cancel, methods=["POST"]),
+        ]
+
+    # -- who looks ---------------------------------------------------------------------------------------------
+
+    def _viewer(self, request: Request) -> ApiKey | None:
+        if not self.settings.needs_key:
+            return NOBODY
+        key = key_of_request(request)
+        if key is not NOBODY:
+            return key
+        session = self.sessions.of(request)
+        return None if session is None else session.key
+
+    def _known_viewer(self, request: Request) -> ApiKey:
+        viewer = self._viewer(request)
+        if viewer is None:
+            raise ApiError(401, "log in first, at /", code="no_session")
+        note_of_request(request).key = viewer.name
+        return viewer
+
+    def _token(self, request: Request) -> str:
+        session = self.sessions.of(request)
+        return self.open_token if session is None else session.csrf_token
+
+    def _check_token(self, request: Request, sent: str) -> None:
+        """Who sends a key needs no token: no other site can make a browser send that."""
+        has_key = self.settings.needs_key and key_of_request(request) is not NOBODY
+        if not has_key and not are_equal(sent, self._token(request)):
+            raise ApiError(403, "the request does not come from this server's page: load it again", code="csrf")
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        body = await read_body(request, MAX_FORM_BYTES, self.settings.body_timeout)
+        return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+
+    # -- pages -------------------------------------------------------------------------------------------------
+
+    async def index(self, request: Request) -> Response:
+        return self._login_page(request) if self._viewer(request) is None else self._live_page(request)
+
+    def _login_page(self, request: Request, *, is_wrong: bool = False) -> Response:
+        token = secrets.token_urlsafe(32)
+        parts = {"TOKEN": token, "HIDDEN": "" if is_wrong else " hidden"}
+        response = _page("login.html", parts, status=401 if is_wrong else 200)
+        set_cookie(response, LOGIN_COOKIE, token, is_secure=_is_secure(request), seconds=3600)
+        return response
+
+    def _live_page(self, request: Request) -> Response:
+        models = "".join(f"<option>{html.escape(model)}</option>" for model in self.ids.ids)
+        script = "\n".join([*map(asset, SCRIPTS), _own_asset("live.js")])
+        return _page("live.html", {
+            "TOKEN": self._token(request), "TITLE": html.escape(f"{self.ids.names[0]} · Gambit"), "MODELS": models,
+            "SCRIPT": script, "LOGOUT_HIDDEN": "" if self.settings.needs_key else " hidden",
+        })  # fmt: skip
+
+    async def login(self, request: Request) -> Response:
+        form = await self._form(request)
+        if not are_equal(form.get("token", ""), request.cookies.get(LOGIN_COOKIE, "")):
+            raise ApiError(403, "the form does not come from this server's page: load it again", code="csrf")
+        key = key_of(form.get("key", "").strip(), self.settings.keys)
+        if key is None:
+            await asyncio.sleep(LOGIN_SECONDS)
+            return self._login_page(request, is_wrong=True)
+        response = RedirectResponse("/", 303)
+        set_cookie(response, SESSION_COOKIE, self.sessions.begin(key), is_secure=_is_secure(request))
+        response.delete_cookie(LOGIN_COOKIE, path="/")
+        return response
+
+    async def logout(self, request: Request) -> Response:
+        self._check_token(request, (await self._form(request)).get("token", ""))
+        self.sessions.end(request)
+        response = RedirectResponse("/", 303)
+        response.delete_cookie(SESSION_COOKIE, path="/")
+        return response
+
+    # -- searches ----------------------------------------------------------------------------------------------
+
+    async def ask(self, request: Request) -> Response:
+        viewer = self._known_viewer(request)
+        self._check_token(request, request.headers.get("x-csrf-token", ""))
+        fields = parse_object(await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout))
+        question = fields.get("question")
+        if not isinstance(question, str) or not question.strip():
+            raise bad_request("the question is empty", "question")
+        messages = [{"role": "user", "content": question}]
+        ask = self.reader.chat({"model": fields.get("model"), "messages": messages}, viewer.limits)
+        self.desk.solver.check_question(question)
+        note_of_request(request).search = search = self.desk.open(ask, viewer)
+        return JSONResponse({"id": search.id})
+
+    async def cancel(self, request: Request) -> Response:
+        """The best vote so far is its answer."""
+        search = self._found(request)
+        self._check_token(request, request.headers.get("x-csrf-token", ""))
+        if search.pending is None:
+            self.desk.abandon(search)
+        else:
+            search.stop()
+        return JSONResponse({"id": search.id})
+
+    def _found(self, request: Request) -> ServedSearch:
+        return self.desk.find(request.path_params["id"], self._known_viewer(request))
+
+    async def searches(self, request: Request) -> Response:
+        return JSONResponse([_row(search) for search in self.desk.visible(self._known_viewer(request))])
+
+    async def log(self, request: Request) -> Response:
+        """Its event log, as far as it goes, for `gambit view` and `gambit replay`."""
+        search = self._found(request)
+        text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in search.log.lines()))
+        headers = {"content-disposition": f'attachment; filename="{search.id}.events.jsonl"'}
+        return Response(text, headers=headers, media_type="application/x-ndjson")
+
+    async def events(self, request: Request) -> ASGIApp:
+        """The list of searches, whenever it changes."""
+        return sse.EventStream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
+
+    async def _lists(self, viewer: ApiKey) -> AsyncIterator[bytes]:
+        sent = None
+        while not self.desk.is_draining:
+            heard = self.desk.changed.listen()
+            rows = [_row(search) for search in self.desk.visible(viewer)]
+            if rows != sent:
+                sent = rows
+                yield sse.event(rows, "searches")
+            is_moving = any(row["status"] in ("queued", "running") for row in rows)
+            if not await heard_within(heard, LIST_SECONDS if is_moving else self.settings.keep_alive_seconds):
+                yield sse.KEEP_ALIVE
+
+    async def live(self, request: Request) -> ASGIApp:
+        """One search, growing."""
+        return sse.EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
+
+    async def _snapshots(self, search: ServedSearch) -> AsyncIterator[bytes]:
+        growing, at = GrowingHistory(), 0
+        while not self.desk.is_draining:
+            heard = search.log_bell.listen()
+            is_last = search.is_over and search.pending is None
+            lines = search.log.lines(at)
+            at += len(lines)
+            began = time.monotonic()
+            loop = asyncio.get_running_loop()  # on threads of their own: answers do not wait behind them
+            yield await loop.run_in_executor(self.painters, self._snapshot, search, growing, lines, is_last)
+            if is_last:
+                yield sse.event({}, "end")
+                return
+            await asyncio.sleep(max(SECONDS_BETWEEN, (time.monotonic() - began) / SNAPSHOT_SHARE))
+            while not heard.done() and not await heard_within(heard, self.settings.keep_alive_seconds):
+                yield sse.KEEP_ALIVE
+                heard = search.log_bell.listen()
+
+    def _snapshot(self, search: ServedSearch, growing: GrowingHistory, lines: Sequence[str], is_last: bool) -> bytes:
+        growing.add(map(ev.from_json, lines))
+        history = growing.history()
+        content, texts = ("null", "") if history is None else self._content(history, has_texts=is_last)
+        rest = {"status": str(search.status), "question": _question(search), "texts": texts,
+                "error": None if search.error is None else search.error.message}  # fmt: skip
+        return f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()
+
+    def _content(self, history: History, *, has_texts: bool) -> tuple[str, str]:
+        if not has_texts:
+            content, texts = data.build(history, NoText(), lambda first, second: canonical(first) == canonical(second))
+            facts = [*(fact for fact in content.run.facts if fact[0] in ("policy", "model", "scorer")),
+                     *_progress(history.record)]  # fmt: skip
+            notices = [] if history.record.stopped else [RUNNING_NOTICE]
+            run = dataclasses.replace(content.run, notices=notices, facts=facts)
+            return inert_json(dataclasses.replace(content, run=run)), texts
+        record, solver = history.record, self.desk.solver
+        tokens = chain(record.started.prompt_tokens, *(trace.own_tokens for trace in record.tree.traces))
+        text = read_tokens(tokens, solver.engine.tokenizer)
+        content, texts = data.build(history, text, solver.equivalent)
+        return inert_json(content), texts
+
+
+def _progress(record: SearchRecord) -> list[tuple[str, str]]:
+    sample, tree = record.sample, record.tree
+    if sample is None:
+        return []
+    speed = sample.generated / sample.seconds_total if sample.seconds_total else 0.0
+    return [
+        ("traces", f"{sample.running:,} running, {sample.waiting:,} waiting, {sample.completed:,} of "
+                   f"{record.started.num_traces:,} completed, {len(tree.traces):,} in all"),
+        ("tokens", f"{sample.generated:,}, {speed:,.0f} a second"),
+    ]  # fmt: skip
+
+
+def _row(search: ServedSearch) -> dict[str, object]:
+    result = None if search.answer is None else search.answer.result
+    pending = search.pending
+    running = pending.record.tree if search.status is SearchStatus.RUNNING and pending and pending.run else None
+    num_completed = result.counts.completed if result else running.count(TraceState.FINISHED) if running else 0
+    return {
+        "id": search.id,
+        "question": _question(search)[:QUESTION_LENGTH],
+        "status": str(search.status),
+        "policy": search.ask.config.policy,
+        "num_traces": search.ask.config.num_traces or search.num_traces,
+        "num_completed": num_completed,
+        "answer": None if result is None else result.answer,
+        "created": search.created,
+    }
+
+
+def _question(search: ServedSearch) -> str:
+    question = search.ask.question
+    return question if isinstance(question, str) else question[-1]["content"]
+
+
+def _page(name: str, parts: dict[str, str], status: int = 200) -> Response:
+    """With a policy that lets nothing in but this server's own script."""
+    nonce = secrets.token_urlsafe(16)
+    style = asset("page.css") + _own_asset("live.css")
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    )
+    headers = {"content-security-policy": policy, "cache-control": "no-store", "referrer-policy": "same-origin"}
+    return HTMLResponse(filled(_own_asset(name), {"NONCE": nonce, "STYLE": style, **parts}), status, headers)
+
+
+def _own_asset(name: str) -> str:
+    return (files("gambit.serve") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _is_secure(request: Request) -> bool:
+    return request.url.scheme == "https"

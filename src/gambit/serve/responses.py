@@ -1,0 +1,193 @@
+"""`/v1/responses`: the same searches in OpenAI's newer format; in the background, polled, cancelled, forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from gambit.serve import sse
+from gambit.serve.answers import AnswerChoice
+from gambit.serve.chat import WINNER, pieces
+from gambit.serve.desk import SearchStatus, ServedSearch
+from gambit.serve.errors import ApiError
+from gambit.serve.requests import ResponseOptions
+from gambit.serve.settings import ApiKey
+
+STATUS = {
+    SearchStatus.QUEUED: "queued",
+    SearchStatus.RUNNING: "in_progress",
+    SearchStatus.COMPLETED: "completed",
+    SearchStatus.FAILED: "failed",
+    SearchStatus.CANCELLED: "cancelled",
+}
+
+
+@dataclass(slots=True, eq=False)
+class KeptResponse:
+    """A response that can be asked for again."""
+
+    search: ServedSearch
+    options: ResponseOptions
+
+    @property
+    def id(self) -> str:
+        return self.search.id.replace("search-", "resp_", 1)
+
+    @property
+    def status(self) -> str:
+        answer = self.search.answer
+        if answer is not None and any(choice.finish_reason == "length" for choice in answer.choices):
+            return "incomplete"
+        return STATUS[self.search.status]
+
+    def to_json(self) -> dict[str, object]:
+        search, options, answer = self.search, self.options, self.search.answer
+        error = None if search.error is None else {"code": "server_error", "message": search.error.message}
+        incomplete = {"reason": "max_output_tokens"} if self.status == "incomplete" else None
+        choices = () if answer is None else answer.choices[:1]
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(search.created),
+            "status": self.status,
+            "background": options.is_background,
+            "error": error,
+            "incomplete_details": incomplete,
+            "instructions": options.instructions,
+            "max_output_tokens": options.max_output_tokens,
+            "metadata": dict(options.metadata),
+            "model": search.ask.model,
+            "output": [item for choice in choices for item in self._items(choice)],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "store": options.is_stored,
+            "temperature": search.ask.config.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": search.ask.config.top_p,
+            "truncation": "disabled",
+            "usage": None if answer is None else self._usage(),
+            "user": search.ask.user,
+            "gambit": None if answer is None else answer.gambit,
+        }
+
+    def _usage(self) -> dict[str, object]:
+        assert self.search.answer is not None
+        usage = self.search.answer.usage
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    def _items(self, choice: AnswerChoice) -> Iterator[dict[str, object]]:
+        if choice.reasoning:
+            yield self.reasoning_item(choice.reasoning)
+        yield self.message_item(choice.content, "completed" if choice.finish_reason == "stop" else "incomplete")
+
+    def reasoning_item(self, text: str | None) -> dict[str, object]:
+        content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+        return {"id": self.id.replace("resp_", "rs_", 1), "type": "reasoning", "summary": [], "content": content,
+                "status": "in_progress" if text is None else "completed"}  # fmt: skip
+
+    def message_item(self, text: str | None, status: str) -> dict[str, object]:
+        content = [] if text is None else [text_part(text)]
+        return {"id": self.id.replace("resp_", "msg_", 1), "type": "message", "role": "assistant", "status": status,
+                "content": content}  # fmt: skip
+
+    # -- a stream ----------------------------------------------------------------------------------------------
+
+    async def stream(self, keep_alive: float) -> AsyncIterator[bytes]:
+        """Typed events, numbered: created, the reasoning as it comes, the message, the end."""
+        say = _Numbered()
+        yield say("response.created", response=self.to_json())
+        yield say("response.in_progress", response=self.to_json())
+        yield say("response.output_item.added", output_index=0, item=self.reasoning_item(None))
+        place = {"item_id": self.reasoning_item(None)["id"], "output_index": 0, "content_index": 0}
+        told = ""
+        async for note in self.search.notes(keep_alive):
+            if note is None:
+                yield sse.KEEP_ALIVE
+                continue
+            told += note
+            yield say("response.reasoning_text.delta", **place, delta=note)
+        if self.search.answer is None:
+            yield self._broken(say)
+            return
+        choice = self.search.answer.choices[0]
+        thinking = WINNER.format(trace=choice.trace) + choice.reasoning if choice.reasoning else ""
+        for piece in pieces(thinking):
+            yield say("response.reasoning_text.delta", **place, delta=piece)
+        yield say("response.reasoning_text.done", **place, text=told + thinking)
+        yield say("response.output_item.done", output_index=0, item=self.reasoning_item(told + thinking))
+        for part in self._message(choice, say):
+            yield part
+        end = "response.incomplete" if self.status == "incomplete" else "response.completed"
+        yield say(end, response=self.to_json())
+
+    def _broken(self, say: _Numbered) -> bytes:
+        return say("response.failed", response={**self.to_json(), "status": "failed"})
+
+    def _message(self, choice: AnswerChoice, say: _Numbered) -> Iterator[bytes]:
+        item = self.message_item(None, "in_progress")
+        place = {"item_id": item["id"], "output_index": 1, "content_index": 0}
+        yield say("response.output_item.added", output_index=1, item=item)
+        yield say("response.content_part.added", **place, part=text_part(""))
+        for piece in pieces(choice.content):
+            yield say("response.output_text.delta", **place, delta=piece, logprobs=[])
+        yield say("response.output_text.done", **place, text=choice.content, logprobs=[])
+        yield say("response.content_part.done", **place, part=text_part(choice.content))
+        yield say("response.output_item.done", output_index=1, item=self.message_item(choice.content, "completed"))
+
+
+def text_part(text: str) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+class _Numbered:
+    """Events of one stream, numbered from 0."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def __call__(self, kind: str, **fields: object) -> bytes:
+        self._number += 1
+        return sse.event({"type": kind, "sequence_number": self._number, **fields}, kind)
+
+
+@dataclass(slots=True)
+class ResponseStore:
+    """Responses by id, each of one key alone, for a set time after their end."""
+
+    seconds: float
+    most: int
+    clock: Callable[[], float] = time.monotonic
+    _kept: OrderedDict[str, KeptResponse] = field(default_factory=OrderedDict)
+
+    def keep(self, response: KeptResponse) -> None:
+        self._forget()
+        self._kept[response.id] = response
+
+    def find(self, response_id: str, key: ApiKey) -> KeptResponse:
+        self._forget()
+        found = self._kept.get(response_id)
+        if found is None or found.search.key.name != key.name:
+            raise ApiError(404, f"no response {response_id[:80]!r}: it was never there, is another key's, or its time "
+                                f"of {self.seconds:g} s is over", code="not_found")  # fmt: skip
+        return found
+
+    def drop(self, response: KeptResponse) -> None:
+        del self._kept[response.id]
+
+    def _forget(self) -> None:
+        now = self.clock()
+        over = [each for each in self._kept.values() if each.search.ended is not None]
+        late = [each for each in over if each.search.ended is not None and now - each.search.ended > self.seconds]
+        surplus = over[: max(len(self._kept) + 1 - self.most, 0)]
+        for each in dict.fromkeys([*late, *surplus]):
+            del self._kept[each.id]

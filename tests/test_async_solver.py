@@ -1,0 +1,92 @@
+"""The solver for asyncio: awaited results, streams of events, cancelled tasks."""
+
+import asyncio
+import warnings
+
+import pytest
+
+from gambit.async_solver import AsyncSolver
+from gambit.config.options import SearchConfig
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.results.record import fold
+
+QUICK = SearchConfig(capacity=4, check_interval=4, warmup_tokens=2, max_new_tokens=24, temperature=1.0, top_k=0)
+LONG = SearchConfig(capacity=4, num_traces=10_000, policy="sc", max_new_tokens=24, temperature=1.0, top_k=0)
+
+
+@pytest.fixture(scope="module")
+def solver(tiny_folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = asyncio.run(AsyncSolver(str(tiny_folder), device="cpu").start())
+    yield loaded
+    asyncio.run(loaded.close())
+
+
+def facts(result):
+    return result.answer, result.votes, result.tokens, result.counts, result.stop_reason
+
+
+async def is_free(solver):
+    """Nothing runs any more: an engine step, taken on a thread that waits for the engine's, holds nothing."""
+    for _ in range(500):
+        if not solver.solver._host._tickets:
+            return solver.solver.engine.step().kv_used_tokens == 0
+        await asyncio.sleep(0.01)
+    return False
+
+
+def test_tasks_get_what_a_plain_solver_gives(solver):
+    async def body():
+        return await asyncio.gather(*(solver.solve(f"a={i}+1", QUICK) for i in range(5)))
+
+    alone = [facts(solver.solver.solve(f"a={i}+1", QUICK)) for i in range(5)]
+    assert [facts(result) for result in asyncio.run(body())] == alone
+
+
+def test_a_stream_gives_every_event_of_the_log_and_then_the_result(solver, tmp_path):
+    async def body():
+        stream = solver.stream("a=1+2", QUICK, out_dir=tmp_path / "run")
+        return [event async for event in stream], stream.result
+
+    events, result = asyncio.run(body())
+    logged = list(ev.read_log(tmp_path / "run" / "events.jsonl"))
+    assert list(map(ev.to_json, events)) == list(map(ev.to_json, logged))
+    assert fold(events).tokens == result.tokens and result.answer == events[-1].answer
+
+
+def test_a_cancelled_task_ends_its_search_and_its_log(solver, tmp_path):
+    async def body():
+        neighbour = asyncio.ensure_future(solver.solve("a=3+4", QUICK))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await solver.solve("a=1+2", LONG, out_dir=tmp_path / "run")
+        return await neighbour, await is_free(solver)
+
+    neighbour, is_idle = asyncio.run(body())
+    assert is_idle and facts(neighbour) == facts(solver.solver.solve("a=3+4", QUICK))
+    assert (tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1].startswith('{"event":"Voted"')
+
+
+def test_leaving_a_stream_early_ends_its_search(solver):
+    async def body():
+        async for event in solver.stream("a=1+2", LONG):
+            if isinstance(event, ev.Finished):
+                break
+        return await is_free(solver)
+
+    assert asyncio.run(body())
+
+
+def test_mistakes_reach_whoever_waits(solver):
+    async def body():
+        with pytest.raises(UserError, match="empty"):
+            await solver.solve(" ", QUICK)
+        with pytest.raises(UserError, match="empty"):
+            async for _ in solver.stream(" ", QUICK):
+                pass
+
+    asyncio.run(body())
+    with pytest.raises(UserError, match="async with"):
+        asyncio.run(AsyncSolver("pawn").solve("a=1+2"))

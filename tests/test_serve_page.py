@@ -1,0 +1,120 @@
+"""The live page in a real browser: logging in, asking, watching a search grow and end, on small and dark screens."""
+
+import pytest
+
+from browser import NAMES, Browser, find_browser
+from gambit.config.options import SearchConfig
+from serving import CHAIN, EASY, KEY, OTHER_KEY, Gate, serving
+
+BROWSER = find_browser()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (looked for {', '.join(NAMES)})"),
+]
+
+
+@pytest.fixture(scope="module")
+def served(pawn_solver):
+    with serving(pawn_solver, SearchConfig(capacity=8)) as running:
+        yield running
+
+
+@pytest.fixture
+def page(served, tmp_path):
+    assert BROWSER is not None
+    with Browser(BROWSER, tmp_path) as browser:
+        browser.open(f"{served.url}/")
+        yield browser
+        assert [said for said in browser.complaints if served.url not in said] == []
+
+
+@pytest.fixture
+def gate(pawn_solver):
+    gate = Gate(pawn_solver.engine)
+    yield gate
+    gate.remove()
+
+
+def fill(page, selector, text):
+    page.run(f"document.querySelector({selector!r}).value = {text!r}")
+
+
+def log_in(page, key=KEY):
+    fill(page, "#key", key)
+    page.run("document.querySelector('form button').click()")
+    page.wait_for("document.querySelector('#ask') !== null")
+
+
+def rows(page):
+    return page.run("[...document.querySelectorAll('#searches .asked')].map((each) => each.innerText)")
+
+
+def num_traces(page):
+    """As many as the tree shows."""
+    return page.run("Number(/\\d+/.exec(document.querySelector('#show')?.options[0]?.text ?? '0')[0])")
+
+
+def test_a_search_that_is_asked_for_grows_and_ends(page, served, gate):
+    log_in(page)
+    gate.allow(40)
+    fill(page, "#question", CHAIN)
+    page.run("document.querySelector('#ask-button').click()")
+    page.wait_for("document.querySelector('#state-line').innerText === 'running'")
+    page.wait_for("document.querySelector('#run .answer')?.innerText === 'none yet'")
+    assert num_traces(page) == 8 and rows(page)[0].startswith("a = 17; b = 61")
+    assert "The search is running" in page.text("#run") and page.run("!document.querySelector('#cancel').hidden")
+    steps = "Number(/(\\d+) in all/.exec(document.querySelector('#run').innerText)?.[1] ?? 0)"
+    gate.open()
+    page.wait_for(f"{steps} > 8 || document.querySelector('#cancel').hidden")  # it has branched
+    page.wait_for("document.querySelector('#cancel').hidden && document.querySelector('#run tr.first') !== null")
+    [search] = served.desk.visible(served.server.config.app._settings.keys[0])
+    answer = search.answer.result.answer
+    assert page.text("#run .answer") == page.text("#answer-line b") == answer == page.text("#searches .state b")
+    assert num_traces(page) == sum((search.answer.result.counts.roots, search.answer.result.counts.branched))
+    page.run("document.querySelector('#tree').focus()")
+    page.press("Enter")
+    page.wait_for("document.querySelector('#trace .text')?.innerText.includes('17 + 61 = 78')")
+    ink = "[...document.querySelector('#tree-base').getContext('2d').getImageData(0, 0, 600, 300).data].some(Boolean)"
+    assert page.run(ink), "the tree is drawn"
+
+
+def test_another_search_and_a_refused_question(page, served):
+    log_in(page)
+    served.ask(EASY)
+    page.wait_for("document.querySelector('#searches .asked')?.innerText.endsWith('c?')")
+    page.run("document.querySelector('#searches button').click()")
+    page.wait_for("document.querySelector('#run .answer')?.innerText === '78'")
+    fill(page, "#question", "What is love?")
+    page.run("document.querySelector('#ask-button').click()")
+    page.wait_for("!document.querySelector('#ask-problem').hidden")
+    assert "not a register puzzle" in page.text("#ask-problem")
+    page.complaints.clear()  # the browser itself reports the 400
+
+
+def test_a_running_search_can_be_ended_from_the_page(page, served, gate):
+    log_in(page, OTHER_KEY)
+    assert rows(page) == []
+    gate.allow(30)
+    stream = served.ask(key=OTHER_KEY, stream=True, extra_body={"gambit": {"policy": "sc", "num_traces": 10_000}})
+    page.wait_for("document.querySelector('#state-line').innerText === 'running'")
+    gate.open()
+    page.run("document.querySelector('#cancel').click()")
+    assert list(stream)[-1].gambit["stop_reason"] == "interrupted"
+    page.wait_for("document.querySelector('#run').innerText.includes('interrupted')")
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (768, 1024), (1920, 1080)])
+def test_it_fits_every_screen(page, served, width, height):
+    served.ask(CHAIN)
+    page.resize(width, height)
+    assert page.run("document.documentElement.scrollWidth <= innerWidth"), "the form to log in"
+    log_in(page)
+    page.wait_for("document.querySelector('#run .answer') !== null")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    boxes = page.run(
+        "['#tree', '#charts', '#run', '#ask'].map((s) => document.querySelector(s).getBoundingClientRect().width)"
+    )
+    assert min(boxes) > 200
+    page.prefer("dark")
+    dark = "getComputedStyle(document.body).backgroundColor"
+    assert page.run(dark) != "rgb(255, 255, 255)"

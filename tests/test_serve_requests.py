@@ -1,0 +1,341 @@
+"""What `gambit serve` reads from requests: every field is used, or refused by name; and whose turn it is."""
+
+import asyncio
+
+import pytest
+
+from gambit.config.options import SearchConfig
+from gambit.core.errors import UserError
+from gambit.serve.admission import AdmissionQueue
+from gambit.serve.body import parse_object
+from gambit.serve.errors import ApiError
+from gambit.serve.model_ids import ModelIds
+from gambit.serve.requests import (
+    UNSUPPORTED_IN_CHAT,
+    UNSUPPORTED_IN_COMPLETIONS,
+    UNSUPPORTED_IN_RESPONSES,
+    AskReader,
+)
+from gambit.serve.settings import KeyLimits, check_binding, check_keys, key_of, made_key, read_keys
+
+QUESTION = [{"role": "user", "content": "a?"}]
+
+
+def capacity_of(config):
+    return 1 if config.policy == "single" else config.capacity or 64
+
+
+@pytest.fixture
+def reader():
+    base = SearchConfig(budget_seconds=100, capacity=16, policy_options={})
+    return AskReader(ModelIds.of(("M", "org/M"), 0), base, 128, capacity_of)
+
+
+def chat(reader, **fields):
+    return reader.chat({"model": "M", "messages": QUESTION, **fields}, KeyLimits())
+
+
+def refusal(reader, **fields):
+    with pytest.raises(ApiError) as refused:
+        chat(reader, **fields)
+    assert refused.value.status == 400
+    return refused.value
+
+
+# -- what is used ----------------------------------------------------------------------------------------------------
+
+
+def test_every_supported_field_reaches_the_search(reader):
+    ask = chat(
+        reader, model="org/M:sc", max_completion_tokens=500, temperature=0.7, top_p=0.9, top_k=-1, min_p=0.1, seed=5,
+        n=3, stop="\n", user="alice", stream=True, stream_options={"include_usage": True},
+        chat_template_kwargs={"enable_thinking": False},
+        gambit={"capacity": 32, "budget_tokens": 9000, "vote": "majority", "answer": "number"},
+    )  # fmt: skip
+    config = ask.config
+    assert (config.policy, config.max_new_tokens, config.temperature, config.seed) == ("sc", 500, 0.7, 5)
+    assert (config.top_p, config.top_k, config.min_p, config.enable_thinking) == (0.9, 0, 0.1, False)
+    assert (config.capacity, config.budget_tokens, config.budget_seconds, config.answer) == (32, 9000, 100, "number")
+    assert (ask.num_choices, ask.stops, ask.user, ask.is_streamed, ask.has_usage_chunk) == (
+        3,
+        ("\n",),
+        "alice",
+        True,
+        True,
+    )
+    assert ask.question == "a?" and ask.warnings == ()
+
+
+def test_null_and_defaults_ask_for_nothing(reader):
+    nulls = dict.fromkeys([*UNSUPPORTED_IN_CHAT, "temperature", "n", "stop", "seed", "gambit", "user"])
+    harmless = {name: values[0] for name, values in UNSUPPORTED_IN_CHAT.items() if values}
+    assert chat(reader, **nulls).config.policy == chat(reader, **harmless).config.policy == "gambit"
+
+
+def test_roles_and_parts(reader):
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]},
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm", "tool_calls": None, "refusal": None},
+        {"role": "user", "content": [{"type": "text", "text": "and c?"}]},
+    ]
+    asked = [(m["role"], m["content"]) for m in chat(reader, messages=messages).question]
+    assert asked == [("system", "be brief"), ("user", "a?"), ("assistant", "b"), ("user", "and c?")]
+
+
+def test_a_policy_comes_with_the_id_or_in_gambit_but_not_twice(reader):
+    assert chat(reader, model="M:single").config.policy == "single"
+    assert chat(reader, gambit={"policy": "step"}).config.policy == "step"
+    assert chat(reader, model="M:sc", gambit={"policy": "sc"}).config.policy == "sc"
+    assert refusal(reader, model="M:sc", gambit={"policy": "gambit"}).param == "gambit.policy"
+
+
+def test_budgets_are_the_least_of_request_server_and_key(reader):
+    fields = {"model": "M", "messages": QUESTION}
+    limits = KeyLimits(budget_tokens=1000, budget_seconds=7)
+    assert reader.chat({**fields, "gambit": {"budget_tokens": 10}}, limits).config.budget_tokens == 10
+    capped = reader.chat({**fields, "gambit": {"budget_tokens": 5000, "budget_seconds": 900}}, limits).config
+    assert (capped.budget_tokens, capped.budget_seconds) == (1000, 7)
+    assert reader.chat(fields, KeyLimits()).config.budget_seconds == 100
+
+
+def test_responses_take_a_string_or_messages(reader):
+    fields = {"model": "M", "input": "a?", "instructions": "be brief", "max_output_tokens": 9, "background": True}
+    ask, options = reader.response(
+        {**fields, "metadata": {"k": "v"}, "text": {"format": {"type": "text"}}}, KeyLimits()
+    )
+    assert [m["role"] for m in ask.question] == ["system", "user"] and ask.config.max_new_tokens == 9
+    assert options.is_background and options.is_stored and options.metadata == {"k": "v"}
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a?"}]}
+    assert reader.response({"model": "M", "input": [item]}, KeyLimits())[0].question == "a?"
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+ASKING = {
+    "logit_bias": {"5": 1}, "parallel_tool_calls": False, "presence_penalty": 0.5, "frequency_penalty": -1,
+    "repetition_penalty": 1.1, "length_penalty": 2, "priority": 1, "service_tier": "flex", "best_of": 2,
+    "use_beam_search": True, "ignore_eos": True, "min_tokens": 5, "stop_token_ids": [1], "skip_special_tokens": False,
+    "spaces_between_special_tokens": False, "include_stop_str_in_output": True, "prompt_logprobs": 1, "guided_json": {},
+    "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "g", "structured_outputs": {"json": {}},
+    "tools": [{"type": "function"}], "tool_choice": "required", "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h", "functions": [{}], "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"}, "logprobs": True,
+    "top_logprobs": 2, "audio": {"voice": "a"}, "modalities": ["text", "audio"], "prediction": {"type": "content"},
+    "store": True, "metadata": {"a": "b"}, "verbosity": "low", "reasoning_effort": "high", "web_search_options": {},
+    "moderation": {}, "echo": True, "add_generation_prompt": False, "continue_final_message": True,
+    "include_reasoning": False,
+}  # fmt: skip
+
+
+def test_whatever_is_not_supported_is_refused_by_name(reader):
+    assert set(ASKING) == set(UNSUPPORTED_IN_CHAT)
+    for name, value in ASKING.items():
+        refused = refusal(reader, **{name: value})
+        assert refused.param == name and name in refused.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"max_token": 1}, "max_token"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 2, "model": "M:single"}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"user": "u" * 513}, "user"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "b"}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "b"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages[0].name"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"model": ""}, "model"),
+        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
+        ({"gambit": {"capacity": 0}}, "gambit.capacity"),
+        ({"gambit": {"capacity": 129}}, "gambit.capacity"),
+        ({"gambit": {"num_traces": 200_000}}, "gambit.num_traces"),
+        ({"gambit": {"seed": 1}}, "gambit.seed"),
+        ({"gambit": {"max_new_tokens": 1}}, "gambit.max_new_tokens"),
+        ({"gambit": {"policy": "nonsense"}}, "gambit"),
+        ({"gambit": {"colour": 1}}, "gambit"),
+        ({"gambit": []}, "gambit"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(reader, fields, param):
+    assert refusal(reader, **fields).param == param
+
+
+def test_the_other_formats_refuse_too(reader):
+    for name in set(UNSUPPORTED_IN_COMPLETIONS) - {"logprobs"}:
+        with pytest.raises(ApiError, match=name):
+            reader.completion({"model": "M", "prompt": "a?", name: ASKING.get(name, "x")}, KeyLimits())
+    for prompt in (None, ["a", "b"], [1, 2], []):
+        with pytest.raises(ApiError, match="prompt"):
+            reader.completion({"model": "M", "prompt": prompt}, KeyLimits())
+    for name in UNSUPPORTED_IN_RESPONSES:
+        with pytest.raises(ApiError, match=name):
+            reader.response({"model": "M", "input": "a?", name: ASKING.get(name, "x")}, KeyLimits())
+    for given in (None, [{"type": "function_call_output"}], [{"type": "message", "role": "assistant", "content": "a"}]):
+        with pytest.raises(ApiError):
+            reader.response({"model": "M", "input": given}, KeyLimits())
+    with pytest.raises(ApiError, match="store"):
+        reader.response({"model": "M", "input": "a?", "background": True, "store": False}, KeyLimits())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"a": NaN}',
+        b"\xff",
+        b'{"a":' * 100_000,
+        b"[" * 100_000,
+        b'{"a": ' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+def test_bodies_that_are_no_requests_are_refused(body):
+    with pytest.raises(ApiError) as refused:
+        parse_object(body)
+    assert refused.value.status == 400 and len(refused.value.message) < 300
+
+
+# -- keys and addresses ----------------------------------------------------------------------------------------------
+
+
+def test_keys_are_read_with_their_limits_and_found_by_what_is_presented(tmp_path):
+    (tmp_path / "keys.yaml").write_text("alice: sk-a\nbob: {key: sk-b, max_running: 2, budget_tokens: 100}\n")
+    alice, bob = check_keys(read_keys(tmp_path / "keys.yaml"))
+    assert key_of("sk-b", (alice, bob)) is bob and bob.limits.max_running == 2 and bob.limits.budget_tokens == 100
+    assert key_of("sk-a", (alice, bob)) is alice and key_of("", (alice, bob)) is None
+    assert b"sk-a" not in alice.digest
+
+
+@pytest.mark.parametrize("text", ["", "[a]", "a: {key: secret-x, max_running: 0}", "a: {max_running: 1}", "a: 5", "{"])
+def test_a_wrong_file_of_keys_is_refused_without_showing_a_key(tmp_path, text):
+    (tmp_path / "keys.yaml").write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_keys(tmp_path / "keys.yaml")
+    assert "secret-x" not in str(refused.value)
+
+
+def test_two_names_of_one_key_are_refused():
+    with pytest.raises(UserError, match="same key"):
+        check_keys([made_key("a", "x"), made_key("b", "x")])
+
+
+def test_other_machines_are_let_in_with_a_key_alone_unless_somebody_insists():
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        check_binding(host, has_keys=False, no_auth=False)
+    for host in ("0.0.0.0", "192.168.1.2", "::", "example.org"):
+        with pytest.raises(UserError, match="--api-key"):
+            check_binding(host, has_keys=False, no_auth=False)
+        check_binding(host, has_keys=True, no_auth=False)
+        check_binding(host, has_keys=False, no_auth=True)
+
+
+# -- whose turn it is ------------------------------------------------------------------------------------------------
+
+
+def in_loop(function):
+    async def body():
+        function()
+
+    asyncio.run(body())
+
+
+A, B = made_key("a", "a"), made_key("b", "b")
+
+
+def test_keys_take_turns_however_many_one_of_them_sends():
+    def body():
+        queue = AdmissionQueue(1, 100, 100)
+        first = queue.join(A, 1)
+        of_a = [queue.join(A, 1) for _ in range(3)]
+        of_b = [queue.join(B, 1) for _ in range(2)]
+        order, waiting = [], {*of_a, *of_b}
+        running = first
+        while waiting:
+            queue.leave(running)
+            [running] = queue.running
+            waiting.discard(running)
+            order.append(running.key.name)
+        assert order == ["b", "a", "b", "a", "a"]
+
+    in_loop(body)
+
+
+def test_the_key_with_the_fewest_running_traces_goes_first():
+    def body():
+        queue = AdmissionQueue(10, 64, 100)
+        large, small = queue.join(A, 60), queue.join(B, 4)
+        next_a, next_b = queue.join(A, 4), queue.join(B, 4)
+        queue.leave(small)
+        assert next_b.turn.done() and not next_a.turn.done()
+        queue.leave(large)
+        assert next_a.turn.done() and queue.num_traces == 8
+
+    in_loop(body)
+
+
+def test_a_search_larger_than_the_server_runs_alone_and_is_not_passed_for_ever():
+    def body():
+        queue = AdmissionQueue(10, 8, 100)
+        small = queue.join(A, 4)
+        giant = queue.join(B, 20)
+        later = queue.join(A, 4)
+        assert small.turn.done() and not giant.turn.done() and not later.turn.done()
+        queue.leave(small)
+        assert giant.turn.done() and not later.turn.done()
+        queue.leave(giant)
+        assert later.turn.done()
+
+    in_loop(body)
+
+
+def test_limits_of_a_key_and_of_the_line():
+    def body():
+        queue = AdmissionQueue(10, 100, 2)
+        tight = made_key("tight", "t", KeyLimits(max_running=1, max_waiting=1))
+        running, waiting = queue.join(tight, 1), queue.join(tight, 1)
+        assert running.turn.done() and not waiting.turn.done()
+        with pytest.raises(ApiError) as refused:
+            queue.join(tight, 1)
+        assert refused.value.status == 429 and int(refused.value.headers["retry-after"]) >= 1
+        assert queue.join(A, 1).turn.done() and queue.num_waiting == 1
+        queue.leave(waiting)
+        queue.leave(waiting)
+        assert queue.num_waiting == 0 and len(queue.running) == 2
+
+    in_loop(body)
+
+
+def test_a_turn_that_nobody_waits_for_is_passed_on():
+    def body():
+        queue = AdmissionQueue(1, 100, 100)
+        running, gone, next_one = (queue.join(A, 1) for _ in range(3))
+        gone.turn.cancel()
+        queue.leave(running)
+        assert next_one.turn.done() and queue.running == {next_one}
+
+    in_loop(body)
