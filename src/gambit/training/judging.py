@@ -132,8 +132,9 @@ def write_figures(names: Sequence[str], report: ScorerReport) -> None:
 FolderInfo = TypeVar("FolderInfo", StackInfo, VerifierInfo)
 
 
-def _with_figures(info: FolderInfo, metrics: Mapping[str, Json], trust: ScorerTrust) -> FolderInfo:
-    return info.model_copy(update={"metrics": {**info.metrics, **metrics}, "trust": trust.to_json()})
+def _with_figures(info: FolderInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> FolderInfo:
+    trusted = {} if trust is None else {"trust": trust.to_json()}
+    return info.model_copy(update={"metrics": {**info.metrics, **metrics}, **trusted})
 
 
 def _label(name: str) -> str:
