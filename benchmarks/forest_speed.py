@@ -492,7 +492,7 @@ class Bench:
     # -- whole searches ----------------------------------------------------------------------------------------
 
     def search(self) -> dict[str, Any]:
-        """Seconds of parallel sampling and of tournaments, one pool or by default half as many islands as places."""
+        """Seconds of parallel sampling and of tournaments, in one pool, and in half as many islands as places."""
         vars(self.engine).pop("_detector", None)
         capacity, median = (8, 60) if self.is_cpu else (SEARCH_CAPACITY, SEARCH_TOKENS)
         runs = [("gambit", 1, "auto"), ("gambit", 1, "stock"), ("sc", 1, "stock")]
