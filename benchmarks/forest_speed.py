@@ -1,6 +1,7 @@
 """Forest attention against vLLM's own: attention alone, whole decode steps, greedy tokens. Random weights.
 
     PYTHONPATH=src VLLM_USE_FLASHINFER_SAMPLER=0 python benchmarks/forest_speed.py --out OUT --seconds 280   # H200
+    … --shapes qwen3-4b --parts start,search --seconds 580                        # whole searches, 8,000 tokens a trace
     python benchmarks/forest_speed.py --out OUT --tiny                                       # any CPU, for debugging
 
 Trees are laid out by prefill (`forest_trees.py`), then all traces decode. Stock and forest attention take turns inside
@@ -34,13 +35,15 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 import numpy as np  # noqa: E402
 
 from forest_trees import PROMPT_BLOCKS, Tree, grow_shared  # noqa: E402
-from speed_parts import SHAPES, NoTokenizer, random_scorer, write_shape  # noqa: E402
+from speed_parts import SHAPES, Lengths, NoTokenizer, Pool, Watched, random_scorer, run_pool, write_shape  # noqa: E402
 
 CONTEXT_TOKENS = 40_960
 BANDWIDTH = 4.3e12  # of a copy on an H200
 TURNS = {"decode": 2, "unshared": 3}
 STEPS = {"decode": 24, "unshared": 70}
 GREEDY_TOKENS = 64
+SEARCH_CAPACITY, SEARCH_TOKENS = 64, 8_000
+PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
 WARM_STEPS = 4
 TIMES = 20
 
@@ -159,6 +162,8 @@ class Bench:
             parts += [("greedy", GREEDY.needs, self.greedy), ("islands", ISLANDS.needs, lambda: self.decode(ISLANDS))]
             parts += [("check", 5, self.check)]
         wanted = self.args.parts.split(",") if self.args.parts else []
+        if "search" in wanted:
+            parts.append(("search", 60, self.search))
         for name, needs, part in parts:
             if wanted and name not in wanted:
                 continue
@@ -484,11 +489,46 @@ class Bench:
         found = sorted(float((a.max() - b[a.argmax()]).abs()) for a, b in pairs)
         return {"median |log p|": found[len(found) // 2], "90 %": found[len(found) * 9 // 10]}
 
+    # -- whole searches ----------------------------------------------------------------------------------------
+
+    def search(self) -> dict[str, Any]:
+        """Seconds of parallel sampling and of tournaments, in one pool, and in half as many islands as places."""
+        vars(self.engine).pop("_detector", None)
+        capacity, median = (8, 60) if self.is_cpu else (SEARCH_CAPACITY, SEARCH_TOKENS)
+        runs = [("gambit", 1, "auto"), ("gambit", 1, "stock"), ("sc", 1, "stock")]
+        runs += [("gambit", capacity // 2, "auto"), ("gambit", capacity // 2, "stock")]
+        found: dict[str, Any] = {"capacity": capacity, "median_tokens": median}
+        for policy, islands, wish in runs:
+            longest = max([run["seconds"] for run in found.values() if isinstance(run, dict)], default=0.0)
+            if self.left() < 1.2 * longest:
+                break
+            name = f"{policy}, {islands} islands, {wish}"
+            found[name] = self.searched(policy, islands, wish, capacity, median)
+            self.say(f"search, {name}: {json.dumps(found[name])}")
+        return found
+
+    def searched(self, policy: str, islands: int, wish: str, capacity: int, median: int) -> dict[str, Any]:
+        scale = median / PAPER_MEDIAN
+        longest = median * 2
+        pool = Pool(
+            policy, capacity, longest, max(capacity // 16, 1), max(round(200 * scale), 1),
+            round(PAPER_WARMUP * scale), islands,
+        )  # fmt: skip
+        self.number += 1
+        self.wish(wish)
+        before, watched = self.switch.num_steps, Watched(self.engine, Lengths(median, seed=0, longest=2.0))
+        done, seconds = run_pool(watched, pool, self.number, self.shape)
+        return {
+            "seconds": round(seconds, 2), "generated": done.num_generated, "steps": len(watched.step_seconds),
+            "completed": done.result.counts.completed, "branched": done.result.counts.branched,
+            "peak_kv_tokens": watched.peak_kv, "forest_steps": self.switch.num_steps - before,
+        }  # fmt: skip
+
     def check(self) -> dict[str, Any]:
         """The engine's own start-up check, with forest attention in every decode step."""
         from gambit.engines.vllm.check import self_check
 
-        del self.engine._detector
+        vars(self.engine).pop("_detector", None)
         self.wish("forest")
         self_check(self.engine, SHAPES[self.shape]["vocab_size"])
         return {"self_check": "passed", "forest_steps": self.switch.num_steps}

@@ -270,6 +270,7 @@ class Pool:
     swap_size: int = 16
     check_interval: int = 200
     warmup_tokens: int = 0
+    islands: int = 1
 
 
 def run_pool(engine: Watched, pool: Pool, number: int, shape: str) -> tuple[Any, float]:
@@ -304,7 +305,8 @@ def settings_of(pool: Pool) -> Any:
 
     return SearchSettings(
         policy=pool.policy, capacity=pool.capacity, num_traces=pool.capacity, swap_size=pool.swap_size,
-        check_interval=pool.check_interval, warmup_tokens=pool.warmup_tokens, hard_floor=None, child_temperature=1.0,
+        check_interval=pool.check_interval, warmup_tokens=pool.warmup_tokens, islands=pool.islands, hard_floor=None,
+        child_temperature=1.0,
         branch_point=BranchPoint.LAST_TOKEN, ghost_parents=False, max_new_tokens=pool.max_new_tokens,
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0), budget_tokens=None, budget_seconds=None,
         budget_traces=None,
