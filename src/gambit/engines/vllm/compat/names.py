@@ -89,7 +89,10 @@ TOUCHED = (
              "use_v2_model_runner",
         set="additional_config",
     ),
-    Touched("vllm.config.cache", "CacheConfig", read="block_size enable_prefix_caching num_gpu_blocks", set="num_gpu_blocks_override"),
+    Touched(
+        "vllm.config.cache", "CacheConfig",
+        read="block_size enable_prefix_caching num_gpu_blocks", set="num_gpu_blocks_override",
+    ),
     Touched("vllm.config", imported="PoolerConfig"),
     Touched("vllm.config.device", "DeviceConfig", read="device_type"),
     Touched("vllm.config.scheduler", "SchedulerConfig", read="max_num_seqs", set="async_scheduling"),
