@@ -103,7 +103,7 @@ def test_think_tags_and_empty_thoughts_are_no_steps(family):
 def test_own_verifiers_say_how_their_scores_are_read(tmp_path):
     verifier = own(tmp_path / "own", offset=-2.0)
     reader = started(verifier)
-    assert reader.info.aggregation is Aggregation.MEAN
+    assert reader.info.aggregation is Aggregation.MEAN and reader.info.trust.halfway == 0.7
     assert [each.score for each in reader.read(readings())] == pytest.approx(
         verifier.scores(QUESTION, THOUGHTS), **CLOSE
     )

@@ -1,6 +1,7 @@
 """A search with a verifier: what it reads, when its scores count, and what becomes of a search that loses it."""
 
 import dataclasses
+import threading
 import warnings
 
 import pytest
@@ -94,10 +95,46 @@ def test_scores_count_at_tournaments_and_the_log_says_how_old_they_are(oracle):
     assert rounds and all(event.step % QUICK["check_interval"] == 0 for event in rounds)
     for event in rounds:
         assert all(0 <= event.step - ended < QUICK["check_interval"] for ended in event.ended_steps)
-        assert all(score is not None for score in event.engine_scores)
+        unscored = {trace for trace, score in zip(event.traces, event.engine_scores, strict=True) if score is None}
+        assert unscored <= {done.trace for done in of(ev.Finished, events)}, "the engine has no score of an answer"
     assert not of(ev.Scored, events)
-    assert events.index(last) > events.index(of(ev.Stopped, events)[0]), "the answers' scores come before the vote"
+    assert events.index(last) > events.index(of(ev.Stopped, events)[0]), "the last answer's score comes before the vote"
     assert events[0].aggregation == Aggregation.LAST
+
+
+def test_a_tournament_waits_for_a_verifier_that_is_late(monkeypatch):
+    """It answers only when the engine stands still before a tournament, or has gone on without it."""
+    stepped, num_steps = threading.Condition(), 0
+    reader = HeldReader(is_sound, lambda: wait_for_a_tournament())
+    with solver_with(reader) as solver:
+        step = solver.engine.step
+
+        def counted():
+            nonlocal num_steps
+            batch = step()
+            with stepped:
+                num_steps += 1
+                stepped.notify_all()
+            return batch
+
+        def wait_for_a_tournament():
+            with stepped:
+                stepped.wait_for(lambda: num_steps % QUICK["check_interval"] == 0 or is_over, timeout=60)
+
+        def on_event(event):
+            nonlocal is_over
+            events.append(event)
+            if isinstance(event, ev.Stopped):
+                with stepped:
+                    is_over = True
+                    stepped.notify_all()
+
+        monkeypatch.setattr(solver.engine, "step", counted)
+        events, is_over = [], False
+        solver.solve(PUZZLES[1].text, SearchConfig(**QUICK), on_event=on_event)
+    *rounds, _ = of(ev.Verified, events)
+    ages = [event.step - ended for event in rounds for ended in event.ended_steps]
+    assert len(ages) > 8 and max(ages) < QUICK["check_interval"]
 
 
 def test_the_same_seed_gives_the_same_log_and_the_log_the_same_result(oracle, tmp_path):
@@ -231,7 +268,7 @@ def test_an_optional_verifier_that_is_lost_leaves_the_engines_own_scores(is_asyn
     assert "out of breath" in result.verifier.lost and "out of breath" in again.verifier.lost
     assert of(ev.Scored, events) and result.verifier.thoughts <= 10
     assert again.verifier.thoughts == 0
-    (judged,) = of(ev.Verified, later)[:1]
+    judged = of(ev.Verified, later)[0]
     assert judged.scores == judged.engine_scores
 
 

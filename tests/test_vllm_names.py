@@ -43,6 +43,9 @@ OURS = set(defined_here())
 OF_LIBRARIES = {name for library in LIBRARIES for name in dir(library)}
 OF_OTHERS = {
     "num_hidden_layers",
+    "architectures",
+    "auto_map",
+    "pooling",
     "gambit_thoughts",
     "gambit_copies",
     "gambit_forest",

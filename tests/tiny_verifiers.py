@@ -22,6 +22,8 @@ from transformers import (
     Qwen2Model,
 )
 
+from gambit.config.trust import ScorerTrust
+
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<extra_0>", "ки"]
 WIDTH = 128  # four heads of 32: vLLM's CPU kernels know no smaller ones
 TEMPLATE = (
@@ -183,7 +185,8 @@ def classifier(folder: Path, num_labels: int, **changes: object) -> TinyVerifier
 def own(folder: Path, offset: float = 0.75, **changes: object) -> TinyVerifier:
     """As `gambit scorer export` writes it: one label, and the rest of the calibration beside it."""
     made = classifier(folder, num_labels=1, **changes)
-    about = {"calibration": {"slope": 1.0, "offset": offset}, "aggregation": "mean"}
+    trust = ScorerTrust((0.6, 0.7, 0.8, 0.9), 40).to_json()
+    about = {"calibration": {"slope": 1.0, "offset": offset}, "aggregation": "mean", "trust": trust}
     (folder / "verifier.json").write_text(json.dumps(about))
 
     @torch.no_grad()

@@ -19,15 +19,14 @@ from gambit.config.presets import SearchSettings, resolve, resolved_capacity, sy
 from gambit.core import events as ev
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.problem import ChatMessage, Problem
-from gambit.core.types import Aggregation
 from gambit.engines.base import Engine, SearchSpec, check_prompt
 from gambit.engines.choice import start_engine
 from gambit.engines.verifiers import beside_verifier, start_reader
 from gambit.models import files as models
 from gambit.results.record import SearchRecord, SearchResult
-from gambit.scorers.base import Scorer, check_fit
+from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.choice import load_scorer, model_scorer, warn_of_other_weights
-from gambit.scorers.readers.base import Question, Reader
+from gambit.scorers.readers.base import Question, Reader, ReaderInfo
 from gambit.scorers.readers.names import ReaderName, parse_reader
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.scorers.simple import ConfidenceScorer
@@ -243,7 +242,7 @@ class Solver:
         tokens = (*prompt.token_ids, *problem.prefix_tokens)
         check_prompt(self.engine.info, len(tokens))
         settings, found = self._resolve(config, prompt, problem)
-        policy = make_policy(config, settings, is_probability=self._gives_probabilities)
+        policy = make_policy(config, settings, is_probability=self._judge.is_probability)
         requirements = requirements_of(policy)
         verifier = self._verifier_use(problem, tokens) if needs_scores(requirements, config) else None
         embed = embedder_of(requirements)
@@ -288,14 +287,9 @@ class Solver:
         )
 
     @property
-    def _gives_probabilities(self) -> bool:
-        info = self._scorer.info if self._verifier is None else self._verifier.info
-        return info.is_probability
-
-    @property
-    def _aggregation(self) -> Aggregation:
-        info = self._scorer.info if self._verifier is None else self._verifier.info
-        return info.aggregation
+    def _judge(self) -> ScorerInfo | ReaderInfo:
+        """Of what ranks the traces: the verifier, where there is one."""
+        return self._scorer.info if self._verifier is None else self._verifier.info
 
     def _resolve(
         self, config: SearchConfig, prompt: EncodedPrompt, problem: Problem
@@ -309,8 +303,8 @@ class Solver:
             with_fixed_pool(config),
             defaults,
             context_left,
-            has_floor=self._gives_probabilities,
-            trust=self._scorer.info.trust if self._verifier is None else None,  # the one that ranks was not judged
+            has_floor=self._judge.is_probability,
+            trust=self._judge.trust,
             policy_options=policy_options(config),
         )
         if problem.prefix_tokens:
@@ -353,7 +347,7 @@ class Solver:
             question=question,
             policy=policy.name,
             vote=str(vote_of(config)),
-            aggregation=str(self._aggregation),
+            aggregation=str(self._judge.aggregation),
             seed=settings.sampling.seed,
             capacity=settings.capacity,
             num_traces=settings.num_traces,
@@ -369,7 +363,9 @@ class Solver:
         scorer = self.config.scorer if self.config.scorer != "auto" else self._scorer.info.architecture
         found: dict[str, ev.Json] = {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
         if self._verifier is not None:
-            found["verifier"] = cast("dict[str, ev.Json]", dataclasses.asdict(self._verifier.info))
+            verifier = self._verifier.info
+            trust = None if verifier.trust is None else verifier.trust.to_json()
+            found["verifier"] = cast("dict[str, ev.Json]", {**dataclasses.asdict(verifier), "trust": trust})
             found["memory"] = {"engine": self._memory_ratio, "verifier": self.config.verifier_memory}
         return found
 

@@ -82,6 +82,8 @@ class Verification:
         self._tokens_of = tokens_of
         self._lineages: dict[int, _Lineage] = {}
         self._awaited: list[_Awaited] = []
+        self._unused: list[Future[TimedScore]] = []  # of traces that went while they were being read
+        self._counted: set[Future[TimedScore]] = set()
         self._num_thoughts = self._num_needed = self._num_in_time = 0
         self._num_tokens = 0
         self._seconds = 0.0
@@ -180,7 +182,10 @@ class Verification:
         return self._verified(at)
 
     def event(self, at: int) -> ev.VerifierTotals:
-        """What it cost."""
+        """What it cost, also for scores that came after the traces they were for had gone."""
+        for score in self._unused:
+            if score.done() and score.exception() is None:
+                self._count_cost(score)
         return ev.VerifierTotals(
             at,
             self._use.thread.info.name,
@@ -204,8 +209,8 @@ class Verification:
         kept = [each for each in self._awaited if self._is_wanted(each.trace)]
         wanted = {id(each.score) for each in kept}  # a child may wait for what its parent was to get
         for each in self._awaited:
-            if id(each.score) not in wanted:
-                each.score.cancel()
+            if id(each.score) not in wanted and not each.score.cancel():
+                self._unused.append(each.score)
         self._awaited = kept
         self._lineages = {trace: each for trace, each in self._lineages.items() if self._tree.traces[trace].is_active}
 
@@ -258,6 +263,12 @@ class Verification:
             return each.engine_score
         found = each.score.result()
         self._num_thoughts += found.score is not None
-        self._num_tokens += found.num_tokens
-        self._seconds += found.seconds
+        self._count_cost(each.score)
         return found.score
+
+    def _count_cost(self, score: Future[TimedScore]) -> None:
+        """Once, though a child may have what its parent has."""
+        if score not in self._counted:
+            self._counted.add(score)
+            self._num_tokens += score.result().num_tokens
+            self._seconds += score.result().seconds

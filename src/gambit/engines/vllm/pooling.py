@@ -17,7 +17,7 @@ from gambit.core.errors import EngineError, UserError
 from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
 from gambit.scorers.readers.adapters import merged_folder
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
-from gambit.scorers.readers.families import aggregation_of
+from gambit.scorers.readers.families import own_settings, reader_info
 from gambit.scorers.readers.formats import PromptFormat
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.verifier.folder import is_verifier
@@ -112,14 +112,8 @@ def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) ->
     except EngineError as error:
         raise EngineError(f"the verifier {name.model} does not start on vLLM: {error} (its part of the memory is "
                           f"--verifier-memory {config.verifier_memory})") from error  # fmt: skip
-    info = ReaderInfo(
-        name.model,
-        family.name,
-        "vllm",
-        device,
-        aggregation=aggregation_of(folder, config.verifier_aggregation),
-        context_tokens=process.ready.context_tokens,
-    )
+    where = {"runs_on": "vllm", "device": device, "context_tokens": process.ready.context_tokens}
+    info = reader_info(name.model, family, own_settings(folder), config, **where)
     return PoolingReader(process, info, prompt_format)
 
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gambit.config.options import EngineConfig
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
+from gambit.scorers.readers.base import ReaderInfo
 from gambit.scorers.readers.formats import (
     QWEN_STEP,
     ChatSoFar,
@@ -109,6 +112,7 @@ class OwnSettings:
 
     offset: float = 0.0  # of the logit: a sequence classifier's head has no bias
     aggregation: Aggregation = Aggregation.LAST
+    trust: ScorerTrust | None = None
 
 
 def own_settings(folder: Path) -> OwnSettings:
@@ -117,12 +121,17 @@ def own_settings(folder: Path) -> OwnSettings:
     if not path.is_file():
         return OwnSettings()
     found = _read_json(path)
-    return OwnSettings(float(found["calibration"]["offset"]), Aggregation(found["aggregation"]))
+    try:
+        offset = float(found["calibration"]["offset"])
+        return OwnSettings(offset, Aggregation(found["aggregation"]), ScorerTrust.from_json(found.get("trust")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not what `gambit scorer` writes beside a verifier ({error})") from error
 
 
-def aggregation_of(folder: Path, wanted: Aggregation | None) -> Aggregation:
-    """As the user says, or as the verifier was made for."""
-    return wanted if wanted is not None else own_settings(folder).aggregation
+def reader_info(name: str, family: Family, settings: OwnSettings, config: EngineConfig, **where: Any) -> ReaderInfo:
+    """Scores of a trace are put together as the user says, or as the verifier was made for."""
+    aggregation = config.verifier_aggregation or settings.aggregation
+    return ReaderInfo(name, family.name, aggregation=aggregation, trust=settings.trust, **where)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

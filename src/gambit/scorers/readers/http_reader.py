@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 from gambit.config.options import EngineConfig
 from gambit.core.errors import EngineError, UserError
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
-from gambit.scorers.readers.families import FAMILIES, Family, OwnSettings, family_of, own_settings
+from gambit.scorers.readers.families import FAMILIES, Family, OwnSettings, family_of, own_settings, reader_info
 from gambit.scorers.readers.formats import PromptFormat
 from gambit.scorers.readers.names import ReaderName
 
@@ -90,14 +90,8 @@ def start_http_reader(name: ReaderName, config: EngineConfig) -> HttpReader:
     folder = _folder(beside or root)
     family = _family(name, folder)
     settings = own_settings(folder) if folder is not None else OwnSettings()
-    info = ReaderInfo(
-        f"{model} at {address}",
-        family.name,
-        "http",
-        "elsewhere",
-        aggregation=config.verifier_aggregation or settings.aggregation,
-        context_tokens=None if context is None else int(context),
-    )
+    where = {"runs_on": "http", "device": "elsewhere", "context_tokens": None if context is None else int(context)}
+    info = reader_info(f"{model} at {address}", family, settings, config, **where)
     return HttpReader(info, address, model, _format_of(family, folder, root), settings)
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError
 from gambit.scorers.readers.adapters import load_adapter
-from gambit.scorers.readers.base import ReaderInfo
-from gambit.scorers.readers.families import FAMILIES, aggregation_of
+from gambit.scorers.readers.families import FAMILIES, own_settings, reader_info
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.readers.transformers_reader import TransformersReader
 from gambit.scorers.verifier.folder import is_verifier
@@ -36,14 +35,9 @@ def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> T
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"the verifier {name.model} does not fit on {device}: lower --memory-ratio, or put it "
                         "elsewhere with --verifier-device") from error  # fmt: skip
-    info = ReaderInfo(
-        name.model,
-        family.name,
-        "local",
-        device,
-        aggregation=aggregation_of(folder, config.verifier_aggregation),
-        context_tokens=getattr(backbone.config, "max_position_embeddings", None),
-    )
+    context = getattr(backbone.config, "max_position_embeddings", None)
+    where = {"runs_on": "local", "device": device, "context_tokens": context}
+    info = reader_info(name.model, family, own_settings(folder), config, **where)
     return TransformersReader(info, backbone, head, family.make_format(folder), _cache_bytes(config, backbone, device))
 
 

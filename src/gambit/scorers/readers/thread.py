@@ -103,11 +103,11 @@ class ReaderThread:
         except BaseException as error:
             self._fail(error, orders)
             return
-        num_tokens = max(sum(each.num_tokens for each in found if each is not None), 1)
-        seconds = (time.perf_counter() - began) / num_tokens
-        for order, each in zip(orders, found, strict=True):
-            timed = None if each is None else TimedScore(each.score, each.num_tokens, seconds * each.num_tokens)
-            order.score.set_result(timed or TimedScore(None))
+        counts = [0 if each is None else each.num_tokens for each in found]
+        shares = counts if any(counts) else [1] * len(counts)
+        seconds = (time.perf_counter() - began) / sum(shares)
+        for order, each, count, share in zip(orders, found, counts, shares, strict=True):
+            order.score.set_result(TimedScore(None if each is None else each.score, count, seconds * share))
 
     def _fail(self, error: BaseException, orders: Sequence[_Order]) -> None:
         if self._failure is None:

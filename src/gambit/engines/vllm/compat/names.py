@@ -58,13 +58,14 @@ class Touched:
 
 TOUCHED = (
     # -- start and configuration
-    Touched("vllm", imported="SamplingParams"),
+    Touched("vllm", imported="ModelRegistry PoolingParams SamplingParams"),
     Touched("vllm.sampling_params", imported="RequestOutputKind"),
     Touched("vllm.sampling_params", "RequestOutputKind", read="DELTA"),
     Touched(
         "vllm.sampling_params", "SamplingParams",
         read="extra_args min_tokens repetition_detection stop_token_ids eos_token_id", set="extra_args max_tokens seed",
     ),
+    Touched("vllm.pooling_params", "PoolingParams", called="clone verify"),
     Touched("vllm.engine.arg_utils", imported="EngineArgs"),
     Touched("vllm.engine.arg_utils", "EngineArgs", called="create_engine_config"),
     Touched("vllm.usage.usage_lib", imported="UsageContext"),
@@ -78,6 +79,8 @@ TOUCHED = (
     Touched("vllm.model_executor.models.interfaces", imported="supports_eagle3"),
     Touched("vllm.model_executor.models.interfaces", "SupportsEagle3", called="set_aux_hidden_state_layers"),
     Touched("vllm.model_executor.models.interfaces_base", "VllmModelForTextGeneration", called="compute_logits"),
+    Touched("vllm.model_executor.models.registry", "_ModelRegistry", called="register_model", read="models"),
+    Touched("vllm.model_executor.models.registry", "_BaseRegisteredModel", called="load_model_cls"),
     Touched("vllm.triton_utils", imported="HAS_TRITON tl triton"),
     Touched("vllm.utils.torch_utils", imported="get_accelerator_view_from_cpu_tensor is_quantized_kv_cache"),
     Touched(
@@ -86,7 +89,11 @@ TOUCHED = (
              "use_v2_model_runner",
         set="additional_config",
     ),
-    Touched("vllm.config.cache", "CacheConfig", read="block_size num_gpu_blocks", set="num_gpu_blocks_override"),
+    Touched(
+        "vllm.config.cache", "CacheConfig",
+        read="block_size enable_prefix_caching num_gpu_blocks", set="num_gpu_blocks_override",
+    ),
+    Touched("vllm.config", imported="PoolerConfig"),
     Touched("vllm.config.device", "DeviceConfig", read="device_type"),
     Touched("vllm.config.scheduler", "SchedulerConfig", read="max_num_seqs", set="async_scheduling"),
     Touched(
@@ -100,8 +107,12 @@ TOUCHED = (
     Touched("vllm.v1.executor.abstract", imported="Executor"),
     Touched("vllm.v1.executor.abstract", "Executor", called="get_class shutdown"),
     Touched("vllm.v1.engine", imported="EngineCoreOutput EngineCoreOutputs EngineCoreRequest FinishReason"),
-    Touched("vllm.v1.engine", "EngineCoreOutput", read="finish_reason kv_transfer_params new_token_ids request_id"),
+    Touched(
+        "vllm.v1.engine", "EngineCoreOutput",
+        read="finish_reason kv_transfer_params new_token_ids pooling_output prefill_stats request_id",
+    ),
     Touched("vllm.v1.engine", "EngineCoreOutputs", read="outputs"),
+    Touched("vllm.v1.metrics.stats", "PrefillStats", read="num_computed_tokens"),
     Touched("vllm.v1.engine", "FinishReason", read="LENGTH STOP"),
     Touched("vllm.v1.engine.core", "EngineCore", read="model_executor"),
     Touched("vllm.v1.engine.core_client", imported="EngineCoreClient"),
