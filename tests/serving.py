@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -97,9 +96,7 @@ class Served:
     def record_of(self, search_id: str):
         """What the log of a search says."""
         lines = self.desk.searches[search_id].log.lines()
-        return fold(
-            ev._event_of({k: v for k, v in json.loads(line).items() if k not in ("line", "chain")}) for line in lines
-        )
+        return fold(map(ev.from_json, lines))
 
     def on_loop(self, function):
         """The result of a function called on the server's event loop."""

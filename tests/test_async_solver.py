@@ -1,6 +1,7 @@
 """The solver for asyncio: awaited results, streams of events, cancelled tasks."""
 
 import asyncio
+import math
 import warnings
 
 import pytest
@@ -67,6 +68,25 @@ def test_a_cancelled_task_ends_its_search_and_its_log(solver, tmp_path):
     neighbour, is_idle = asyncio.run(body())
     assert is_idle and facts(neighbour) == facts(solver.solver.solve("a=3+4", QUICK))
     assert (tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1].startswith('{"event":"Voted"')
+
+
+def test_the_vote_of_a_cancelled_task_compares_nothing(solver, monkeypatch):
+    """Others wait for the thread that takes votes."""
+    deadlines = []
+    real = solver.solver._grader.for_vote
+    monkeypatch.setattr(
+        solver.solver._grader, "for_vote", lambda deadline: deadlines.append(deadline) or real(deadline)
+    )
+
+    async def body():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await solver.solve("a=1+2", LONG)
+        assert await is_free(solver)
+        await solver.solve("a=1+2", QUICK)
+
+    asyncio.run(body())
+    assert deadlines == [-math.inf, math.inf]
 
 
 def test_leaving_a_stream_early_ends_its_search(solver):

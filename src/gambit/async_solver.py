@@ -125,7 +125,7 @@ async def result_of(pending: PendingSearch) -> SearchResult:
     try:
         await asyncio.shield(done)  # the ticket is the engine's: nobody else may settle it
     except asyncio.CancelledError:
-        pending.cancel()
+        pending.ticket.abandon()
         done.add_done_callback(_retrieved)
         pending.ticket.result.add_done_callback(lambda _: pending.abandon())
         raise

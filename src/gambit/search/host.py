@@ -28,11 +28,17 @@ class SearchTicket:
     should_stop: Callable[[], bool]
     result: Future[SearchResult] = field(default_factory=Future)
     failed_alone: bool = False
+    is_abandoned: bool = False  # nobody waits for its result
     _is_cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
         """End it within two engine steps, with the best vote so far."""
         self._is_cancelled.set()
+
+    def abandon(self) -> None:
+        """As `cancel`, for one whose vote nobody reads: comparing its answers must not hold up the votes of others."""
+        self.is_abandoned = True
+        self.cancel()
 
     @property
     def is_unwanted(self) -> bool:
@@ -143,7 +149,7 @@ class SearchHost:
 def _conclude(ticket: SearchTicket, search: Search, error: BaseException | None) -> None:
     """Take the vote, and say what happened. Every log gets its end, whatever went wrong before."""
     try:
-        result = search.conclude()
+        result = search.conclude(is_hurried=ticket.is_abandoned)
     except BaseException as failure:
         search.failure = search.failure or failure
     error, ticket.failed_alone = error or search.failure, error is None and search.failure is not None

@@ -168,13 +168,15 @@ class Search:
             self.stop(StopReason.FAILED, str(error) or type(error).__name__)
         self.is_stopped = True
 
-    def conclude(self) -> SearchResult:
+    def conclude(self, *, is_hurried: bool = False) -> SearchResult:
         """Take the vote. Comparing answers takes time and needs no engine: any thread may do it.
 
-        `budget_seconds` covers it; answers not compared by then are equal only if they are spelled alike.
+        `budget_seconds` covers it; answers not compared by then are equal only if they are spelled alike, and in a
+        hurried vote all that were not compared before.
         """
         budget = self._settings.budget_seconds
         deadline = math.inf if budget is None else self._began + budget
+        deadline = -math.inf if is_hurried else deadline
         self._finish_verification(deadline)
         vote = self.record.vote(self._callbacks.equivalent_until(deadline))
         votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
