@@ -310,7 +310,7 @@ class Solver:
             defaults,
             context_left,
             has_floor=self._gives_probabilities,
-            trust=self._scorer.info.trust if self._verifier is None else None,  # the one that ranks was not judged
+            trust=self._scorer.info.trust if self._verifier is None else self._verifier.info.trust,
             policy_options=policy_options(config),
         )
         if problem.prefix_tokens:

@@ -17,7 +17,7 @@ from gambit.core.errors import EngineError, UserError
 from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
 from gambit.scorers.readers.adapters import merged_folder
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
-from gambit.scorers.readers.families import aggregation_of
+from gambit.scorers.readers.families import aggregation_of, trust_in
 from gambit.scorers.readers.formats import PromptFormat
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.verifier.folder import is_verifier
@@ -119,6 +119,7 @@ def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) ->
         device,
         aggregation=aggregation_of(folder, config.verifier_aggregation),
         context_tokens=process.ready.context_tokens,
+        trust=trust_in(folder),
     )
     return PoolingReader(process, info, prompt_format)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.problem import ChatMessage
 from gambit.core.types import Aggregation
 
@@ -65,6 +66,7 @@ class ReaderInfo:
     is_probability: bool = True
     aggregation: Aggregation = Aggregation.LAST  # each score is about all thoughts so far
     context_tokens: int | None = None  # the longest reading, where it is known
+    trust: ScorerTrust | None = None  # None: nobody judged it
 
 
 @runtime_checkable

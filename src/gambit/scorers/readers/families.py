@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.scorers.readers.formats import (
@@ -109,6 +110,7 @@ class OwnSettings:
 
     offset: float = 0.0  # of the logit: a sequence classifier's head has no bias
     aggregation: Aggregation = Aggregation.LAST
+    trust: ScorerTrust | None = None
 
 
 def own_settings(folder: Path) -> OwnSettings:
@@ -117,12 +119,21 @@ def own_settings(folder: Path) -> OwnSettings:
     if not path.is_file():
         return OwnSettings()
     found = _read_json(path)
-    return OwnSettings(float(found["calibration"]["offset"]), Aggregation(found["aggregation"]))
+    try:
+        trust = ScorerTrust.from_json(found.get("trust"))
+        return OwnSettings(float(found["calibration"]["offset"]), Aggregation(found["aggregation"]), trust)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not what `gambit scorer export` writes ({error!r})") from error
 
 
 def aggregation_of(folder: Path, wanted: Aggregation | None) -> Aggregation:
     """As the user says, or as the verifier was made for."""
     return wanted if wanted is not None else own_settings(folder).aggregation
+
+
+def trust_in(folder: Path) -> ScorerTrust | None:
+    """As `gambit scorer eval --write` found it before the verifier was exported."""
+    return own_settings(folder).trust
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def start_http_reader(name: ReaderName, config: EngineConfig) -> HttpReader:
         "elsewhere",
         aggregation=config.verifier_aggregation or settings.aggregation,
         context_tokens=None if context is None else int(context),
+        trust=settings.trust,
     )
     return HttpReader(info, address, model, _format_of(family, folder, root), settings)
 

@@ -9,7 +9,7 @@ from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError
 from gambit.scorers.readers.adapters import load_adapter
 from gambit.scorers.readers.base import ReaderInfo
-from gambit.scorers.readers.families import FAMILIES, aggregation_of
+from gambit.scorers.readers.families import FAMILIES, aggregation_of, trust_in
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.readers.transformers_reader import TransformersReader
 from gambit.scorers.verifier.folder import is_verifier
@@ -43,6 +43,7 @@ def start_local_reader(name: ReaderName, config: EngineConfig, device: str) -> T
         device,
         aggregation=aggregation_of(folder, config.verifier_aggregation),
         context_tokens=getattr(backbone.config, "max_position_embeddings", None),
+        trust=trust_in(folder),
     )
     return TransformersReader(info, backbone, head, family.make_format(folder), _cache_bytes(config, backbone, device))
 
