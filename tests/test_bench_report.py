@@ -80,6 +80,15 @@ def test_nothing_is_claimed_from_fewer_than_twenty_problems() -> None:
     assert "no difference is claimed from fewer than 20." in cautions(few)[0] and not cautions(enough)
 
 
+def test_methods_with_tournaments_say_their_pool_and_where_answers_were_found() -> None:
+    rows = two(24, (12, 18))
+    rows = [dataclasses.replace(each, pool="4 islands (M) …", winning_islands=3) if each.variant == "gambit" else each
+            for each in rows]  # fmt: skip
+    [table] = [table for table in all_tables(summary_of(rows)) if table.title == "Islands"]
+    assert table.rows == (("b", "gambit", "4 islands (M) …", "3.0"),)
+    assert all(table.title != "Islands" for table in all_tables(summary_of(two(24, (12, 18)))))
+
+
 def test_nothing_is_claimed_from_an_interval_without_a_width() -> None:
     summary = summary_of(two(30, (0, 30)))
     [comparison] = summary.comparisons

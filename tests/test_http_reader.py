@@ -133,7 +133,7 @@ def test_answers_of_another_kind_are_refused():
 
 def test_a_search_with_a_served_verifier_ends_with_its_reason_when_the_server_does():
     puzzle = next(generate(Split.DEV, 0, Level.EASY)).text
-    quick = SearchConfig(capacity=4, swap_size=1, check_interval=12, warmup_tokens=12)
+    quick = SearchConfig(capacity=4, swap_size=1, check_interval=12, warmup_tokens=12, islands=1)
     with Server("far/away", lambda ids: [len(ids) % 7 / 7]) as server, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Solver("pawn", scorer=f"prm:gambit:{server.address}", device="cpu") as solver:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -107,6 +108,13 @@ def test_trust_travels_in_the_checkpoint(tmp_path):
     scorer = small_mlp(trust=trusted(0.7))
     save_checkpoint(scorer, tmp_path / "s.safetensors")
     assert load_checkpoint(tmp_path / "s.safetensors").info.trust == trusted(0.7)
+
+
+def test_what_nobody_could_say_is_unjudged(tmp_path):
+    scorer = small_mlp(trust=ScorerTrust((math.nan,) * 4, 0))
+    save_checkpoint(scorer, tmp_path / "s.safetensors")
+    trust = load_checkpoint(tmp_path / "s.safetensors").info.trust
+    assert not trust.is_judged and rule_for(trust) is RULES[-1]
 
 
 def with_metadata(path, **changes):

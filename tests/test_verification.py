@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from gambit.config.options import SearchConfig
+from gambit.config.trust import ScorerTrust
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.core.types import Aggregation, StopReason
@@ -65,6 +66,16 @@ def test_a_verifier_that_knows_the_truth_has_only_wrong_traces_pruned(oracle):
         num_right += len(right)
         assert not right or sum(vote.weight for vote in result.votes) == right[0].weight, "the wrong ones weigh nothing"
     assert num_pruned > 2 and num_right > 2
+
+
+def test_islands_follow_from_trust_in_the_verifier_and_not_in_the_models_own_scorer(oracle):
+    result, _ = solved(oracle[0], PUZZLES[0], islands="auto", capacity=8)
+    assert result.pool.islands == 4 and "nobody has judged the scorer" in result.pool.why
+    reader = FunctionReader(is_sound)
+    reader.info = dataclasses.replace(reader.info, trust=ScorerTrust((0.7, 0.7, 0.8, 0.9), 30))
+    with solver_with(reader) as solver:
+        result, _ = solved(solver, PUZZLES[0], islands="auto", capacity=8)
+    assert result.pool.islands == 2 and "0.70 on 30 problems" in result.pool.why
 
 
 def test_it_reads_each_thought_once_with_all_that_came_before(oracle):

@@ -16,6 +16,7 @@ from gambit.config.trust import ScorerTrust
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.types import Aggregation, StatePosition, StopReason
 from gambit.pawn import Level, Split, generate
+from gambit.scorers.readers.families import own_settings
 from gambit.scorers.verifier import folder as files
 from gambit.scorers.verifier.batching import by_length, snug
 from gambit.scorers.verifier.export import export
@@ -309,6 +310,7 @@ def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_
     assert code == 0 and "base_model" in said and "qwen2-tiny" in said
     code, said, error = scorer("export", out, "--out", tmp_path / "merged", "--model", model, "--device", "cpu")
     assert code == 0 and (tmp_path / "merged" / "model.safetensors").is_file(), error
+    assert own_settings(tmp_path / "merged").trust == trust
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ HALFWAY = SHARES.index(0.5)
 class ScorerTrust:
     """How often a scorer puts a right trace above a wrong one of the same problem, on problems it was not fitted to."""
 
-    auc: tuple[float, ...]  # at each of SHARES, averaged over problems; 0.5 is chance
+    auc: tuple[float, ...]  # at each of SHARES, averaged over problems; 0.5 is chance, no number: nothing can be said
     num_problems: int  # with right and wrong traces
     base_model: str | None = None
     source: str | None = None  # where the problems came from
@@ -32,7 +32,8 @@ class ScorerTrust:
         return self.num_problems >= FEWEST_PROBLEMS and all(map(math.isfinite, self.auc))
 
     def to_json(self) -> dict[str, Json]:
-        auc: dict[str, Json] = {f"{share:g}": value for share, value in zip(SHARES, self.auc, strict=True)}
+        known = (value if math.isfinite(value) else None for value in self.auc)
+        auc: dict[str, Json] = {f"{share:g}": value for share, value in zip(SHARES, known, strict=True)}
         return {"auc": auc, "problems": self.num_problems, "base_model": self.base_model, "source": self.source}
 
     @classmethod
@@ -53,6 +54,8 @@ def _number(raw: Json) -> float:
 
 
 def _checked_auc(raw: Json) -> float:
+    if raw is None:
+        return math.nan
     if not 0 <= (value := _number(raw)) <= 1:
         raise ValueError(f"an AUC of {value} is not between 0 and 1")
     return value
