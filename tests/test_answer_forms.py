@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gambit.text.answers import Grader, canonical
-from gambit.text.answers.forms import Group, Kind, Matrix, Value, read
+from gambit.text.answers.forms import MAX_DEPTH, Group, Kind, Matrix, Value, read
+from gambit.text.answers.relations import solution_of
 from gambit.text.answers.units import split_unit
 
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "answers.jsonl").read_text().splitlines()]
@@ -113,6 +114,41 @@ def test_no_answer_takes_long_to_normalize() -> None:
 )
 def test_structure(answer: str, form: Value | Group | Matrix) -> None:
     assert read(answer) == form
+
+
+def depth_of(form: Value | Group | Matrix) -> int:
+    return 1 + max((depth_of(item) for item in form.items), default=0) if isinstance(form, Group) else 0
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(r"1, (", ")"), (r"1 \cup (2, ", ")"), (r"(1, \{2, ", r"\})")])
+def test_structure_is_read_to_a_limited_depth(opening: str, closing: str) -> None:
+    assert depth_of(read(f"{opening * 2}0{closing * 2}")) >= 2
+    assert depth_of(read(f"{opening * 30}0{closing * 30}")) <= MAX_DEPTH + 2
+
+
+def test_braces_that_only_group_are_no_structure() -> None:
+    assert read("{3}") == read("(3)") == Value("3", Kind.NUMBER)
+    assert read(r"\{3\}") == Group((Value("3", Kind.NUMBER),), r"\{", r"\}")
+    assert not isinstance(read("[3]"), Group)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2 < x < 7", ("x", "(2, 7)")),
+        (r"7 \ge x > 2", ("x", "(2, 7]")),
+        ("2 < x < y", None),
+        ("y < x < 2", None),
+        ("y < x < z", None),
+        ("2 < 3 < 4", None),
+        ("2 < x > 7", None),
+        ("x < 5", ("x", r"(-\infty, 5)")),
+        ("5 < x", ("x", r"(5, \infty)")),
+        ("x < y", None),
+    ],
+)
+def test_inequalities_are_sets_where_their_bounds_are_constants(text: str, found: tuple[str, str] | None) -> None:
+    assert solution_of(text) == found
 
 
 @pytest.mark.parametrize(

@@ -249,3 +249,23 @@ def test_a_yaml_recipe_is_one_run(tmp_path: Path) -> None:
 def test_shards_share_the_problems_out() -> None:
     plans = [make_plan(recipe(limit=7, seeds=[0, 1], shard=f"{i}/3"), {})[0] for i in (1, 2, 3)]
     assert [plan.num_tasks for plan in plans] == [12, 8, 8]  # 3 + 2 + 2 problems, two methods, two seeds
+
+
+# -- columns ---------------------------------------------------------------------------------------------------
+
+
+def test_a_files_columns_may_have_names_of_their_own(tmp_path: Path) -> None:
+    file = write_lines(
+        tmp_path / "sums.jsonl", {"prompt": "a=1", "target": 1, "answer": "no"}, {"prompt": "b", "target": 2}
+    )
+    columns = {"question": "prompt", "answer": "target"}
+    plan, [benchmark] = make_plan(recipe_from({"benchmarks": [str(file)], "columns": columns}), {})
+    assert [(item.question, item.answer) for item in benchmark.items()] == [("a=1", "1"), ("b", "2")]
+    assert plan.to_json()["recipe"]["columns"] == columns  # so that --resume reads the same
+
+
+def test_columns_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'prompt' is none of id, question, answer"):
+        recipe_from({"benchmarks": ["x.jsonl"], "columns": {"prompt": "question"}})
+    with pytest.raises(UserError, match="--map names the columns of a file, and pawn is none"):
+        recipe_from({"benchmarks": ["pawn"], "columns": {"question": "prompt"}}).check()

@@ -1,13 +1,7 @@
 """Bench runs on a tiny model: rows, resuming, kills, failures, shards; and a report's figures against the raw logs."""
 
 import json
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -232,79 +226,6 @@ def test_a_finished_run_resumes_to_nothing(whole: Path, tmp_path: Path) -> None:
     code, _, err = bench("--resume", "--out", str(folder), "--no-report")
     assert code == 0, err
     assert (folder / "rows.jsonl").read_bytes() == (whole / "rows.jsonl").read_bytes()
-
-
-NURSERY = """
-import json, os, sys
-import torch, transformers
-import gambit.bench.runner, gambit.engines.local.start, gambit.solver
-from gambit.cli.app import app
-
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        app(json.loads(line))
-    print(pid, flush=True)
-    print(os.waitpid(pid, 0)[1], flush=True)
-"""
-
-
-@pytest.fixture
-def nursery():
-    """Starts real processes of the real command without paying for imports each time: gives pid and exit status."""
-    parent = subprocess.Popen([sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def start(*words: str) -> int:
-        parent.stdin.write(json.dumps(words) + "\n")
-        parent.stdin.flush()
-        return int(parent.stdout.readline())
-
-    yield start, lambda: int(parent.stdout.readline())
-    parent.stdin.close()
-    parent.wait(timeout=60)
-
-
-def test_kills_at_random_moments_lose_and_double_nothing(whole: Path, base: list[str], tmp_path: Path, nursery) -> None:
-    """At concurrency 1 the finished run equals the unbroken one."""
-    start, status = nursery
-    folder, rng = tmp_path / "run", random.Random(os.urandom(4))
-    words, num_kills = [*base, "--seeds", "0,1"], 0
-    while num_kills < 3:
-        pid = start("bench", "--out", str(folder), "--no-report", *words)
-        wait_for_rows(folder, rows_in(folder) + rng.randrange(1, 4))
-        time.sleep(rng.random() * 0.05)
-        os.kill(pid, signal.SIGKILL)
-        assert status() == signal.SIGKILL
-        num_kills += 1
-        tear(folder, rng)
-        words = ["--resume"]
-    start("bench", "--out", str(folder), "--no-report", "--resume")
-    assert status() == 0
-    assert measured(folder) == measured(whole)
-    for row in read_rows(folder):
-        assert row.log is not None
-        lines = (folder / row.log).read_text().splitlines()
-        assert json.loads(lines[0])["event"] == "RunStarted" and json.loads(lines[-1])["event"] == "Voted"
-
-
-def rows_in(folder: Path) -> int:
-    path = folder / "rows.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def wait_for_rows(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while rows_in(folder) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def tear(folder: Path, rng: random.Random) -> None:
-    """As if the kill had come in the middle of a write."""
-    path = folder / "rows.jsonl"
-    content = path.read_bytes()
-    if rng.random() < 0.7 and content.endswith(b"\n"):
-        path.write_bytes(content[: -rng.randrange(1, 100)])
 
 
 # -- failures --------------------------------------------------------------------------------------------------

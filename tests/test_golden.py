@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gambit.bench.folder import read_plan
+from gambit.bench.folder import policy_defaults, read_plan
 from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import read_rows
 from gambit.cli.app import app
+from gambit.config import registry
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.models.files import identity_hash
 from gambit.scorers.checkpoint import load_checkpoint
-from gambit.storage.past_options import IN_0_1_0, in_effect
+from gambit.storage.past_options import IN_0_1_0, POLICIES_IN_0_1_0, in_effect
 
 GOLDEN = Path(__file__).parent / "golden" / "v0.1.0"
 RUNS = ["runs/gambit", "runs/sc", "runs/deepconf", "batch/p0", "batch/p1"]
@@ -174,6 +175,28 @@ def test_every_option_has_a_value_in_effect_in_0_1_0() -> None:
     """Whoever adds an option says in storage/past_options.py what was done without it."""
     missing = {*SearchConfig.model_fields, *EngineConfig.model_fields} - IN_0_1_0.keys()
     assert not missing, "storage/past_options.py does not say what was in effect before these options"
+
+
+def test_every_option_of_a_policys_own_has_a_value_in_effect_in_0_1_0() -> None:
+    for policy, defaults in policy_defaults(registry.names("gambit.policies")).items():
+        missing = defaults.keys() - POLICIES_IN_0_1_0.get(policy, {}).keys()
+        assert not missing, f"storage/past_options.py does not say what {policy} did before these options"
+
+
+def test_a_policys_default_that_changed_stays_as_it_was_in_an_old_folder(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = old / "bench-complete" / "run.json"
+    raw = json.loads(plan.read_text())
+    variant = {"label": "deepconf", "policy": "deepconf", "changes": {}, "swept": []}
+    plan.write_text(json.dumps({**raw, "variants": [*raw["variants"], variant]}))
+    now = {"deepconf": {"warmup_traces": 16, "window_tokens": 64, "percentile": 90.0}}
+    monkeypatch.setattr("gambit.bench.folder.policy_defaults", lambda policies: now)
+    assert read_plan(plan.parent).recipe.search["policy_options"] == {"window_tokens": 2048}
+    then = {"deepconf": {"warmup_traces": 4, "window_tokens": 64, "percentile": 90.0}}
+    given = {**raw["recipe"], "policy_options": {"percentile": 10}}
+    plan.write_text(json.dumps({**raw, "recipe": given, "variants": [variant], "policy_defaults": then}))
+    assert read_plan(plan.parent).recipe.search["policy_options"] == {"warmup_traces": 4, "percentile": 10}
 
 
 def test_an_option_unknown_to_a_folder_has_the_value_of_then() -> None:

@@ -55,6 +55,16 @@ def test_a_log_that_is_cut_short_is_read_as_far_as_it_goes(lines, tmp_path):
     assert read(tmp_path, lines[: len(lines) // 2]).stopped is None
 
 
+def test_what_is_no_event_is_named(lines, tmp_path):
+    for name in ("Vanished", None):
+        strange = json.dumps({**json.loads(lines[3]), "event": name})
+        assert f"line 4: not an event of this log format (unknown event {name!r})" in refused(
+            tmp_path, [*lines[:3], strange, *lines[4:]]
+        )
+    later = json.dumps({**json.loads(lines[0]), "format": 3})
+    assert "log format 3, this version reads up to 2" in refused(tmp_path, [later, *lines[1:]])
+
+
 def test_a_log_written_twice_into_one_file_is_refused(lines, tmp_path):
     assert f"line {len(lines) + 1}" in refused(tmp_path, lines + lines)
 

@@ -1,5 +1,6 @@
 """The loop: ends, budgets, failures, interruptions, ghosts as parents, and the log on disk."""
 
+import itertools
 import json
 import math
 import time
@@ -60,6 +61,14 @@ def test_a_budget_ends_it_with_the_best_vote_so_far_and_its_name(budget, reason)
     assert result.tokens.generated <= budget.get("budget_tokens", 10**9)
     if result.counts.completed:
         assert result.answer is not None
+
+
+def test_the_searchs_own_seconds_add_up(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))  # one second between any two looks
+    events = run_one(ScriptedEngine(seed=3), make_settings(capacity=4)).events
+    seconds = [event.seconds_search for event in events if isinstance(event, ev.Sample)]
+    assert seconds == sorted(seconds) and seconds[-1] >= len(seconds) - 1 > 2
 
 
 def test_a_time_budget_covers_the_vote():

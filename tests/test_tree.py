@@ -72,6 +72,19 @@ def test_tokens_are_assembled_along_the_lineage():
     assert tree.lineage(2) == [0, 1, 2] and tree.traces[2].depth == 2 and tree.traces[2].root == 0
 
 
+def test_who_finished_votes_and_who_was_pruned_only_with_an_answer():
+    tree = grown(
+        *root(0), *root(1), *root(2), *root(3),
+        ev.Pruned(1, 3, "x", None, (1,), answer="7"),
+        ev.Pruned(1, 0, "x", None, (1,)),
+        ev.Finished(2, 1, EndReason.STOP, None, (1,)),
+        ev.Finished(2, 2, EndReason.STOP, "8", (1,)),
+    )  # fmt: skip
+    assert [trace.id for trace in tree.voters()] == [1, 2, 3]
+    tree.apply(ev.Discarded(3, 2, "x"))
+    assert [trace.id for trace in tree.voters()] == [1, 3]
+
+
 def test_deep_lineages_need_no_deep_stack():
     tree = TraceTree(5000, Aggregation.MEAN)
     for event in root(0):

@@ -49,15 +49,15 @@ class Benchmark:
         return itertools.islice(iter(self.items()), limit)
 
 
-def benchmark_for(name: str) -> Benchmark:
-    """A registered benchmark, or the problems of a file."""
+def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchmark:
+    """A registered benchmark, or the problems of a file, whose columns may have other names."""
     path = Path(name)
     if path.suffix.lower() in MANY_SUFFIXES or path.is_file():
         if path.suffix.lower() not in MANY_SUFFIXES:
             raise UserError(f"cannot read {name}: files of problems end in {', '.join(MANY_SUFFIXES)}")
         if not SAFE_ID.fullmatch(path.stem):
             raise UserError(f"{name}: the file's name names a folder, so use letters, digits, '.', '_' and '-'")
-        return Benchmark(path.stem, partial(_file_items, path, _plain))
+        return Benchmark(path.stem, partial(_file_items, path, _plain, columns or {}))
     try:
         return cast("Benchmark", registry.load(GROUP, name))
     except UserError as error:
@@ -82,9 +82,9 @@ def local_file(name: str) -> Path:
     return Path(folder) / f"{name}.jsonl"
 
 
-def _file_items(path: Path, convert: Convert) -> Iterator[Item]:
+def _file_items(path: Path, convert: Convert, columns: Mapping[str, str]) -> Iterator[Item]:
     seen: set[str] = set()
-    for where, record in file_records(path, {}):
+    for where, record in file_records(path, columns):
         item = _at(where, convert, record)
         if item.id in seen:
             raise UserError(f"{where}: the id {item.id!r} is there twice")
@@ -126,7 +126,7 @@ def _hub_items(name: str, source: HubSource, convert: Convert) -> Iterator[Item]
     """From the local file where there is one, else from the hub (which keeps its own cache)."""
     path = local_file(name)
     if path.is_file():
-        yield from _file_items(path, convert)
+        yield from _file_items(path, convert, {})
         return
     for number, record in enumerate(_download(name, source), start=1):
         yield _at(f"{source.repository}, row {number}", convert, {"id": f"{name}-{number}", **record})

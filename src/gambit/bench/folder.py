@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.identity_0_1_0 import identity_of_0_1_0, is_of_0_1_0
-from gambit.bench.recipe import BENCH_DEFAULTS, NOT_VARIED, BenchRecipe, BenchVariant, recipe_from
+from gambit.bench.recipe import BENCH_DEFAULTS, NOT_VARIED, POLICY_OPTIONS, BenchRecipe, BenchVariant, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
 from gambit.bench.stamp import UNKNOWN
 from gambit.config.options import EngineConfig, SearchConfig, overlaid
 from gambit.core.errors import UserError
 from gambit.core.events import Json
+from gambit.search.choice import load_policy, options_model
 from gambit.storage import locks
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
-from gambit.storage.past_options import IN_0_1_0, in_effect
+from gambit.storage.past_options import IN_0_1_0, POLICIES_IN_0_1_0, in_effect
 
 FORMAT = 1
 RUN_FILE = "run.json"
@@ -58,6 +59,7 @@ class BenchPlan:
             "format": FORMAT,
             "recipe": flat,
             "defaults": _defaults(),
+            "policy_defaults": policy_defaults(variant.policy for variant in self.variants),
             "variants": [asdict(variant) for variant in self.variants],
             "benchmarks": [asdict(info) for info in self.benchmarks],
             "identity": dict(self.identity),
@@ -68,7 +70,7 @@ class BenchPlan:
 
 def make_plan(recipe: BenchRecipe, identity: Mapping[str, str]) -> tuple[BenchPlan, list[Benchmark]]:
     """Reads every benchmark once, to know how long it is and to recognise it."""
-    benchmarks = [benchmark_for(name) for name in recipe.bench.benchmarks]
+    benchmarks = [benchmark_for(name, recipe.bench.columns) for name in recipe.bench.benchmarks]
     names = [benchmark.name for benchmark in benchmarks]
     if len(set(names)) < len(names):
         raise UserError(f"two benchmarks share a name ({', '.join(names)}): rename a file")
@@ -83,8 +85,9 @@ def read_plan(folder: Path) -> BenchPlan:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT:
             raise UserError(f"{path}: format {raw['format']}, this version reads {FORMAT}")
-        recipe = recipe_from(in_effect(raw["recipe"], {**IN_0_1_0, **raw.get("defaults", {})}, _defaults()))
         variants = tuple(BenchVariant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
+        given = in_effect(raw["recipe"], {**IN_0_1_0, **raw.get("defaults", {})}, _defaults())
+        recipe = recipe_from(_with_own_options(given, raw.get("policy_defaults", POLICIES_IN_0_1_0), variants))
         return BenchPlan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no {RUN_FILE}: give the folder of a `gambit bench`") from error
@@ -131,6 +134,22 @@ def _comparable(plan: BenchPlan) -> dict[str, Json]:
     recipe = found["recipe"]
     assert isinstance(recipe, dict)
     return {**found, "recipe": {**_defaults(), **recipe}}
+
+
+def _with_own_options(
+    given: Mapping[str, Json], then: Mapping[str, Mapping[str, Json]], variants: tuple[BenchVariant, ...]
+) -> dict[str, Json]:
+    """With those options of the policies' own whose defaults have changed since, as they were then."""
+    own = given.get(POLICY_OPTIONS)
+    options: dict[str, Json] = dict(own) if isinstance(own, dict) else {}
+    for policy, now in policy_defaults(variant.policy for variant in variants).items():
+        options = in_effect(options, then.get(policy, {}), now)
+    return {**given, POLICY_OPTIONS: options} if options else dict(given)
+
+
+def policy_defaults(policies: Iterable[str]) -> dict[str, dict[str, Json]]:
+    """Defaults of the options of the policies' own."""
+    return {name: options_model(load_policy(name))().model_dump(mode="json") for name in sorted(set(policies))}
 
 
 def _defaults() -> dict[str, Json]:

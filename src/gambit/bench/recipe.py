@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gambit.config.options import EngineConfig, PresetSource, SearchConfig, Seed, build, unknown_key
 from gambit.core.errors import UserError
 from gambit.search.choice import check_search, load_policy, options_model
-from gambit.storage.problems import shard_of
+from gambit.storage.problems import COLUMNS, MANY_SUFFIXES, shard_of
 
 Scalar: TypeAlias = bool | int | float | str
 Positive = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -50,6 +50,15 @@ class BenchConfig(BaseModel):
     block: Positive | None = Field(None, description="problems after which the next method has its turn")
     shard: str = Field("1/1", pattern=r"^[1-9]\d*/[1-9]\d*$", description="i/n: every n-th problem from the i-th on")
     logs: bool = Field(True, description="keep every search's event log")
+    columns: dict[str, str] = Field(default_factory=dict, description="question, answer, id -> a file's own column")
+
+    @field_validator("columns")
+    @classmethod
+    def _known_columns(cls, columns: dict[str, str]) -> dict[str, str]:
+        for name in columns:
+            if name not in COLUMNS:
+                raise ValueError(f"{name!r} is none of {', '.join(COLUMNS)}")
+        return columns
 
     @field_validator("benchmarks", "policies", "seeds")
     @classmethod
@@ -114,6 +123,8 @@ class BenchRecipe:
         """Refuse what cannot run before a model is loaded."""
         if not self.bench.benchmarks:
             raise UserError("no benchmark is named: --benchmark pawn, --benchmark FILE.jsonl, …")
+        if self.bench.columns and not any(Path(name).suffix.lower() in MANY_SUFFIXES for name in self.bench.benchmarks):
+            raise UserError(f"--map names the columns of a file, and {', '.join(self.bench.benchmarks)} is none")
         self.bench.part  # noqa: B018 # refuses a shard that does not exist
         build(EngineConfig, self.engine)
         for variant in self.variants():

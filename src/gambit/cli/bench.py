@@ -65,6 +65,13 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Of the run (default: a new one in runs/).")
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--map", metavar="KEY=VALUE", help="Names of a file's columns, as in question=prompt."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run and about how many tokens, and exit.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print where the report is and nothing else.")] = False,
@@ -74,6 +81,8 @@ def bench(
     """Compare search methods on benchmarks."""
 
     def body() -> int:
+        from gambit.storage.problems import columns_of
+
         if list_benchmarks:
             return _list_benchmarks()
         given = {
@@ -88,10 +97,13 @@ def bench(
             "block": block,
             "shard": shard,
             "logs": False if no_logs else None,
+            "columns": columns_of(columns) or None,
             **flags,
         }
         options = {name: value for name, value in given.items() if value is not None}
         folder, plan_recipe = _recipe(recipe, options, out, resume)
+        if dry_run:
+            return _show_plan(plan_recipe)
         return _run(plan_recipe, folder, resume, not no_report, is_quiet=quiet)
 
     exit_with(body)
@@ -167,6 +179,38 @@ def _recipe(
     made = recipe_from(values)
     made.check()
     return out or new_run_folder(), made
+
+
+# -- dry run ---------------------------------------------------------------------------------------------------
+
+
+def _show_plan(recipe: BenchRecipe) -> int:
+    from rich.table import Table
+
+    from gambit.bench.dry_run import planned_searches
+
+    planned = list(planned_searches(recipe))
+    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    for name in ("method", "benchmark"):
+        table.add_column(name)
+    for name in ("problems", "searches", "traces of each", "tokens of a trace", "tokens"):
+        table.add_column(name, justify="right")
+    for part in planned:
+        counts = (part.num_problems, part.num_searches, part.num_traces, part.trace_tokens)
+        table.add_row(part.variant, part.benchmark, *(f"{count:,}" for count in counts), _about(part.num_tokens))
+    put(table)
+    num_searches, num_tokens = (sum(getattr(part, name) for part in planned) for name in ("num_searches", "num_tokens"))
+    put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
+        "prune or share prefixes write fewer")  # fmt: skip
+    return OK
+
+
+def _about(count: int) -> str:
+    """Three figures are more than is known."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
 
 
 # -- bench -----------------------------------------------------------------------------------------------------

@@ -57,6 +57,22 @@ IN_0_1_0: Mapping[str, Json] = {
     "verifier_optional": False,
 }
 
+# The same for the options of a policy's own.
+POLICIES_IN_0_1_0: Mapping[str, Mapping[str, Json]] = {
+    "deepconf": {"warmup_traces": 16, "window_tokens": 2048, "percentile": 90.0},
+    "slim-sc": {
+        "variant": "diversity",
+        "embedder": "states",
+        "split": None,
+        "min_thought_tokens": None,
+        "threshold": None,
+        "threshold_percentile": 99.0,
+        "delay_tokens": 500,
+        "embedding_size": 64,
+    },
+    "step": {"pruned_vote": False},
+}
+
 
 def in_effect(given: Mapping[str, Json], then: Mapping[str, Json], now: Mapping[str, Json]) -> dict[str, Json]:
     """The options given, and of all others those whose default has changed since, with what it was then.
