@@ -283,6 +283,14 @@ def test_an_optional_verifier_that_is_lost_leaves_the_engines_own_scores(is_asyn
     assert judged.scores == judged.engine_scores
 
 
+def test_a_verifier_that_says_nothing_does_not_outlast_the_time_budget():
+    reader = HeldReader(is_sound)
+    with solver_with(reader) as solver:
+        result, _ = solved(solver, PUZZLES[0], budget_seconds=0.5)
+        reader.go.set()
+    assert result.stop_reason is StopReason.BUDGET_SECONDS and result.verifier.thoughts == 0
+
+
 def test_a_verifier_that_does_not_start_says_why(tmp_path):
     with pytest.raises(UserError, match="there is no such folder"):
         Solver("pawn", scorer="prm:/no/such/folder", device="cpu")

@@ -216,10 +216,14 @@ class Search:
         # The cap is never passed: a step that might generate more than what is left is not taken.
         if settings.budget_tokens is not None and self.num_generated + tree.num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS
-        seconds = math.inf if settings.budget_seconds is None else _until_vote(settings.budget_seconds)
-        if time.monotonic() - self._began >= seconds:
+        if time.monotonic() - self._began >= self._seconds_to_search:
             return StopReason.BUDGET_SECONDS
         return None
+
+    @property
+    def _seconds_to_search(self) -> float:
+        budget = self._settings.budget_seconds
+        return math.inf if budget is None else _until_vote(budget)
 
     def _reached_target(self) -> bool:
         tree = self.record.tree
@@ -256,7 +260,7 @@ class Search:
         judge = self._verification
         if judge is None or judge.lost is not None or not is_needed:
             return
-        if (judged := judge.collect(self._num_steps)) is not None:
+        if (judged := judge.collect(self._num_steps, self._began + self._seconds_to_search)) is not None:
             self._recorder.judge(judged)
             self._tell_ranks(judged.traces)
 

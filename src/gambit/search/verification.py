@@ -165,7 +165,7 @@ class Verification:
 
     # -- scores come -------------------------------------------------------------------------------------------
 
-    def collect(self, at: int, *, deadline: float = math.inf) -> ev.Verified | None:
+    def collect(self, at: int, deadline: float) -> ev.Verified | None:
         """The scores that count from now on. Waits for all of them until a deadline, unless it is asynchronous."""
         self._drop_unwanted()
         self._count_in_time()
