@@ -238,7 +238,7 @@ class LivePage:
     def _content(self, history: History, *, has_texts: bool) -> tuple[str, str]:
         if not has_texts:
             content, texts = data.build(history, NoText(), lambda first, second: canonical(first) == canonical(second))
-            facts = [*(fact for fact in content.run.facts if fact[0] in ("policy", "model", "scorer")),
+            facts = [*(fact for fact in content.run.facts if fact[0] in ("policy", "pool", "model", "scorer")),
                      *_progress(history.record)]  # fmt: skip
             notices = [] if history.record.stopped else [RUNNING_NOTICE]
             run = dataclasses.replace(content.run, notices=notices, facts=facts)
