@@ -122,7 +122,8 @@ class LivePage:
         script = "\n".join([*map(asset, SCRIPTS), _own_asset("live.js")])
         return _page("live.html", {
             "TOKEN": self._token(request), "TITLE": html.escape(f"{self.ids.names[0]} · Gambit"), "MODELS": models,
-            "SCRIPT": script, "LOGOUT_HIDDEN": "" if self.settings.needs_key else " hidden",
+            "SCRIPT": script, "STAGE": asset("stage.html"),
+            "LOGOUT_HIDDEN": "" if self.settings.needs_key else " hidden",
         })  # fmt: skip
 
     async def login(self, request: Request) -> Response:
@@ -210,29 +211,34 @@ class LivePage:
             is_last = search.is_over and search.pending is None
             lines = search.log.lines(at)
             at += len(lines)
-            began = time.monotonic()
             loop = asyncio.get_running_loop()  # on threads of their own: answers do not wait behind them
-            yield await loop.run_in_executor(self.painters, self._snapshot, search, growing, lines, is_last)
+            snapshot, cost = await loop.run_in_executor(self.painters, self._snapshot, search, growing, lines, is_last)
+            yield snapshot
             if is_last:
                 yield sse.event({}, "end")
                 return
-            await asyncio.sleep(max(SECONDS_BETWEEN, (time.monotonic() - began) / SNAPSHOT_SHARE))
+            await asyncio.sleep(max(SECONDS_BETWEEN, cost / SNAPSHOT_SHARE))
             while not heard.done() and not await heard_within(heard, self.settings.keep_alive_seconds):
                 yield sse.KEEP_ALIVE
                 heard = search.log_bell.listen()
 
-    def _snapshot(self, search: ServedSearch, growing: GrowingHistory, lines: Sequence[str], is_last: bool) -> bytes:
+    def _snapshot(
+        self, search: ServedSearch, growing: GrowingHistory, lines: Sequence[str], is_last: bool
+    ) -> tuple[bytes, float]:
+        """The event, and the processor seconds that it took: on a busy machine the clock would say more."""
+        began = time.thread_time()
         growing.add(map(ev.from_json, lines))
         history = growing.history()
         content, texts = ("null", "") if history is None else self._content(history, has_texts=is_last)
         rest = {"status": str(search.status), "question": _question(search), "texts": texts,
                 "error": None if search.error is None else search.error.message}  # fmt: skip
-        return f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()
+        event = f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()
+        return event, time.thread_time() - began
 
     def _content(self, history: History, *, has_texts: bool) -> tuple[str, str]:
         if not has_texts:
             content, texts = data.build(history, NoText(), lambda first, second: canonical(first) == canonical(second))
-            facts = [*(fact for fact in content.run.facts if fact[0] in ("policy", "model", "scorer")),
+            facts = [*(fact for fact in content.run.facts if fact[0] in ("policy", "pool", "model", "scorer")),
                      *_progress(history.record)]  # fmt: skip
             notices = [] if history.record.stopped else [RUNNING_NOTICE]
             run = dataclasses.replace(content.run, notices=notices, facts=facts)

@@ -57,6 +57,7 @@ def render(content: data.PageData, texts: str) -> str:
     parts = {
         "TITLE": html.escape(f"{content.run.problem} · Gambit"),
         "STYLE": asset("page.css"),
+        "STAGE": asset("stage.html"),
         "DATA": inert_json(content),
         "TEXTS": texts,
         "SCRIPT": "\n".join(map(asset, SCRIPTS)),

@@ -66,6 +66,7 @@ function showSnapshot(snapshot) {
   describe();
   sayNoAnswerYet(snapshot);
   resize();
+  showFolding();
   if (now.picked !== NONE) refreshTrace();
   recolour();
 }
@@ -80,7 +81,7 @@ function sayNoAnswerYet(snapshot) {
 function forgetView() {
   watching.isNew = false;
   axis = undefined;
-  Object.assign(now, { picked: NONE, vote: NONE, hover: NONE });
+  Object.assign(now, { picked: NONE, vote: NONE, hover: NONE, group: null, hoverGroup: null });
   byId("show").value = "all";
   byId("tree").classList.remove("focused");
   byId("tab-trace").disabled = true;

@@ -62,6 +62,8 @@ function rowsOf(groups, around = []) {
   });
 }
 
+function everyGroup(groups) { return groups.flatMap((group) => [group, ...everyGroup(group.parts)]); }
+
 function setOpen(groups, isOpen) {
   for (const group of groups) {
     group.isOpen = isOpen;

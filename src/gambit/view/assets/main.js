@@ -349,7 +349,10 @@ function take(data, store) {
   if (before.axis === undefined) return;
   if (before.axis.to - before.axis.from < before.axis.last) axis.place(before.axis.from, before.axis.to - before.axis.from);
   tree.resize();
-  if (byId("show").value === "completed") tree.arrange(FILTERS.completed());
+  tree.arrange(FILTERS[byId("show").value || "all"]());
+  if (before.tree.isTouched) tree.foldAs(before.tree);
+  now.hoverGroup = null;
+  now.group = everyGroup(tree.groups).find((group) => group.name === now.group?.name) ?? null;
   tree.rowHeight = before.tree.rowHeight > before.tree.fittingRow + 0.01 ? before.tree.rowHeight : tree.fittingRow;
   tree.scrollTo(before.tree.top);
 }

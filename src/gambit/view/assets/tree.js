@@ -76,6 +76,15 @@ class Tree {
     this.fitRows();
   }
 
+  // As the reader has folded an earlier tree of the same run.
+  foldAs(other) {
+    const known = new Map(everyGroup(other.groups).map((group) => [group.name, group.isOpen]));
+    for (const group of everyGroup(this.groups)) group.isOpen = known.get(group.name) ?? group.isOpen;
+    this.isTouched = true;
+    this.isFolding ||= other.isFolding;
+    this.settle();
+  }
+
   // Whatever a trace is folded into is opened.
   uncover(trace) {
     while (this.rows[this.row[trace]].group) this.fold(this.rows[this.row[trace]].group, true);
