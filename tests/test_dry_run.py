@@ -77,13 +77,13 @@ def test_a_small_run_is_counted_out(tmp_path: Path) -> None:
     problems = tmp_path / "sums.jsonl"
     problems.write_text("".join(json.dumps({"question": f"a={i}", "answer": "7"}) + "\n" for i in range(5)))
     code, out, err = dry_run("--benchmark", problems, "--policies", "sc,single", "--seeds", "0,1", "--shard", "2/2",
-                             "--capacity", 8, "--out", tmp_path / "run")  # fmt: skip
+                             "--capacity", 8, "--max-new-tokens", 100, "--out", tmp_path / "run")  # fmt: skip
     assert code == 0, err
     lines = [line.split() for line in out.splitlines()]
-    # of five problems the second shard has two; pawn's traces have 174 tokens
-    assert lines[1] == ["sc", "sums", "2", "4", "8", "174", "5.57", "k"]
-    assert lines[2] == ["single", "sums", "2", "4", "1", "174", "696"]
-    assert lines[3][:5] == ["8", "searches,", "about", "6.26", "k"]
+    # of five problems the second shard has two
+    assert lines[1] == ["sc", "sums", "2", "4", "8", "100", "3.2", "k"]
+    assert lines[2] == ["single", "sums", "2", "4", "1", "100", "400"]
+    assert lines[3][:5] == ["8", "searches,", "about", "3.6", "k"]
     assert not (tmp_path / "run").exists()
 
 
