@@ -285,6 +285,7 @@ def main() -> None:
         write_page(log, page)
         result: dict[str, object] = {
             "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1),
+            "capacity": options.capacity, "islands": options.islands,
             "nodes": simulation.num_created, "trace_tokens": options.tokens, "generated_tokens": simulation.generated,
             "log_mb": round(log.stat().st_size / 1e6, 1), "page_mb": round(page.stat().st_size / 1e6, 1),
             "write_s": round(time.perf_counter() - began, 1),

@@ -1,6 +1,7 @@
 """Islands: who competes with whom, what each completes, how they fare under memory pressure, and the two ends of the
 dial: one island is the paper's pool, an island per place is self-consistency."""
 
+import dataclasses
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -53,9 +54,9 @@ def test_one_island_grows_the_tree_that_gambit_grew_before_there_were_islands(st
     found = []
     for record in records:
         if record["event"] not in ("RunStarted", "Sample", "Waited", "Scored"):
-            record.pop("island", None)  # neither this nor how answers were written stood in logs then
+            record.pop("island", None)  # neither this nor what follows stood in logs then
             for vote in record.get("votes", ()):
-                vote.pop("forms")
+                assert vote.pop("forms") and vote.pop("islands") == 1
             found.append({**record, "tokens": len(record["tokens"])} if "tokens" in record else record)
     assert found == story["events"]
 
@@ -198,7 +199,8 @@ def test_an_island_for_each_place_is_self_consistency(kv_budget_tokens, num_trac
     said, expected = (sorted(tokens_of(watched).values()) for watched in (alone, plain))
     if num_traces == 8:
         assert tokens_of(alone) == tokens_of(plain)
-        assert alone.search.result.votes == plain.search.result.votes
+        votes = [dataclasses.replace(entry, islands=1) for entry in alone.search.result.votes]
+        assert votes == list(plain.search.result.votes)
     assert len(said) == len(expected) == num_traces
     assert alone.search.result.counts.evicted == 0
     if kv_budget_tokens is not None:

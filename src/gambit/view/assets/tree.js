@@ -236,20 +236,24 @@ class Tree {
   bars(ink, first, last) {
     const hasIslands = this.run.numIslands > 1;
     for (let row = first; row < last; row++) {
-      const { group, groups } = this.rows[row], own = group ?? groups.at(-1);
-      const islands = group ? this.islandsIn(group) : [this.run.traces.island[this.rows[row].trace]];
+      const own = this.groupOf(row), islands = this.islandsBeside(row);
       if (!hasIslands && !(this.isFolding && own.canFold)) continue;
-      const isEnd = row + 1 >= this.rows.length || (this.rows[row + 1].group ?? this.rows[row + 1].groups.at(-1)) !== own;
-      const top = this.rowY(row) - this.rowHeight / 2, height = this.rowHeight - (isEnd ? Math.min(1.5, this.rowHeight / 4) : 0);
+      const goesOn = row + 1 < this.rows.length
+        && (hasIslands ? this.islandsBeside(row + 1)[0] === islands.at(-1) : this.groupOf(row + 1) === own);
+      const top = this.rowY(row) - this.rowHeight / 2, height = this.rowHeight - (goesOn ? 0 : Math.min(1.5, this.rowHeight / 4));
       const stripes = hasIslands && height / islands.length >= LEAST_STRIPE ? islands : [NONE];
       stripes.forEach((island, i) => {
         ink.fillStyle = island === NONE ? this.colours.faint : this.colours.islands[island % NUM_ISLAND_COLOURS];
-        ink.fillRect(0, top + (i * height) / stripes.length, BAR, height / stripes.length + (isEnd ? 0 : 0.3));
+        ink.fillRect(0, top + (i * height) / stripes.length, BAR, height / stripes.length + (goesOn ? 0.3 : 0));
       });
     }
   }
 
-  islandsIn(group) {
+  groupOf(row) { return this.rows[row].group ?? this.rows[row].groups.at(-1); }
+
+  islandsBeside(row) {
+    const { trace, group } = this.rows[row];
+    if (group === null) return [this.run.traces.island[trace]];
     if (group.kind !== "island") return [this.run.traces.island[group.traces[0]]];
     return group.parts.length > 0 && group.parts[0].kind === "island" ? group.parts.map((part) => part.first) : [group.first];
   }
