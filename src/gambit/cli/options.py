@@ -44,7 +44,7 @@ PANELS = (
         "branch_point", "ghost_parents", "consensus_stop", "consensus_min_traces", "confidence_window",
     )),
     Panel("Advanced: prompt and sampling", SearchConfig,
-          ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p")),
+          ("system_prompt", "enable_thinking", "top_p", "top_k", "min_p", "own_noise")),
     Panel("Advanced: engine", EngineConfig,
           ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights")),
     Panel("Advanced: verifier", EngineConfig, (
