@@ -71,7 +71,7 @@ scorer_recipe() {
 # AUC from the verifier. VERIFIER_SECONDS bounds the training alone. The stack holds a copy of its parts: it is all that is to be kept. The
 # merged model, for whoever serves it, is as large as the generator and stays outside of OUT/results.
 verifier() {
-  local data="$OUT/scorers/data" made="$OUT/verifier" split="${SPLIT:---validation 0.1 --test 0.1}"
+  local data="$OUT/scorers/data" made="$OUT/verifier" split="${SPLIT:---validation 0.07 --test 0.2}"
   collect || return
   "$python" -m gambit scorer train --data "$data/train" --objective ridge $split \
     --out "$made/ridge.safetensors" || return

@@ -38,7 +38,7 @@ class Packing:
         """[sequence, head, token, feature] of [1, head, token, feature], zeros after each sequence."""
         empty = packed.new_zeros(self.count * self.longest, packed.shape[1], packed.shape[3])
         filled = empty.index_copy(0, self.places, packed[0].transpose(0, 1))
-        return filled.unflatten(0, (self.count, self.longest)).transpose(1, 2)
+        return filled.view(self.count, self.longest, *filled.shape[1:]).transpose(1, 2)
 
     def together(self, apart: Tensor) -> Tensor:
         """[1, token, head, feature] of what `apart` gives."""
