@@ -9,9 +9,9 @@ from gambit.scorers.verifier.folder import ALL_LINEAR
 from gambit.training.dataset import Division
 from gambit.training.train import AUTO, OUTCOMES
 
-# Tokens of one step of the optimiser and of one pass, which keeps about 2.7 MB a token of a 1.5B model to go back.
-STEP_TOKENS = {"cuda": 32_768, "mps": 8_192, "cpu": 1_024}
-PASS_TOKENS = {"cuda": 16_384, "mps": 4_096, "cpu": 1_024}
+# Tokens of one step of the optimiser and of one pass, which keeps about 3 MB a token of a 1.5B model to go back.
+STEP_TOKENS = {"cuda": 24_576, "mps": 8_192, "cpu": 1_024}
+PASS_TOKENS = {"cuda": 24_576, "mps": 4_096, "cpu": 1_024}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.engines.local.model import pick_device
 from gambit.models import files as models
-from gambit.scorers.verifier.batching import snug
 from gambit.scorers.verifier.folder import Platt
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.training.dataset import Part
@@ -30,6 +29,7 @@ from gambit.training.values import with_value_labels
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
 from gambit.training.verifier.objective import chance_loss, ranking_loss
 from gambit.training.verifier.optimiser import MasterWeights
+from gambit.training.verifier.packing import packed_logits, use_packing
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
 from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPlan, VerifierRecipe
@@ -39,7 +39,6 @@ WATCHED_PROBLEMS, WATCHED_TRACES = 48, 8  # of those looks; the last one ranks a
 MOST_LOOKING = 0.05  # of a limited time, for one look
 TOLD_EVERY = 5.0  # seconds
 SCALE_PASSAGES = 16  # by which the size of states is measured
-FEWEST_TOKENS, MOST_PADDING = 4_096, 0.08  # of one forward pass
 MOST_PASS_HALVINGS = 6
 
 
@@ -108,6 +107,7 @@ class _TrainingRun:
         self._lengths = passages.lengths
         self._order = ProblemOrder(passages.data.traces, self._lengths, train, rng)
         self._watched = watched(passages, held_out, rng)
+        use_packing(verifier)
         if recipe.recomputes:
             recompute(verifier)
         verifier.input_scale = _unit_scale(verifier, passages, train)
@@ -197,16 +197,10 @@ class _TrainingRun:
         return loss.detach()
 
     def _batch(self, traces: Ints) -> Batch:
-        """Logits of whole traces; groups of like length go through the model one after the other."""
+        """Logits of whole traces, of one pass."""
         passages = [self._passages.passage(trace) for trace in traces.tolist()]
-        lengths = [len(each.tokens) for each in passages]
-        self._num_tokens += sum(lengths)
-        logits: list[Tensor] = [torch.empty(0)] * len(passages)
-        for group in snug(lengths, FEWEST_TOKENS, MOST_PADDING):
-            mine = [passages[i] for i in group]
-            found = torch.split(self._verifier.picked_logits(mine), [len(each.places) for each in mine])
-            for i, each in zip(group, found, strict=True):
-                logits[i] = each
+        self._num_tokens += sum(len(each.tokens) for each in passages)
+        logits = packed_logits(self._verifier, passages)
         labels = [torch.from_numpy(self._passages.labels_of(trace)) for trace in traces.tolist()]
         known, device = self._passages.data.traces, self._verifier.device
         counts, is_correct, problem = (
