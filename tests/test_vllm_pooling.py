@@ -12,7 +12,8 @@ from gambit.core import events as ev
 from gambit.core.errors import EngineError
 from gambit.core.types import Aggregation, StopReason
 from gambit.engines.vllm.pooling import start_pooling_reader
-from gambit.pawn import Level, Split, generate
+from gambit.pawn import MODEL_FOLDER, Level, Split, generate
+from gambit.scorers.readers.families import read_config
 from gambit.scorers.readers.names import parse_reader
 from gambit.scorers.readers.start import start_local_reader
 from gambit.solver import Solver
@@ -31,7 +32,8 @@ BLOCK = 32  # tokens
 @pytest.fixture(scope="module")
 def verifier(tmp_path_factory):
     """With pawn's vocabulary, which has more ids than there are letters."""
-    return own(tmp_path_factory.mktemp("own"), vocab_size=141)
+    vocab_size = read_config(MODEL_FOLDER)["vocab_size"]
+    return own(tmp_path_factory.mktemp("own"), vocab_size=vocab_size)
 
 
 def solver_with(verifier, engine, **options):
