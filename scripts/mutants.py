@@ -204,23 +204,27 @@ def mutants_of(module: str, source: str) -> Iterator[Mutant]:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    content, meaning = source.encode(), ast.dump(ast.parse(source))
+    content = source.encode()
     for function, node in places(ast.parse(source)):
         start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         before = content[start:end].decode()
         for after in dict.fromkeys(changed(node)):
             after = f"({after})" if isinstance(node, ast.expr) and not isinstance(node, ast.Constant) else after
             mutant = Mutant(module, function, node.lineno, start, end, before, after)
-            if is_valid(applied(content, mutant), meaning):
+            if meaning(after) not in (None, meaning(before)):
                 yield mutant
 
 
-def is_valid(content: bytes, meaning: str) -> bool:
-    """Whether it is Python, and not the same as before."""
+def meaning(piece: str) -> str | None:
+    """What an expression or a simple statement says; None where it is no Python."""
     try:
-        return ast.dump(ast.parse(content)) != meaning
-    except (SyntaxError, ValueError):
-        return False
+        return ast.dump(ast.parse(f"({piece})", mode="eval"))
+    except SyntaxError:
+        pass
+    try:
+        return ast.dump(ast.parse(piece))
+    except SyntaxError:
+        return None
 
 
 def applied(content: bytes, mutant: Mutant) -> bytes:
@@ -254,12 +258,11 @@ def below(node: ast.AST, function: str) -> Iterator[tuple[str, ast.stmt | ast.ex
     if isinstance(node, ast.stmt | ast.expr):
         yield function, node
     skipped = {id(getattr(node, "annotation", None)), id(getattr(node, "type_params", None))}
-    if isinstance(node, ast.JoinedStr):  # texts between the values are no constants of their own
-        children: list[ast.AST] = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
-    else:
-        children = [child for child in ast.iter_child_nodes(node) if id(child) not in skipped]
-    for child in children:
-        yield from below(child, function)
+    if isinstance(node, ast.JoinedStr):  # mostly messages, and what is put into one may not hold its quotes
+        return
+    for child in ast.iter_child_nodes(node):
+        if id(child) not in skipped:
+            yield from below(child, function)
 
 
 def all_mutants() -> list[Mutant]:
@@ -324,7 +327,8 @@ class Bench:
     def _environment(self) -> dict[str, str]:
         paths = [str(self._folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        return {**os.environ, **own, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        # A GPU is no place for so many processes, and its driver wants more address space than they have.
+        return {**os.environ, **own, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def limit(seconds: float) -> None:
