@@ -41,6 +41,18 @@ def test_scores():
     assert [winner(SCORED, kind) for kind in (VoteKind.SCORE, VoteKind.BEST)] == ["5", "6"]
 
 
+def test_a_ballot_tells_its_root_and_its_island():
+    tree = TraceTree(9, Aggregation.MEAN)
+    for event in (
+        ev.Created(0, 0, island=0), ev.Created(0, 1, island=2), ev.Admitted(0, 0, 0, 0, 0), ev.Admitted(0, 1, 0, 0, 0),
+        ev.Branched(1, 2, 1, 0, 1.0), ev.Admitted(1, 2, 0, 0, 0),
+        *(ev.Finished(2, trace, EndReason.STOP, "5", (0,)) for trace in range(3)),
+    ):  # fmt: skip
+        tree.apply(event)
+    ballots = ballots_of(tree, VoteKind.SCORE)
+    assert [(ballot.trace, ballot.root, ballot.island) for ballot in ballots] == [(0, 0, 0), (1, 1, 2), (2, 1, 2)]
+
+
 def test_a_tie_of_the_concise_vote_goes_to_the_shortest_trace():
     tied = tree_of(("5", (), 9, None), ("6", (), 4, None), ("5", (), 8, None), ("6", (), 30, None))
     assert winner(tied, VoteKind.CONCISE) == "6" and winner(tied, VoteKind.MAJORITY) == "5"
