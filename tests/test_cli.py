@@ -193,7 +193,7 @@ def test_options_of_a_policy_are_laid_over_those_of_the_config_file_one_by_one(s
 
 def test_every_config_field_has_its_option() -> None:
     text = Outcome("solve", "--help-all").out
-    special = {"enable_thinking", "engine_options", "policy_options"}
+    special = {"enable_thinking", "engine_options", "policy_options", "verifier_options"}
     names = {*SearchConfig.model_fields, *EngineConfig.model_fields} - special
     assert {name for name in names if "--" + name.replace("_", "-") not in text} == set()
     assert "--no-thinking" in text and "--engine-option " in text and "--policy-option " in text

@@ -28,8 +28,14 @@ PUBLIC = (
 )  # fmt: skip
 
 
-# Patterns, limits and aliases that served inside their modules alone, and went with what they served.
-GONE = {"answers": str.isupper, "ballots": {"TOP_SHARE"}.__contains__, "config": {"Positive"}.__contains__}
+# Patterns, limits and aliases that served inside their modules alone, and went with what they served; and the bookkeeping
+# of our own engines, which settles ties now and is called RunScores.
+GONE = {
+    "answers": str.isupper,
+    "ballots": {"TOP_SHARE"}.__contains__,
+    "config": {"Positive"}.__contains__,
+    "scorers.simple": {"RunQuantiles"}.__contains__,
+}
 
 
 def moved(module: str, name: str) -> object:
