@@ -101,7 +101,7 @@ def test_the_states_are_those_an_engine_would_score(collected, tiny_folder, posi
         elif isinstance(event, ev.Finished):
             tokens[name, event.trace] = event.tokens
 
-    config = SEARCH.model_copy(update={"policy": "sc", "capacity": 3})
+    config = SEARCH.model_copy(update={"policy": "sc", "capacity": 3, "own_noise": True})
     with Solver(str(tiny_folder), scorer=FirstFeature(position), engine="local", device="cpu") as solver:
         list(solver.solve_many([task.problem for task in TASKS], config, on_event=on_event))
     num_compared = 0

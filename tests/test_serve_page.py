@@ -56,7 +56,7 @@ def num_traces(page):
 
 def test_a_search_that_is_asked_for_grows_and_ends(page, served, gate):
     log_in(page)
-    gate.allow(40)
+    gate.allow(20)  # before the first tournament
     fill(page, "#question", CHAIN)
     page.run("document.querySelector('#ask-button').click()")
     page.wait_for("document.querySelector('#state-line').innerText === 'running'")
