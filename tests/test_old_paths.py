@@ -28,8 +28,8 @@ PUBLIC = (
 )  # fmt: skip
 
 
-# Patterns, limits and aliases that served inside their modules alone, and went with what they served; and the bookkeeping
-# of our own engines, which settles ties now and is called RunScores.
+# Patterns, limits and aliases that served inside their modules alone, and went with what they served; and what our own
+# engines keep of scores, which settles ties now and is called RunScores.
 GONE = {
     "answers": str.isupper,
     "ballots": {"TOP_SHARE"}.__contains__,
