@@ -63,6 +63,16 @@ def pawn_solver():  # type: ignore[no-untyped-def] # importing it takes its time
         yield solver
 
 
+@pytest.fixture
+def gate(pawn_solver):  # type: ignore[no-untyped-def] # as above
+    """Lets pawn's engine take as many steps as a test allows."""
+    from serving import Gate
+
+    gate = Gate(pawn_solver.engine)
+    yield gate
+    gate.remove()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     return _existing(SHARED / "data")

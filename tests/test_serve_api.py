@@ -18,20 +18,13 @@ from gambit.core.types import StopReason
 from gambit.pawn.puzzles import random_puzzle
 from gambit.search.policies.self_consistency import SelfConsistency
 from gambit.view.page import write_page
-from serving import CHAIN, EASY, KEY, OTHER_KEY, SMALL, Gate, answer_of, serving
+from serving import CHAIN, EASY, KEY, OTHER_KEY, SMALL, answer_of, serving
 
 
 @pytest.fixture(scope="module")
 def served(pawn_solver):
     with serving(pawn_solver) as running:
         yield running
-
-
-@pytest.fixture
-def gate(pawn_solver):
-    gate = Gate(pawn_solver.engine)
-    yield gate
-    gate.remove()
 
 
 def long(**options):

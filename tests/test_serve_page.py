@@ -4,7 +4,7 @@ import pytest
 
 from browser import NAMES, Browser, find_browser
 from gambit.config.options import SearchConfig
-from serving import CHAIN, EASY, KEY, OTHER_KEY, Gate, serving
+from serving import CHAIN, EASY, KEY, OTHER_KEY, serving
 
 BROWSER = find_browser()
 pytestmark = [
@@ -26,13 +26,6 @@ def page(served, tmp_path):
         browser.open(f"{served.url}/")
         yield browser
         assert [said for said in browser.complaints if served.url not in said] == []
-
-
-@pytest.fixture
-def gate(pawn_solver):
-    gate = Gate(pawn_solver.engine)
-    yield gate
-    gate.remove()
 
 
 def fill(page, selector, text):

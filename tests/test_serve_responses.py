@@ -6,20 +6,13 @@ import openai
 import pytest
 
 from gambit.serve.responses import ResponseStore
-from serving import CHAIN, EASY, OTHER_KEY, Gate, serving
+from serving import CHAIN, EASY, OTHER_KEY, serving
 
 
 @pytest.fixture(scope="module")
 def served(pawn_solver):
     with serving(pawn_solver) as running:
         yield running
-
-
-@pytest.fixture
-def gate(pawn_solver):
-    gate = Gate(pawn_solver.engine)
-    yield gate
-    gate.remove()
 
 
 def poll(client, response, until):

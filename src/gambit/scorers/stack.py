@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from gambit.core.errors import UserError
-from gambit.scorers.verifier.folder import CheckpointRecord
+from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
 
 FORMAT = 1
 STACK_FILE = "stack.json"
@@ -47,7 +46,7 @@ class StackLines(CheckpointRecord):
         return self.complete if share >= 1 else self.running
 
 
-class StackInfo(CheckpointRecord):
+class StackInfo(CheckpointDescription):
     """What a stack is made of."""
 
     format: int = FORMAT
@@ -71,20 +70,8 @@ def is_stack(path: str | Path) -> bool:
 
 
 def read_stack(folder: Path) -> StackInfo:
-    path = folder / STACK_FILE
-    try:
-        info = StackInfo.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{folder} holds no {STACK_FILE}: give a folder that `gambit scorer train --architecture "
-                        "stack` wrote") from error  # fmt: skip
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}: not a stack ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
-    if info.format != FORMAT:
-        raise UserError(f"{path}: format {info.format}, this version reads {FORMAT}")
-    return info
+    return read_description(folder / STACK_FILE, StackInfo, "stack", FORMAT)
 
 
 def write_stack(folder: Path, info: StackInfo) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / STACK_FILE).write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write_description(folder / STACK_FILE, info)

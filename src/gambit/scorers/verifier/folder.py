@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
+from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
 
 if TYPE_CHECKING:
     import torch
@@ -22,12 +23,6 @@ WEIGHTS = "weights-*.safetensors"
 MOST_BYTES = 15_000_000  # of one file
 HEAD = "head.weight"
 ALL_LINEAR = "all-linear"
-
-
-class CheckpointRecord(BaseModel):
-    """What a checkpoint's JSON is made of: an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Platt(CheckpointRecord):
@@ -43,7 +38,7 @@ class Platt(CheckpointRecord):
         return 1 / (1 + math.exp(-max(-60.0, min(60.0, self.logit(logit)))))
 
 
-class VerifierInfo(CheckpointRecord):
+class VerifierInfo(CheckpointDescription):
     """What a verifier was made from and how its numbers are read."""
 
     format: int = FORMAT
@@ -68,23 +63,11 @@ def is_verifier(path: str | Path) -> bool:
 
 
 def read_info(folder: Path) -> VerifierInfo:
-    path = folder / INFO_FILE
-    try:
-        info = VerifierInfo.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{folder} holds no {INFO_FILE}: give a folder that `gambit scorer train --architecture "
-                        "verifier` wrote") from error  # fmt: skip
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}: not a verifier ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
-    if info.format != FORMAT:
-        raise UserError(f"{path}: format {info.format}, this version reads {FORMAT}")
-    return info
+    return read_description(folder / INFO_FILE, VerifierInfo, "verifier", FORMAT)
 
 
 def write_info(folder: Path, info: VerifierInfo) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / INFO_FILE).write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write_description(folder / INFO_FILE, info)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> list[Path]:
