@@ -53,7 +53,7 @@ GROUPS = (
     Group("tree", ("gambit/core/tree.py",), ("test_tree.py", "test_loop.py", "test_log.py", "test_islands.py")),
     Group(
         "loop",
-        ("gambit/search/loop.py",),
+        tuple(f"gambit/search/{name}.py" for name in ("loop", "execution", "judging", "limits")),
         ("test_loop.py", "test_log.py", "test_consensus.py", "test_islands.py", "test_search_properties.py"),
     ),
     Group("tournament", ("gambit/search/policies/tournament.py",), ("test_tournament.py", "test_islands.py")),

@@ -32,7 +32,7 @@ def facts(result):
 async def is_free(solver):
     """Nothing runs any more: an engine step, taken on a thread that waits for the engine's, holds nothing."""
     for _ in range(500):
-        if not solver.solver._host._tickets:
+        if not solver.solver._parts.host._tickets:
             return solver.solver.engine.step().kv_used_tokens == 0
         await asyncio.sleep(0.01)
     return False
@@ -73,9 +73,9 @@ def test_a_cancelled_task_ends_its_search_and_its_log(solver, tmp_path):
 def test_the_vote_of_a_cancelled_task_compares_nothing(solver, monkeypatch):
     """Others wait for the thread that takes votes."""
     deadlines = []
-    real = solver.solver._grader.for_vote
+    real = solver.solver._parts.grader.for_vote
     monkeypatch.setattr(
-        solver.solver._grader, "for_vote", lambda deadline: deadlines.append(deadline) or real(deadline)
+        solver.solver._parts.grader, "for_vote", lambda deadline: deadlines.append(deadline) or real(deadline)
     )
 
     async def body():

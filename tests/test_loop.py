@@ -23,7 +23,7 @@ from gambit.core.types import (
 from gambit.results.record import fold
 from gambit.results.replay import replay
 from gambit.results.vote import Consensus
-from gambit.search import loop
+from gambit.search import limits, loop
 from gambit.search.batch import run_searches
 from gambit.search.policies.base import Branch, Prune, Start, Stop, Wake
 from puppet import PuppetEngine, admit
@@ -86,7 +86,7 @@ def test_a_time_budget_covers_the_vote():
 
 
 def test_a_part_of_a_time_budget_is_kept_for_the_vote():
-    assert loop._until_vote(10.0) == 9.0 and loop._until_vote(1000.0) == 995.0
+    assert limits.until_vote(10.0) == 9.0 and limits.until_vote(1000.0) == 995.0
 
 
 def test_a_look_at_the_vote_holds_up_the_engine_for_a_moment_only():

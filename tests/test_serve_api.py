@@ -222,7 +222,7 @@ def test_a_client_that_leaves_frees_the_engine_within_two_steps(served, gate, is
     at = gate.num_steps
     gate.allow(2)
     served.wait_until_idle()
-    assert gate.num_steps - at <= 2 and served.kv_used == 0 and not served.solver._host._tickets
+    assert gate.num_steps - at <= 2 and served.kv_used == 0 and not served.solver._parts.host._tickets
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_two_hundred_clients_that_leave_at_random_leave_nothing_behind(served):
 
     asyncio.run(all_of_them())
     served.wait_until_idle()
-    assert served.kv_used == 0 and not served.solver._host._tickets and not served.desk.queue.num_waiting
+    assert served.kv_used == 0 and not served.solver._parts.host._tickets and not served.desk.queue.num_waiting
     assert served.ask().gambit["answer"] == "78"
 
 

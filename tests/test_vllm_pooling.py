@@ -44,14 +44,14 @@ def solver_with(verifier, engine, **options):
 
 
 def server_of(solver):
-    return solver._verifier.reader._process
+    return solver._parts.verifier.reader._process
 
 
 def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
     """Then its process is killed, which ends the next search with a reason, and one that may do without goes on."""
     local = start_local_reader(parse_reader(f"prm:{verifier.folder}"), EngineConfig(), "cpu")
     with solver_with(verifier, "vllm") as solver:
-        reader = solver._verifier.reader
+        reader = solver._parts.verifier.reader
         found = reader.read(readings())
         assert [each.score for each in found] == pytest.approx(verifier.scores(QUESTION, THOUGHTS), **CLOSE)
         again = reader.read(readings())

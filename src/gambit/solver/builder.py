@@ -1,0 +1,174 @@
+"""Makes a search out of a request: prompt, settings, policy, verifier, log."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+
+from gambit.config.options import PresetSource, SearchConfig
+from gambit.config.presets import SearchSettings, resolve, system_prompt_of
+from gambit.core.errors import GambitWarning, UserError
+from gambit.core.problem import ChatMessage, Problem
+from gambit.engines.base import SearchSpec, check_prompt
+from gambit.scorers.readers.base import Question
+from gambit.search.choice import (
+    confidence_window,
+    embedder_of,
+    make_policy,
+    needs_scores,
+    policy_options,
+    with_fixed_pool,
+)
+from gambit.search.lengths import LengthHistory
+from gambit.search.loop import Search
+from gambit.search.policies.base import requirements_of
+from gambit.search.recorder import Callbacks
+from gambit.search.verification import VerifierUse
+from gambit.solver.header import run_header
+from gambit.solver.parts import SolverParts
+from gambit.solver.pending import PreparedSearch, SearchRequest
+from gambit.storage.run_folder import EventSink
+from gambit.text.answers import Extractor, extractor_for
+from gambit.text.boundary import continued
+from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
+
+
+class SearchBuilder:
+    """Builds a solver's searches, one after the other, on the engine's thread."""
+
+    def __init__(self, parts: SolverParts) -> None:
+        self.history = LengthHistory()
+        self._parts = parts
+        self._num_searches = 0
+        self._said: set[str] = set()
+
+    def build(self, request: SearchRequest) -> PreparedSearch:
+        parts, problem, config = self._parts, request.problem, request.config
+        parts.check_question(problem.last_message)
+        prompt = self._encode(problem, config)
+        tokens = (*prompt.token_ids, *problem.prefix_tokens)
+        check_prompt(parts.engine.info, len(tokens))
+        settings, found = self._resolve(config, prompt, problem)
+        policy = make_policy(config, settings, is_probability=parts.judge.is_probability)
+        requirements = requirements_of(policy)
+        verifier = self._verifier_use(problem, tokens) if needs_scores(requirements, config) else None
+        embed = embedder_of(requirements)
+        found += self._crowding(settings.capacity * request.concurrency)
+        found += _short_context(verifier, len(tokens) + settings.max_new_tokens)
+        notes = (*prompt.notes, *found)
+        news = tuple(note for note in notes if self._is_news(note))
+        sink = EventSink(problem.id, request.out_dir, request.on_event, must_log=request.must_log)
+        self._num_searches += 1
+        spec = SearchSpec(
+            self._num_searches,
+            tokens,
+            continued(rule_for(parts.rule, prompt), problem.prefix_tokens),
+            parts.stop_ids,
+            keeps_histories=settings.ghost_parents,
+            confidence_window=confidence_window(requirements, config),
+            embedding_size=requirements.embedding_size,
+            has_verifier=verifier is not None,
+        )
+        started = run_header(parts, problem, config, settings, policy, tokens)
+        callbacks = Callbacks(
+            self._answer_reader(request.extractor or extractor_for(config.answer), problem.prefix_tokens),
+            parts.grader.for_vote,
+            sink.write,
+            parts.engine.tokenizer.decode,
+            embed,
+        )
+        search = Search(parts.engine, policy, settings, spec, started, callbacks, verifier)
+        return PreparedSearch(search, sink, news, notes, prompt.thinks)
+
+    def _encode(self, problem: Problem, config: SearchConfig) -> EncodedPrompt:
+        return encode_problem(
+            self._parts.engine.tokenizer,
+            problem.question,
+            system_prompt=system_prompt_of(config, self._parts.defaults.preset),
+            enable_thinking=config.enable_thinking,
+        )
+
+    def _resolve(
+        self, config: SearchConfig, prompt: EncodedPrompt, problem: Problem
+    ) -> tuple[SearchSettings, list[str]]:
+        parts, defaults = self._parts, self._parts.defaults
+        if config.preset is PresetSource.AUTO:
+            defaults = self.history.added_to(defaults)
+        settings, notes = resolve(
+            with_fixed_pool(config),
+            defaults,
+            parts.engine.info.context_tokens - len(prompt.token_ids),
+            has_floor=parts.judge.is_probability,
+            trust=parts.judge.trust,
+            policy_options=policy_options(config),
+        )
+        if problem.prefix_tokens:
+            settings = _after_prefix(settings, problem)
+        # Continuations of one trace, or of its neighbours, must not be drawn alike.
+        if config.own_noise or problem.prefix_tokens:
+            settings = _with_own_noise(settings, problem)
+        return settings, notes
+
+    def _verifier_use(self, problem: Problem, prompt_tokens: tuple[int, ...]) -> VerifierUse | None:
+        parts, asked = self._parts, problem.question
+        if parts.verifier is None:
+            return None
+        messages = (ChatMessage(role="user", content=asked),) if isinstance(asked, str) else tuple(asked)
+        return VerifierUse(
+            parts.verifier,
+            Question(messages, prompt_tokens),
+            parts.engine.tokenizer.decode,
+            is_async=parts.config.verifier_async,
+            is_optional=parts.config.verifier_optional,
+        )
+
+    def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:
+        def answer_of(tokens: Sequence[int]) -> str | None:
+            return extract(self._parts.text_of([*prefix, *tokens]))
+
+        return answer_of
+
+    def _crowding(self, num_traces: int) -> list[str]:
+        info = self._parts.engine.info
+        if info.most_traces is None or num_traces <= info.most_traces:
+            return []
+        option = (
+            f"; --engine-option {info.most_traces_option}={num_traces} lets all run" if info.most_traces_option else ""
+        )
+        return [f"of {num_traces} traces {info.most_traces} run at a time, the others wait{option}"]
+
+    def _is_news(self, note: str) -> bool:
+        """Each warning is said once per solver."""
+        if note in self._said:
+            return False
+        self._said.add(note)
+        warnings.warn(note, GambitWarning, stacklevel=5)
+        return True
+
+
+def _short_context(verifier: VerifierUse | None, num_tokens: int) -> list[str]:
+    context = None if verifier is None else verifier.thread.info.context_tokens
+    if context is None or num_tokens <= context:
+        return []
+    return [
+        f"the verifier reads at most {context} tokens: a trace that grows longer, up to {num_tokens} with its "
+        "prompt, keeps the score it has; lower --max-new-tokens, or take a verifier with a longer context"
+    ]
+
+
+def _after_prefix(settings: SearchSettings, problem: Problem) -> SearchSettings:
+    """With what is left of the answer's length."""
+    left = settings.max_new_tokens - len(problem.prefix_tokens)
+    if left < 1:
+        raise UserError(f"a prefix of {len(problem.prefix_tokens)} tokens leaves nothing of an answer of at most "
+                        f"{settings.max_new_tokens}: shorten it, or raise --max-new-tokens")  # fmt: skip
+    return dataclasses.replace(settings, max_new_tokens=left)
+
+
+def _with_own_noise(settings: SearchSettings, problem: Problem) -> SearchSettings:
+    """With a seed made of the seed and the problem's id."""
+    digest = hashlib.sha256(f"{settings.sampling.seed} {problem.id}".encode()).digest()
+    sampling = dataclasses.replace(settings.sampling, seed=int.from_bytes(digest[:6], "big"))
+    return dataclasses.replace(settings, sampling=sampling)

@@ -1,0 +1,104 @@
+"""What a solver is made of, loaded once: the engine on its thread, the judges of thoughts, the grader of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from gambit.config.options import EngineConfig
+from gambit.config.presets import ModelDefaults
+from gambit.core.problem import NamedModel
+from gambit.engines.base import Engine
+from gambit.engines.choice import start_engine
+from gambit.engines.verifiers import beside_verifier, start_reader
+from gambit.models import files as models
+from gambit.scorers.base import Scorer, ScorerInfo, check_fit
+from gambit.scorers.choice import load_scorer, model_scorer
+from gambit.scorers.readers.base import Reader, ReaderInfo
+from gambit.scorers.readers.names import ReaderName, parse_reader
+from gambit.scorers.readers.thread import ReaderThread
+from gambit.scorers.simple import ConfidenceScorer
+from gambit.search.host import SearchHost
+from gambit.text.answers import Grader
+from gambit.text.boundary import BoundaryRule, boundary_rule
+from gambit.text.prompts import stop_ids
+
+
+@dataclass(frozen=True, slots=True)
+class SolverParts:
+    """One model, ready to be searched with."""
+
+    config: EngineConfig
+    source: str  # where the model's files are
+    named: NamedModel | None
+    defaults: ModelDefaults
+    scorer: Scorer  # looks at states, inside the engine
+    verifier: ReaderThread | None
+    host: SearchHost
+    memory_ratio: float  # the engine's, after the verifier has taken its part
+    rule: BoundaryRule
+    stop_ids: frozenset[int]
+    grader: Grader = field(default_factory=Grader)
+
+    @property
+    def engine(self) -> Engine:
+        return self.host.engine
+
+    @property
+    def judge(self) -> ScorerInfo | ReaderInfo:
+        """Of what ranks the traces: the verifier, where there is one."""
+        return self.scorer.info if self.verifier is None else self.verifier.info
+
+    def check_question(self, question: str) -> None:
+        """Refuse a question that a bundled model was not made for."""
+        if self.named is not None:
+            self.named.check_question(question)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """What a trace said, without the token that ended it."""
+        spoken = tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens
+        return self.engine.tokenizer.decode(spoken)
+
+    def close(self) -> None:
+        self.host.close()
+        if self.verifier is not None:
+            self.verifier.close()
+        self.grader.close()
+
+
+def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverParts:
+    """Load and start everything; whatever fails leaves nothing running."""
+    source = models.locate(config.model)
+    named, reader_name = models.named_model(config.model), parse_reader(config.scorer)
+    own_scorer = _own_scorer(scorer, reader_name, source, config.model)
+    generation = models.generation_of(source)
+    defaults = models.defaults_of(source, generation)
+    with ExitStack() as started:
+        # Before the engine: what it takes of the memory is then no longer free.
+        verifier = _start_verifier(scorer, reader_name, config)
+        if verifier is not None:
+            started.callback(verifier.close)
+        engine_config = beside_verifier(config, reader_name)
+        host = SearchHost(lambda: start_engine(engine_config, source, own_scorer))
+        started.callback(host.close)
+        tokenizer = host.engine.tokenizer
+        rule, ends = boundary_rule(tokenizer), stop_ids(tokenizer, generation.eos_ids)
+        check_fit(own_scorer.info, hidden_size=host.engine.info.hidden_size, boundary_rule=rule.name)
+        started.pop_all()
+    return SolverParts(
+        config, source, named, defaults, own_scorer, verifier, host, engine_config.memory_ratio, rule, ends
+    )
+
+
+def _own_scorer(scorer: str | Scorer | Reader, verifier: ReaderName | None, source: str, model: str) -> Scorer:
+    """What scores states inside the engine; beside a verifier it is the model's own, or its token confidence."""
+    if verifier is not None or isinstance(scorer, Reader):
+        return model_scorer(source) or ConfidenceScorer()
+    return load_scorer(scorer, source, model) if isinstance(scorer, str) else scorer
+
+
+def _start_verifier(scorer: object, name: ReaderName | None, config: EngineConfig) -> ReaderThread | None:
+    if isinstance(scorer, Reader):
+        return ReaderThread(lambda: scorer)
+    return None if name is None else ReaderThread(lambda: start_reader(name, config))

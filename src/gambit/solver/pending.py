@@ -1,0 +1,116 @@
+"""A search that was asked for, until its caller has its result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gambit.config.options import SearchConfig
+from gambit.core.problem import Problem
+from gambit.results.record import SearchRecord, SearchResult
+from gambit.search.host import SearchTicket
+from gambit.search.lengths import LengthHistory
+from gambit.search.loop import Search
+from gambit.storage.run_folder import EventCallback, EventSink
+from gambit.text.answers import Extractor
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """What a caller asked for."""
+
+    problem: Problem
+    config: SearchConfig
+    out_dir: Path | None
+    extractor: Extractor | None
+    on_event: EventCallback | None
+    concurrency: int = 1
+    must_log: bool = True  # False: tried before, so that a folder that has become unwritable costs the log alone
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSearch:
+    """A search, ready to begin, with its log."""
+
+    search: Search
+    sink: EventSink
+    news: tuple[str, ...]  # notes that nobody was told before
+    notes: tuple[str, ...]
+    thinks: bool
+
+
+@dataclass(slots=True, eq=False)
+class PendingSearch:
+    """A search that was handed in, until its caller has its result."""
+
+    request: SearchRequest
+    history: LengthHistory
+    ticket: SearchTicket = field(init=False)
+    run: PreparedSearch | None = None  # once the engine's thread has taken it in
+
+    def cancel(self) -> None:
+        """End it within two engine steps, with the best vote so far."""
+        self.ticket.cancel()
+
+    @property
+    def record(self) -> SearchRecord:
+        """What its events say; it changes on the engine's thread until the search has ended."""
+        assert self.run is not None, "the search has not begun"
+        return self.run.search.record
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Every warning about this search, those that an earlier one got too."""
+        return () if self.run is None else self.run.notes
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its traces begin inside a think block."""
+        return self.run is not None and self.run.thinks
+
+    def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
+        """What a live trace has said so far; to be called from `on_event`, on the engine's thread."""
+        assert self.run is not None, "the search has not begun"
+        return self.run.search.tokens_of(trace, start)
+
+    def result(self) -> SearchResult:
+        """Waits for it; an interrupted wait ends the search first, so that its log has an end."""
+        try:
+            return self._finished(self.ticket.result.result())
+        except BaseException:
+            self.abandon()
+            raise
+
+    def result_or_error(self) -> SearchResult:
+        """What went wrong in this search alone is in its result."""
+        try:
+            return self.result()
+        except Exception as error:
+            if not self.ticket.failed_alone:
+                raise
+            return self._failed(error)
+
+    def abandon(self) -> None:
+        """End it, and wait for that."""
+        self.ticket.cancel()
+        self.ticket.result.exception()
+        if self.run is not None:
+            self.run.sink.close()
+
+    def _finished(self, result: SearchResult) -> SearchResult:
+        assert self.run is not None
+        if not self.request.problem.prefix_tokens:  # the rest of a trace says little about the length of one
+            self.history.remember(self.run.search.record)
+        result = dataclasses.replace(result, warnings=self.run.news, out_dir=self.run.sink.folder)
+        failure = self.run.sink.finish(result)
+        if failure is None:
+            return result
+        return dataclasses.replace(result, warnings=(*self.run.news, failure), log_error=failure)
+
+    def _failed(self, error: Exception) -> SearchResult:
+        if self.run is not None and self.run.search.result is not None:
+            return self._finished(self.run.search.result)
+        config = self.request.config
+        return SearchResult.failed(self.request.problem.id, config.policy, config.seed, str(error))

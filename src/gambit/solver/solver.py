@@ -1,0 +1,191 @@
+"""The solver: one model, and the calls that search with it. The first file to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
+from types import TracebackType
+
+from gambit.config.options import EngineConfig, SearchConfig, build
+from gambit.config.presets import resolved_capacity
+from gambit.core import events as ev
+from gambit.core.errors import UserError
+from gambit.core.problem import ChatMessage, Problem
+from gambit.engines.base import Engine
+from gambit.models import files as models
+from gambit.results.record import SearchResult
+from gambit.scorers.base import Scorer
+from gambit.scorers.choice import warn_of_other_weights
+from gambit.scorers.readers.base import Reader
+from gambit.search.choice import with_fixed_pool
+from gambit.search.loop import Search
+from gambit.solver.builder import SearchBuilder
+from gambit.solver.parts import load_parts
+from gambit.solver.pending import PendingSearch, SearchRequest
+from gambit.storage.run_folder import EventCallback, check_writable
+from gambit.text.answers import Extractor
+
+
+class Solver:
+    """Holds one model on one engine and searches with it as often as asked.
+
+    >>> solver = Solver()  # the bundled model
+    >>> solver.solve("a = 17; b = 61; c = a + b; c?").answer
+    """
+
+    def __init__(
+        self, model: str = models.BUNDLED, *, scorer: str | Scorer | Reader = "auto", **engine_options: object
+    ) -> None:
+        """`engine_options` are the other fields of `EngineConfig`: engine, device, dtype, kv_budget_tokens, …
+
+        A scorer looks at the model's states; a reader, or `prm:…`, is a verifier that reads what it wrote.
+        """
+        named = scorer if isinstance(scorer, str) else "custom"
+        self.config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})
+        self._parts = load_parts(self.config, scorer)
+        self._builder = SearchBuilder(self._parts)
+        if not self.config.any_weights:
+            warn_of_other_weights(self._parts.scorer.info, self._parts.source, model)
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the model. Its calls belong to the solver's own thread: look, do not touch."""
+        return self._parts.engine
+
+    def solve(
+        self,
+        problem: str | Sequence[ChatMessage] | Problem,
+        config: SearchConfig | None = None,
+        *,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: Callable[[ev.Event], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> SearchResult:
+        """Search one problem to its end. With `out_dir`, the event log and the result are written there.
+
+        Calls from several threads run in one batch. Callbacks are called on the solver's own thread.
+        """
+        request = _request(problem, config, out_dir, extractor, on_event)
+        return self._submit(request, should_stop).result()
+
+    def submit(
+        self,
+        problem: str | Sequence[ChatMessage] | Problem,
+        config: SearchConfig | None = None,
+        *,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: Callable[[ev.Event], None] | None = None,
+    ) -> PendingSearch:
+        """Begin a search beside those that run, and come back at once; `AsyncSolver` and `gambit serve` build on it."""
+        return self._submit(_request(problem, config, out_dir, extractor, on_event), lambda: False)
+
+    def check_question(self, question: str) -> None:
+        """Refuse, before a search begins, a question that a bundled model was not made for."""
+        self._parts.check_question(question)
+
+    def capacity_of(self, config: SearchConfig) -> int:
+        """How many traces a search runs at a time."""
+        return resolved_capacity(with_fixed_pool(config), self._parts.defaults)
+
+    @property
+    def think_end(self) -> int | None:
+        """The token that ends a model's thinking; None where it has none."""
+        return self._parts.rule.think_end
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """What a trace said, without the token that ended it."""
+        return self._parts.text_of(tokens)
+
+    def solve_many(
+        self,
+        problems: Iterable[str | Problem],
+        config: SearchConfig | None = None,
+        *,
+        concurrency: int = 1,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: EventCallback | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[SearchResult]:
+        """Search problems, `concurrency` at a time in one batch, and give results as they finish.
+
+        A problem that cannot be searched gives a result with `error` set; the others go on. Leaving the iteration
+        early ends the searches that run.
+        """
+        if concurrency < 1:
+            raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
+        asked, folder = config or SearchConfig(), _as_path(out_dir)
+        if folder is not None:
+            check_writable(folder)
+        coming = enumerate(problems)
+        pending: list[PendingSearch] = []
+        try:
+            while True:
+                while len(pending) < concurrency and not should_stop() and (item := next(coming, None)) is not None:
+                    problem = item[1] if isinstance(item[1], Problem) else Problem(item[1], id=str(item[0]))
+                    own_folder = None if folder is None else folder / problem.id
+                    request = SearchRequest(
+                        problem, asked, own_folder, extractor, on_event, concurrency, must_log=False
+                    )
+                    pending.append(self._submit(request, should_stop))
+                if not pending:
+                    return
+                for done in _first_done(pending):
+                    pending.remove(done)
+                    yield done.result_or_error()
+        finally:
+            for left in pending:
+                left.abandon()
+
+    def equivalent(self, first: str, second: str) -> bool:
+        """Whether two answers are equal, as the votes decide it; what they have compared is remembered."""
+        return self._parts.grader.equivalent(first, second)
+
+    def grade(self, answer: str | None, gold: str) -> bool:
+        """Whether an answer is right; no answer is wrong."""
+        return self._parts.grader.grade(answer, gold)
+
+    def close(self) -> None:
+        """End what runs and give back memory and processes; a second call does nothing."""
+        self._parts.close()
+
+    def __enter__(self) -> Solver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _submit(self, request: SearchRequest, should_stop: Callable[[], bool]) -> PendingSearch:
+        pending = PendingSearch(request, self._builder.history)
+
+        def make() -> Search:
+            pending.run = self._builder.build(request)
+            return pending.run.search
+
+        pending.ticket = self._parts.host.submit(make, should_stop)
+        return pending
+
+
+def _first_done(pending: Sequence[PendingSearch]) -> list[PendingSearch]:
+    """Waits for at least one."""
+    wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
+    return [each for each in pending if each.ticket.result.done()]
+
+
+def _request(
+    problem: str | Sequence[ChatMessage] | Problem,
+    config: SearchConfig | None,
+    out_dir: Path | str | None,
+    extractor: Extractor | None,
+    on_event: Callable[[ev.Event], None] | None,
+) -> SearchRequest:
+    problem = problem if isinstance(problem, Problem) else Problem(problem)
+    callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
+    return SearchRequest(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
+
+
+def _as_path(out_dir: Path | str | None) -> Path | None:
+    return None if out_dir is None else Path(out_dir)
