@@ -87,6 +87,8 @@ def test_what_is_in_use_today_warns_of_nothing() -> None:
 def test_a_name_that_never_was_is_an_error() -> None:
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         from gambit.types import Nothing  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Nowhere'"):
+        from gambit.search.loop import Nowhere  # noqa: F401
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("gambit.nowhere")
     assert not hasattr(importlib.import_module("gambit.config"), "nothing")

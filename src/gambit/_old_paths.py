@@ -180,6 +180,8 @@ def _forward(module: ModuleType, old: str) -> None:
         if name.startswith("__"):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         home, new = _new_place(old, name)
+        if (home, new) == (old, name):  # this module's own, and it has none
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         try:
             found = getattr(importlib.import_module(f"gambit.{home}"), new)
         except AttributeError:

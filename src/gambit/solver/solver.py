@@ -42,11 +42,16 @@ class Solver:
         A scorer looks at the model's states; a reader, or `prm:…`, is a verifier that reads what it wrote.
         """
         named = scorer if isinstance(scorer, str) else "custom"
-        self.config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})
-        self._parts = load_parts(self.config, scorer)
+        config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})
+        self._parts = load_parts(config, scorer)
         self._builder = SearchBuilder(self._parts)
-        if not self.config.any_weights:
+        if not config.any_weights:
             warn_of_other_weights(self._parts.scorer.info, self._parts.source, model)
+
+    @property
+    def config(self) -> EngineConfig:
+        """With which it was made."""
+        return self._parts.config
 
     @property
     def engine(self) -> Engine:
