@@ -137,7 +137,8 @@ class Method:
         defaults = models.defaults_of(source, models.generation_of(source))
         settings, _ = resolve(self.config(0), defaults, CONTEXT, has_floor=info.is_probability, trust=info.trust)
         weights = self.scorer.partition(",")[0]
-        shape = f"M={settings.islands} K={settings.swap_size} w={settings.warmup_tokens}"
+        doubt = " in doubt" if settings.doubt is not None else ""
+        shape = f"M={settings.islands} K={settings.swap_size} w={settings.warmup_tokens}{doubt}"
         return f"{settings.policy} {shape}, scorer {weights}" if settings.policy == "gambit" else settings.policy
 
 
@@ -257,6 +258,7 @@ def row_of(batch: Batch, record: SearchRecord, puzzle: Puzzle) -> dict[str, obje
         "completed": record.counts.completed,
         "seconds": record.seconds.total,
         "settings": {name: settings[name] for name in ("islands", "swap_size", "warmup_tokens", "why")},
+        "islands": record.num_islands,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -87,6 +88,11 @@ class ScriptedEngine:
         for key in keys:
             self.tracks.forget(key)
         return {key: tuple(next(p for p in pools if key in p).pop(key).tokens) for key in keys}
+
+    def regroup(self, islands: Mapping[TraceKey, int]) -> None:
+        for key, island in islands.items():
+            trace = {**self.waiting, **self.running}[key]
+            trace.spec = dataclasses.replace(trace.spec, island=island)
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = {**self.waiting, **self.running}

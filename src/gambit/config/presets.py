@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from gambit.config.options import BranchPoint, PresetSource, SearchConfig, build, check_swap
-from gambit.config.trust import ScorerTrust, reason_for, rule_for
+from gambit.config.trust import RULES, Doubt, FallbackPool, ScorerTrust, TrustRule, reason_for, rule_for
 from gambit.core.errors import UserError
 from gambit.core.types import Sampling
 from gambit.results.vote import Consensus
@@ -114,6 +114,7 @@ class SearchSettings:
     consensus: Consensus | None = None
     islands: int = 1
     why: str = ""  # these islands, swaps and warm-up, in one sentence
+    doubt: Doubt | None = None  # None: they stay as they are
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
 
     def options_of(self, kind: type[Model]) -> Model:
@@ -159,7 +160,7 @@ def resolve(
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     num_traces = _first(config.num_traces, capacity)
-    pool = _pool(config, preset, trust, capacity, min(capacity, num_traces), half_trace)
+    pool = _pool(config, preset, trust, capacity, min(capacity, num_traces), half_trace, is_probability=has_floor)
     settings = SearchSettings(
         policy=config.policy,
         capacity=capacity,
@@ -171,6 +172,7 @@ def resolve(
         ),
         warmup_tokens=pool.warmup_tokens,
         why=pool.why,
+        doubt=pool.doubt,
         hard_floor=config.hard_floor if has_floor and config.hard_floor > 0 else None,
         child_temperature=config.child_temperature,
         branch_point=config.branch_point,
@@ -211,11 +213,13 @@ class _Pool:
     swap_size: int
     warmup_tokens: int
     why: str
+    doubt: Doubt | None = None
 
 
 def _pool(
-    config: SearchConfig, preset: Preset, trust: ScorerTrust | None, capacity: int, most: int, half_trace: int
-) -> _Pool:
+    config: SearchConfig, preset: Preset, trust: ScorerTrust | None, capacity: int, most: int, half_trace: int,
+    *, is_probability: bool,
+) -> _Pool:  # fmt: skip
     """`most`: islands that the pool can have, each with a place and a trace to complete."""
     swap_size = _first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16))
     warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
@@ -226,14 +230,23 @@ def _pool(
         if given > most:
             raise UserError(f"islands = {given}: a pool that completes {most} traces has at most as many islands")
         return _Pool(given, swap_size, warmup, f"islands = {given} is {source}")
+
+    def by_rule(rule: TrustRule, multiple_of: int = 1) -> FallbackPool:
+        islands = max(1, most // rule.island_size) // multiple_of * multiple_of
+        return FallbackPool(
+            rule.from_auc,
+            islands,
+            _first(config.swap_size, min(capacity, islands * rule.swaps_per_island)),
+            _first(config.warmup_tokens, max(warmup, round(2 * half_trace * rule.least_warmup))),
+        )
+
     rule = rule_for(trust)
-    islands = max(1, most // rule.island_size)
-    return _Pool(
-        islands,
-        _first(config.swap_size, min(capacity, islands * rule.swaps_per_island)),
-        _first(config.warmup_tokens, max(warmup, round(2 * half_trace * rule.least_warmup))),
-        reason_for(trust),
-    )
+    chosen = by_rule(rule)
+    # Islands are split where they stand, each into as many as the others.
+    safer = tuple(by_rule(each, chosen.islands) for each in RULES[RULES.index(rule) + 1 :])
+    safer = tuple(pool for pool in safer if pool.islands > chosen.islands)
+    doubt = Doubt(trust.halfway, trust.spread, is_probability, safer) if trust and trust.spread and safer else None
+    return _Pool(*chosen[1:], reason_for(trust), doubt)
 
 
 def _given_islands(config: SearchConfig, preset: Preset) -> tuple[int | None, str]:

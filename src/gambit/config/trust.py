@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from gambit.results.claims import FEWEST_PROBLEMS
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts
 HALFWAY = SHARES.index(0.5)
+THOUGHTS = (1, 2, 3, 4, 6, 8, 12, 16)  # a trace's first ones, by which the spread of scores is told
+FEWEST_TRACES = 8  # that a spread can be told from
+LEAST_CHANCE = 1e-6  # chances nearer to 0 or 1 count as this: what lies beyond is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,9 @@ class ScorerTrust:
     num_problems: int  # with right and wrong traces
     base_model: str | None = None
     source: str | None = None  # where the problems came from
+    # How far the scores of a problem's traces lay apart after so many THOUGHTS (`spread_of`), averaged over problems;
+    # None where too few traces had as many.
+    spread: tuple[float | None, ...] = ()
 
     @property
     def halfway(self) -> float:
@@ -34,7 +41,9 @@ class ScorerTrust:
     def to_json(self) -> dict[str, Json]:
         known = (value if math.isfinite(value) else None for value in self.auc)
         auc: dict[str, Json] = {f"{share:g}": value for share, value in zip(SHARES, known, strict=True)}
-        return {"auc": auc, "problems": self.num_problems, "base_model": self.base_model, "source": self.source}
+        spread: dict[str, Json] = {str(n): value for n, value in zip(THOUGHTS, self.spread, strict=False)}
+        about: dict[str, Json] = {"base_model": self.base_model, "source": self.source}
+        return {"auc": auc, "problems": self.num_problems, **about, **({"spread": spread} if spread else {})}
 
     @classmethod
     def from_json(cls, raw: Json) -> ScorerTrust | None:
@@ -44,7 +53,8 @@ class ScorerTrust:
         if not isinstance(raw, dict) or not isinstance(found := raw["auc"], dict):
             raise ValueError(f"trust = {raw!r} is no object with an auc by share")
         auc = tuple(_checked_auc(found[f"{share:g}"]) for share in SHARES)
-        return cls(auc, int(_number(raw["problems"])), _text(raw.get("base_model")), _text(raw.get("source")))
+        about = _text(raw.get("base_model")), _text(raw.get("source"))
+        return cls(auc, int(_number(raw["problems"])), *about, _checked_spread(raw.get("spread")))
 
 
 def _number(raw: Json) -> float:
@@ -58,6 +68,21 @@ def _checked_auc(raw: Json) -> float:
         return math.nan
     if not 0 <= (value := _number(raw)) <= 1:
         raise ValueError(f"an AUC of {value} is not between 0 and 1")
+    return value
+
+
+def _checked_spread(raw: Json) -> tuple[float | None, ...]:
+    """Checkpoints from before have none."""
+    if raw is None:
+        return ()
+    if not isinstance(raw, dict):
+        raise ValueError(f"spread = {raw!r} is no object by number of thoughts")
+    return tuple(None if (value := raw.get(str(n))) is None else _checked_width(value) for n in THOUGHTS)
+
+
+def _checked_width(raw: Json) -> float:
+    if not 0 <= (value := _number(raw)) < math.inf:
+        raise ValueError(f"a spread of {value} is not a number from 0 on")
     return value
 
 
@@ -104,3 +129,67 @@ def reason_for(trust: ScorerTrust | None) -> str:
     place = RULES.index(rule_for(trust))
     above = f" to {RULES[place - 1].from_auc:g}" if place else " and more"
     return f"{found} ({RULES[place].from_auc:g}{above})"
+
+
+# -- doubt -----------------------------------------------------------------------------------------------------
+
+# Scores that lie so many times further apart than when the scorer was judged are doubted. On pawn no problem's lay
+# 1.8 times as far apart as they do on average; noise that takes the AUC at half-way from 0.82 to 0.65, 0.55 and 0.53
+# widens them 4, 7 and 7.5 times (benchmarks/results/islands_noise.json has the scorers).
+DOUBTED_SPREAD = 2.0
+
+
+class FallbackPool(NamedTuple):
+    """The pool of a rule further down the table."""
+
+    from_auc: float
+    islands: int
+    swap_size: int
+    warmup_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """When a search withdraws its trust in a scorer, and to which pool it falls back.
+
+    A scorer that meets what it was not judged on is as sure of itself as ever; how far its scores lie apart in the pool
+    needs no labels and shows after two or three thoughts. What widens them without telling right from wrong is noise,
+    and noise lowers what the scorer has to say in the same proportion.
+    """
+
+    auc: float  # at half-way, as judged
+    spread: tuple[float | None, ...]  # as judged, after each of THOUGHTS
+    is_probability: bool
+    pools: tuple[FallbackPool, ...]  # from the most trusting to the safest
+
+    def scale(self, score: float) -> float:
+        """Chances as log-odds, where noise is as wide near 0 and 1 as in the middle."""
+        return log_odds(score) if self.is_probability else score
+
+    def auc_at(self, num_thoughts: int, spread: float) -> float:
+        """What the AUC at half-way comes to, given how far the pool's scores lie apart."""
+        known = self.spread[THOUGHTS.index(num_thoughts)]
+        if not known or spread <= DOUBTED_SPREAD * known:
+            return self.auc
+        return 0.5 + (self.auc - 0.5) * known / spread
+
+    def pool_at(self, auc: float) -> FallbackPool:
+        return next((pool for pool in self.pools if auc >= pool.from_auc), self.pools[-1])
+
+
+def log_odds(chance: float) -> float:
+    kept = min(max(chance, LEAST_CHANCE), 1 - LEAST_CHANCE)
+    return math.log(kept / (1 - kept))
+
+
+def spread_of(scores: Sequence[Sequence[float]]) -> float:
+    """How far traces lie apart: the standard deviation around the mean of each thought; `scores`: [trace][thought].
+
+    A first thought may be said alike by all and a last one differ most: only traces at the same thought are compared.
+    """
+    return math.sqrt(sum(map(_variance, zip(*scores, strict=True))) / len(scores[0]))
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)

@@ -138,6 +138,18 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Every island was divided into smaller ones: from here on these settings hold."""
+
+    step: int
+    islands: int
+    swap_size: int
+    warmup_tokens: int
+    why: str
+    island_of: tuple[int, ...]  # of every trace so far, by id
+
+
+@dataclass(frozen=True, slots=True)
 class Discarded:
     """A finished trace that shall not vote."""
 
@@ -232,6 +244,7 @@ Event: TypeAlias = (
     | Pruned
     | Evicted
     | Finished
+    | Split
     | Discarded
     | Cancelled
     | Sample

@@ -105,6 +105,9 @@ class Engine(Protocol):
     def rank(self, scores: Mapping[TraceKey, float]) -> None:
         """What the verifier of a search thinks of its live traces; evictions follow it from the next step on."""
 
+    def regroup(self, islands: Mapping[TraceKey, int]) -> None:
+        """Live traces that belong to another island from now on."""
+
     def progress(self, search: int) -> Mapping[int, Progress]:
         """How far the live traces of a search are."""
 

@@ -106,6 +106,12 @@ class PoolShape:
             return None
         return cls(**{name: settings[name] for name in names})  # type: ignore[arg-type]
 
+    def after(self, split: ev.Split | None) -> PoolShape:
+        if split is None:
+            return self
+        why = f"{split.why} ({self.islands:,} islands up to step {split.step:,})"
+        return PoolShape(split.islands, split.swap_size, self.check_interval, split.warmup_tokens, why)
+
     def __str__(self) -> str:
         islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
         return (
@@ -169,6 +175,7 @@ class SearchRecord:
     stopped: ev.Stopped | None = None
     voted: ev.Voted | None = None
     verified: ev.VerifierTotals | None = None
+    split: ev.Split | None = None  # the last
 
     def __post_init__(self) -> None:
         self.tree = TraceTree(self.started.capacity, Aggregation(self.started.aggregation))
@@ -183,6 +190,7 @@ class SearchRecord:
         elif isinstance(event, ev.VerifierTotals):
             self.verified = event
         else:
+            self.split = event if isinstance(event, ev.Split) else self.split
             self.tree.apply(event)
 
     def vote(self, equivalent: Equivalent) -> VoteResult:
@@ -198,7 +206,9 @@ class SearchRecord:
 
     @property
     def num_islands(self) -> int:
-        """As planned; logs from before islands have one."""
+        """Logs from before islands have one."""
+        if self.split is not None:
+            return self.split.islands
         found = self.started.settings.get("islands", 1)
         return found if isinstance(found, int) else 1
 
@@ -261,6 +271,11 @@ class SearchRecord:
         total = s.seconds_total + (self.verified.seconds_for_vote if self.verified else 0.0)
         return Seconds(total, s.seconds_engine, s.seconds_scoring + s.seconds_scheduling + s.seconds_search)
 
+    @property
+    def pool(self) -> PoolShape | None:
+        planned = PoolShape.of(self.started.settings)
+        return None if planned is None else planned.after(self.split)
+
     def result(self, vote: VoteResult) -> SearchResult:
         """The result; a log that was cut short counts as a failed run with the votes it has."""
         started = self.started
@@ -278,7 +293,7 @@ class SearchRecord:
             stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
             waiting=self.waiting,
             verifier=self.verifier,
-            pool=PoolShape.of(started.settings),
+            pool=self.pool,
             traces=outline_of(self.tree),
         )
 

@@ -12,7 +12,7 @@ from gambit.core.types import OnPressure, StopRule, TraceKey, TraceSpec
 from gambit.engines.base import Engine
 from gambit.search.islands import Islands
 from gambit.search.judging import TraceJudge
-from gambit.search.policies.base import Branch, Discard, Evict, Prune, Start
+from gambit.search.policies.base import Branch, Discard, Evict, Prune, Split, Start
 from gambit.search.recorder import Recorder
 
 
@@ -36,6 +36,7 @@ class Execution:
         self._judge = judge
         self._tree = recorder.record.tree
         self._num_on_island = [0] * settings.islands  # traces created so far
+        self._lots: list[int] = []  # by trace: the random numbers of its root
         self._unsent: list[TraceSpec] = []  # decided in this round
 
     def execute(self, decision: Start | Branch | Prune | Evict | Discard, at: int) -> None:
@@ -48,6 +49,21 @@ class Execution:
             self._recorder.emit(ev.Discarded(at, decision.trace, decision.reason))
         elif isinstance(decision, Prune | Evict):
             self._end(decision, at)
+
+    def split(self, decision: Split, at: int) -> Islands:
+        """Divide the islands; gives the new ones.
+
+        A root's random numbers say where it belongs, however many islands there are: the roots of each are those it
+        would have had from the start. Traces to come get random numbers that none has had.
+        """
+        island_of = tuple(lot % decision.islands for lot in self._lots)
+        used = max(map(self._islands.noise_id, self._islands, self._num_on_island))
+        self._islands = dataclasses.replace(self._islands, count=decision.islands)
+        self._num_on_island = [-(-used // decision.islands)] * decision.islands
+        self._recorder.split(ev.Split(at, **dataclasses.asdict(decision), island_of=island_of))
+        live = [trace for trace in self._tree.traces if trace.is_live]
+        self._engine.regroup({TraceKey(self._search, trace.id): trace.island for trace in live})
+        return self._islands
 
     def send(self) -> None:
         """A round's new traces together: an engine may begin them in one step."""
@@ -64,6 +80,7 @@ class Execution:
         for _ in range(decision.count):
             spec = self._spec_of(decision.island, decision.on_pressure, decision.stop_rule)
             self._unsent.append(spec)
+            self._lots.append(spec.random_id)
             self._recorder.join(ev.Created(at, spec.key.trace, decision.island))
 
     def _branch(self, decision: Branch, at: int) -> None:
@@ -82,6 +99,7 @@ class Execution:
             history_of=TraceKey(self._search, parent.id) if is_ghost else None,
         )
         self._unsent.append(child)
+        self._lots.append(self._lots[parent.root])
         self._recorder.join(ev.Branched(at, child.key.trace, parent.id, decision.inherited, temperature))
         self._judge.branch(child.key.trace, parent.id, decision.inherited)
 

@@ -23,7 +23,7 @@ class SearchLimits:
 
     def __init__(self, settings: SearchSettings, islands: Islands, tree: TraceTree) -> None:
         self._settings = settings
-        self._islands = islands
+        self.islands = islands
         self._tree = tree
         self._began = time.monotonic()
 
@@ -55,7 +55,7 @@ class SearchLimits:
         """Whether as many are complete as were asked for, on every island."""
         if self._tree.count(TraceState.FINISHED) < self._settings.num_traces:
             return False
-        return self._islands.are_complete(trace.island for trace in self._tree.in_state(TraceState.FINISHED))
+        return self.islands.are_complete(trace.island for trace in self._tree.in_state(TraceState.FINISHED))
 
     def due_reason(self, num_generated: int, *, is_settled: bool) -> StopReason | None:
         """Why the search must stop now; None where it goes on. `is_settled`: its vote cannot change any more."""

@@ -26,6 +26,7 @@ from gambit.search.policies.base import (
     Policy,
     PoolView,
     ScoreUse,
+    Split,
     State,
     Stop,
     ThoughtView,
@@ -33,6 +34,7 @@ from gambit.search.policies.base import (
     requirements_of,
 )
 from gambit.search.recorder import Callbacks, Recorder
+from gambit.search.spread import SpreadMeter
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.verification import Verification, VerifierUse
 from gambit.search.views import trace_view
@@ -70,6 +72,7 @@ class Search:
             callbacks,
             keeps_ghosts=settings.ghost_parents,
             reads_pruned=self._requirements.pruned_answers,
+            spread=None if settings.doubt is None else SpreadMeter(settings.doubt),
         )
         self.result: SearchResult | None = None
         self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
@@ -220,13 +223,17 @@ class Search:
             if not is_over or isinstance(decision, Discard):
                 self._execute(decision)
         self._execution.send()
-        if not self.is_stopped:
+        if not is_over and any(isinstance(decision, Split) for decision in decisions):
+            self._ask_policy()
+        elif not self.is_stopped:
             self._sample()
 
     def _execute(self, decision: Decision) -> None:
         if isinstance(decision, Stop):
             self._execution.send()
             self.stop(StopReason.POLICY)
+        elif isinstance(decision, Split):
+            self._limits.islands = self._execution.split(decision, self._num_steps)
         else:
             self._execution.execute(decision, self._num_steps)
 
@@ -239,6 +246,7 @@ class Search:
             len(tree.traces),
             tuple(self._recorder.finished),
             self._thoughts(traces),
+            self._recorder.found_spread(),
         )
 
     def _thoughts(self, traces: Sequence[TraceView]) -> tuple[ThoughtView, ...]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gambit.core import events as ev
 from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, TraceEnd
 from gambit.results.record import Equivalent, SearchRecord
-from gambit.search.policies.base import FinishedView
+from gambit.search.policies.base import FinishedView, ScoreSpread
+from gambit.search.spread import SpreadMeter
 from gambit.search.thoughts import Decode, Embed
 from gambit.search.views import finished_view
 from gambit.search.waits import WaitLedger
@@ -28,7 +29,15 @@ class Callbacks:
 class Recorder:
     """Writes the events of one search; its record changes by them alone."""
 
-    def __init__(self, record: SearchRecord, callbacks: Callbacks, *, keeps_ghosts: bool, reads_pruned: bool) -> None:
+    def __init__(
+        self,
+        record: SearchRecord,
+        callbacks: Callbacks,
+        *,
+        keeps_ghosts: bool,
+        reads_pruned: bool,
+        spread: SpreadMeter | None = None,
+    ) -> None:
         self.record = record
         self.waits = WaitLedger()
         self.finished: list[FinishedView] = []  # in the order of their ends
@@ -36,10 +45,16 @@ class Recorder:
         self._callbacks = callbacks
         self._keeps_ghosts = keeps_ghosts
         self._reads_pruned = reads_pruned
+        self._spread = spread
 
     def emit(self, event: ev.Event) -> None:
         self.record.apply(event)
+        if self._spread is not None and isinstance(event, ev.Scored | ev.Verified):
+            self._spread.note(event, self.record.tree)
         self._callbacks.on_event(event)
+
+    def found_spread(self) -> ScoreSpread | None:
+        return None if self._spread is None else self._spread.found()
 
     def join(self, event: ev.Created | ev.Branched) -> None:
         """A trace begins to wait for KV blocks."""
@@ -71,6 +86,12 @@ class Recorder:
         self.finished = [
             finished_view(tree, tree.traces[view.id]) if view.id in late else view for view in self.finished
         ]
+
+    def split(self, event: ev.Split) -> None:
+        """Traces that are complete are on other islands too."""
+        self.emit(event)
+        tree = self.record.tree
+        self.finished = [finished_view(tree, tree.traces[view.id]) for view in self.finished]
 
     def _lose(self, lost: Eviction, at: int) -> None:
         if lost.action is PressureAction.QUEUE:

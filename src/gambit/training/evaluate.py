@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.config.trust import FEWEST_TRACES, LEAST_CHANCE, THOUGHTS, ScorerTrust, spread_of
 from gambit.config.trust import SHARES as TRUST_SHARES
-from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
@@ -68,6 +69,7 @@ class ScorerRanking:
     pairwise: Mapping[float, Estimate]
     mean_auc: Estimate  # over 25, 50, 75 and 100 % of the steps
     calibration: tuple[Calibration, ...] = ()
+    spread: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Rated:
 
     by_share: Mapping[float, Floats]
     is_probability: bool = True
+    spread: tuple[float | None, ...] = ()  # as `ScorerTrust` has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +182,8 @@ def trust_of(report: ScorerReport, name: str) -> ScorerTrust | None:
     if not report.num_mixed:
         return None
     ranking = next(ranking for ranking in report.rankings if ranking.name == name)
-    return ScorerTrust(
-        tuple(ranking.auc[share].value for share in TRUST_SHARES), report.num_mixed, report.model, report.source
-    )
+    auc = tuple(ranking.auc[share].value for share in TRUST_SHARES)
+    return ScorerTrust(auc, report.num_mixed, report.model, report.source, ranking.spread)
 
 
 def _parts_of(
@@ -215,20 +217,39 @@ def rated_by(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) 
         share: trace_scores(scores, known.starts[traces], known.num_steps[traces], share, scorer.info.aggregation)
         for share in SHARES
     }
-    return Rated(by_share, scorer.info.is_probability)
+    scaled = _log_odds(scores) if scorer.info.is_probability else scores
+    return Rated(by_share, scorer.info.is_probability, spreads(scaled, data, traces))
+
+
+def _log_odds(chances: Floats) -> Floats:
+    kept = np.clip(chances, LEAST_CHANCE, 1 - LEAST_CHANCE)
+    return np.log(kept / (1 - kept))
+
+
+def spreads(scores: Floats, data: Dataset, traces: Ints) -> tuple[float | None, ...]:
+    """How far a problem's traces lie apart, after each of THOUGHTS; `scores` of all steps, as log-odds if chances."""
+    problems = [traces[data.traces.problem_of[traces] == each] for each in np.unique(data.traces.problem_of[traces])]
+    return tuple(_spread_after(count, scores, data, problems) for count in THOUGHTS)
+
+
+def _spread_after(count: int, scores: Floats, data: Dataset, problems: Sequence[Ints]) -> float | None:
+    """None where too few problems have enough traces as long as that: it would be a matter of luck."""
+    starts, lengths = data.traces.starts, data.traces.num_steps
+    long = [each[lengths[each] >= count] for each in problems]
+    found = [
+        spread_of([scores[starts[trace] : starts[trace] + count].tolist() for trace in each])
+        for each in long
+        if len(each) >= FEWEST_TRACES
+    ]
+    return float(np.mean(found)) if len(found) >= FEWEST_PROBLEMS else None
 
 
 def _judge_ranking(name: str, rated: Rated, data: Dataset, traces: Ints) -> _Measured:
     found = _ranked(name, data, traces, rated.by_share, is_baseline=False)
-    if not rated.is_probability:
-        return found
-    is_correct = data.traces.is_correct[traces]
-    calibration = tuple(_calibration(share, rated.by_share[share], is_correct) for share in (0.5, 1.0))
-    ranking = found.ranking
-    with_calibration = ScorerRanking(
-        name, False, ranking.auc, ranking.pairwise, ranking.mean_auc, calibration=calibration
-    )  # fmt: skip
-    return _Measured(with_calibration, found.per_problem, found.by_share)
+    is_correct, shares = data.traces.is_correct[traces], (0.5, 1.0) if rated.is_probability else ()
+    calibration = tuple(_calibration(share, rated.by_share[share], is_correct) for share in shares)
+    ranking = dataclasses.replace(found.ranking, calibration=calibration, spread=rated.spread)
+    return dataclasses.replace(found, ranking=ranking)
 
 
 def _ranked(

@@ -31,6 +31,7 @@ from gambit.training.evaluate import (
     compare,
     conclusions,
     rated_by,
+    spreads,
     trust_of,
 )
 from gambit.training.loading import CollectionReader
@@ -94,7 +95,8 @@ def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.devi
         return rated_by(scorer, reader.at(scorer.info.state_position, scorer.info.layers), traces, device)
     verifier = Verifier.load(Path(name), device, model)
     read = read_traces(verifier, reader.passages, traces)
-    return Rated(read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration))
+    by_share = read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration)
+    return Rated(by_share, spread=spreads(verifier.info.calibration.slope * read.steps, reader.without_states, traces))
 
 
 def _info(name: str) -> ScorerInfo:

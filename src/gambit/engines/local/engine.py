@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -93,6 +94,11 @@ class LocalEngine:
     def rank(self, scores: Mapping[TraceKey, float]) -> None:
         for key, score in scores.items():
             self._pool.searches[key.search].traces[key.trace].rank = score
+
+    def regroup(self, islands: Mapping[TraceKey, int]) -> None:
+        for key, island in islands.items():
+            trace = self._pool.searches[key.search].traces[key.trace]
+            trace.spec = dataclasses.replace(trace.spec, island=island)
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._pool.searches[search].traces

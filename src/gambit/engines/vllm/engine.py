@@ -28,7 +28,7 @@ from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.engines.vllm.histories import closing_id
-from gambit.engines.vllm.messages import Announcement, EvictedRow, StepReport, TraceTask, ranks_id
+from gambit.engines.vllm.messages import Announcement, EvictedRow, Note, StepReport, TraceTask, note_id
 from gambit.engines.vllm.submitted import SubmittedTrace, TokenColumns, packed
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import ThoughtState, advance, boundaries, pack
@@ -116,9 +116,15 @@ class VllmEngine:
         return {key: tuple(trace.tokens) for key, trace in traces.items()}
 
     def rank(self, scores: Mapping[TraceKey, float]) -> None:
-        ranks = {self._searches[key.search].traces[key.trace].request: score for key, score in scores.items()}
-        if ranks:
-            self._guarded(lambda: self._core.abort([ranks_id(ranks)]))
+        self._tell(Note.RANKS, scores)
+
+    def regroup(self, islands: Mapping[TraceKey, int]) -> None:
+        self._tell(Note.ISLANDS, islands)
+
+    def _tell(self, kind: Note, values: Mapping[TraceKey, float]) -> None:
+        told = {self._searches[key.search].traces[key.trace].request: value for key, value in values.items()}
+        if told:
+            self._guarded(lambda: self._core.abort([note_id(kind, told)]))
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._searches[search].traces

@@ -104,25 +104,29 @@ class Announcement:
         )
 
 
-_RANKS = "ranks "
+class Note(StrEnum):
+    """What the front tells of running requests, a number each."""
+
+    RANKS = "ranks"  # a verifier's scores
+    ISLANDS = "islands"
 
 
-def ranks_id(ranks: Mapping[str, float]) -> str:
-    """The id that the front aborts to tell a verifier's scores: only requests and aborts reach the scheduler."""
-    return _RANKS + json.dumps(ranks)
+def note_id(kind: Note, values: Mapping[str, float]) -> str:
+    """The id that the front aborts to tell it: only requests and aborts reach the scheduler."""
+    return f"{kind} {json.dumps(values)}"
 
 
-def ranks_in(aborted: Iterable[str]) -> dict[str, float]:
-    """Scores by request, as aborts have told them."""
+def noted(kind: Note, aborted: Iterable[str]) -> dict[str, float]:
+    """Numbers by request, as aborts have told them."""
     told: dict[str, float] = {}
     for name in aborted:
-        if is_ranks(name):
-            told |= json.loads(name.removeprefix(_RANKS))
+        if name.startswith(f"{kind} "):
+            told |= json.loads(name.removeprefix(f"{kind} "))
     return told
 
 
-def is_ranks(name: str) -> bool:
-    return name.startswith(_RANKS)
+def is_note(name: str) -> bool:
+    return name.partition(" ")[0] in tuple(Note)
 
 
 @dataclass(frozen=True, slots=True)

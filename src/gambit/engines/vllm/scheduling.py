@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gambit.core.types import EndReason, PressureAction
 from gambit.engines.vllm.histories import RequestHistories, ThoughtRows
-from gambit.engines.vllm.messages import RowValues, StepReport, TraceTask, is_ranks, ranks_in
+from gambit.engines.vllm.messages import Note, RowValues, StepReport, TraceTask, is_note, noted
 from gambit.engines.vllm.trace_table import BlocksFrom, TraceTable
 from gambit.scorers.base import HistoryScorer, Scorer
 
@@ -56,10 +56,11 @@ class TraceScheduling:
             self._table.traces[request].has_ended = True
 
     def release(self, requests: Sequence[str]) -> None:
-        """The front needs no history of these any more, or tells what a verifier thinks of others."""
-        self._table.rank(ranks_in(requests))
+        """The front needs no history of these any more, or tells something of others."""
+        self._table.rank(noted(Note.RANKS, requests))
+        self._table.regroup(noted(Note.ISLANDS, requests))
         if self.histories is not None:
-            self.histories.release(name for name in requests if not is_ranks(name))
+            self.histories.release(name for name in requests if not is_note(name))
 
     def parent_of(self, request: str) -> str | None:
         return self._table.traces[request].task.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -300,6 +301,12 @@ class TraceTable:
         for request, score in ranks.items():
             if (trace := self.traces.get(request)) is not None:
                 trace.rank, trace.standing = score, None
+
+    def regroup(self, islands: Mapping[str, float]) -> None:
+        """The islands of these requests from now on."""
+        for request, island in islands.items():
+            if (trace := self.traces.get(request)) is not None:
+                trace.task, trace.standing = dataclasses.replace(trace.task, island=int(island)), None
 
     def num_live(self, search: int) -> Counter[int]:
         """Live traces of a search by island."""

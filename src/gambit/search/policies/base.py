@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol, TypeAlias, TypeVar, cast
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -51,6 +51,13 @@ class ThoughtView:
     vector: tuple[float, ...]  # unit norm
 
 
+class ScoreSpread(NamedTuple):
+    """How far the scores of a search's roots lie apart."""
+
+    num_thoughts: int  # after so many, one of `gambit.config.trust.THOUGHTS`
+    value: float
+
+
 @dataclass(frozen=True, slots=True)
 class PoolView:
     """The pool at one moment."""
@@ -60,6 +67,7 @@ class PoolView:
     num_created: int
     finished: tuple[FinishedView, ...] = ()  # all of them, in the order of their ends
     thoughts: tuple[ThoughtView, ...] = ()
+    spread: ScoreSpread | None = None  # where the settings have a doubt, and enough roots a thought
 
     @property
     def num_completed(self) -> int:
@@ -110,11 +118,21 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Divide every island into as many as the others, roots with their descendants; the policy is then asked again."""
+
+    islands: int  # in all, a multiple of today's
+    swap_size: int
+    warmup_tokens: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the search."""
 
 
-Decision: TypeAlias = Start | Prune | Evict | Branch | Discard | Stop
+Decision: TypeAlias = Start | Prune | Evict | Branch | Discard | Split | Stop
 State = TypeVar("State")
 
 

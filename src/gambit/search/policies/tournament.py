@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
+from gambit.config.trust import Doubt
 from gambit.core.tree import LIVE, TraceState
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
@@ -20,7 +23,9 @@ from gambit.search.policies.base import (
     PoolView,
     Prune,
     Requirements,
+    ScoreSpread,
     ScoreUse,
+    Split,
     Start,
     TraceView,
     Wake,
@@ -43,7 +48,8 @@ class Tournament:
 
     With several `islands` each root and its descendants compete with those of their own island alone, so that a
     scorer's mistake cannot take over the whole pool; all islands vote together. One island is the paper's method.
-    An island is over when its share of `num_traces` is complete.
+    An island is over when its share of `num_traces` is complete. Where the scorer turns out to be less than its figures
+    promise, islands are split into smaller ones, once or more often (`doubt`); the state is then the policy in force.
 
     Ghosts count and may be pruned. Its settings are those of every search; docs/how-it-works.md has the points that
     the paper leaves open.
@@ -59,6 +65,7 @@ class Tournament:
     hard_floor: float | None
     ghost_parents: bool = False
     branch_point: BranchPoint = BranchPoint.LAST_TOKEN
+    doubt: Doubt | None = None
 
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> Tournament:
@@ -70,6 +77,7 @@ class Tournament:
             settings.hard_floor,
             settings.ghost_parents,
             settings.branch_point,
+            settings.doubt,
         )
 
     @property
@@ -82,8 +90,9 @@ class Tournament:
 
     @property
     def wake(self) -> Wake:
-        # A completion may end an island; the only one ends with the search.
-        return Wake(every_steps=self.check_interval, on_completion=not self.has_one_island)
+        # A completion may end an island; one that is never split ends with the search.
+        may_end = not self.has_one_island or self.doubt is not None
+        return Wake(every_steps=self.check_interval, on_completion=may_end)
 
     @property
     def requirements(self) -> Requirements:
@@ -97,17 +106,51 @@ class Tournament:
     def initial_state(self) -> None:
         return None
 
-    def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
+    def decide(self, state: Tournament | None, view: PoolView) -> tuple[Tournament | None, list[Decision]]:
+        in_force, is_round = state or self, view.step % self.check_interval == 0
+        if is_round and view.spread is not None and (split := in_force.doubted(view.spread)) is not None:
+            return in_force.after(split), [split]
+        return state, in_force.decide_all(view, is_round=is_round)
+
+    def doubted(self, spread: ScoreSpread) -> Split | None:
+        """Where the pool's scores lie too far apart for islands as large as these: smaller ones."""
+        if self.doubt is None or (auc := self.doubt.auc_at(*spread)) == self.doubt.auc:
+            return None
+        pool = self.doubt.pool_at(auc)
+        if pool.islands <= self.islands.count:
+            return None
+        why = (
+            f"the scorer's AUC at half-way was {self.doubt.auc:.2f}, but its scores lie further apart here than where "
+            f"it was judged, which leaves about {auc:.2f}"
+        )
+        return Split(pool.islands, pool.swap_size, pool.warmup_tokens, why)
+
+    def after(self, split: Split) -> Tournament:
+        islands = dataclasses.replace(self.islands, count=split.islands)
+        return dataclasses.replace(self, islands=islands, swap_size=split.swap_size, warmup_tokens=split.warmup_tokens)
+
+    def decide_all(self, view: PoolView, *, is_round: bool) -> list[Decision]:
         members: dict[int, list[TraceView]] = {island: [] for island in self.islands}
         for trace in view.traces:
             members[trace.island].append(trace)
         completed = Counter(trace.island for trace in view.finished)
-        is_round = view.step % self.check_interval == 0
-        return None, [
-            decision
-            for island in self.islands
-            for decision in self.decide_island(island, members[island], completed[island], is_round=is_round)
+        surplus = [trace for island in self.islands for trace in self.surplus(island, members[island])]
+        for trace in surplus:
+            members[trace.island].remove(trace)
+        return [
+            *(Prune(trace.id, "split") for trace in surplus),
+            *(
+                decision
+                for island in self.islands
+                for decision in self.decide_island(island, members[island], completed[island], is_round=is_round)
+            ),
         ]
+
+    def surplus(self, island: int, traces: list[TraceView]) -> list[TraceView]:
+        """The worst of an island that a split left with more traces than places: another was left with fewer."""
+        excess = len(traces) - self.islands.places(island)
+        by_score = sorted(traces, key=lambda trace: (math.inf if trace.score is None else trace.score, -trace.id))
+        return by_score[: max(0, excess)]
 
     def decide_island(
         self, island: int, traces: list[TraceView], num_completed: int, *, is_round: bool
