@@ -138,7 +138,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class IslandsSplit:
     """Every island was divided into smaller ones: from here on these settings hold."""
 
     step: int
@@ -244,7 +244,7 @@ Event: TypeAlias = (
     | Pruned
     | Evicted
     | Finished
-    | Split
+    | IslandsSplit
     | Discarded
     | Cancelled
     | Sample

@@ -112,7 +112,7 @@ class TraceTree:
             ev.Evicted: self._evicted,
             ev.Finished: self._finished,
             ev.Discarded: self._discarded,
-            ev.Split: self._split,
+            ev.IslandsSplit: self._split,
             ev.Cancelled: self._cancelled,
             ev.Waited: self._waited,
         }
@@ -261,7 +261,7 @@ class TraceTree:
         assert trace.state is TraceState.FINISHED and not trace.is_discarded, f"trace {trace.id} has no vote to lose"
         trace.is_discarded = True
 
-    def _split(self, event: ev.Split) -> None:
+    def _split(self, event: ev.IslandsSplit) -> None:
         for trace, island in zip(self.traces, event.island_of, strict=True):
             assert 0 <= island < event.islands, f"trace {trace.id} is put on island {island} of {event.islands}"
             trace.island = island

@@ -106,7 +106,7 @@ class PoolShape:
             return None
         return cls(**{name: settings[name] for name in names})  # type: ignore[arg-type]
 
-    def after(self, split: ev.Split | None) -> PoolShape:
+    def after(self, split: ev.IslandsSplit | None) -> PoolShape:
         if split is None:
             return self
         why = f"{split.why} ({self.islands:,} islands up to step {split.step:,})"
@@ -175,7 +175,7 @@ class SearchRecord:
     stopped: ev.Stopped | None = None
     voted: ev.Voted | None = None
     verified: ev.VerifierTotals | None = None
-    split: ev.Split | None = None  # the last
+    split: ev.IslandsSplit | None = None  # the last
 
     def __post_init__(self) -> None:
         self.tree = TraceTree(self.started.capacity, Aggregation(self.started.aggregation))
@@ -190,7 +190,7 @@ class SearchRecord:
         elif isinstance(event, ev.VerifierTotals):
             self.verified = event
         else:
-            self.split = event if isinstance(event, ev.Split) else self.split
+            self.split = event if isinstance(event, ev.IslandsSplit) else self.split
             self.tree.apply(event)
 
     def vote(self, equivalent: Equivalent) -> VoteResult:

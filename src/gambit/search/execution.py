@@ -12,7 +12,7 @@ from gambit.core.types import OnPressure, StopRule, TraceKey, TraceSpec
 from gambit.engines.base import Engine
 from gambit.search.islands import Islands
 from gambit.search.judging import TraceJudge
-from gambit.search.policies.base import Branch, Discard, Evict, Prune, Split, Start
+from gambit.search.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start
 from gambit.search.recorder import Recorder
 
 
@@ -50,7 +50,7 @@ class Execution:
         elif isinstance(decision, Prune | Evict):
             self._end(decision, at)
 
-    def split(self, decision: Split, at: int) -> Islands:
+    def split(self, decision: SplitIslands, at: int) -> Islands:
         """Divide the islands; gives the new ones.
 
         A root's random numbers say where it belongs, however many islands there are: the roots of each are those it
@@ -60,7 +60,7 @@ class Execution:
         used = max(map(self._islands.noise_id, self._islands, self._num_on_island))
         self._islands = dataclasses.replace(self._islands, count=decision.islands)
         self._num_on_island = [-(-used // decision.islands)] * decision.islands
-        self._recorder.split(ev.Split(at, **dataclasses.asdict(decision), island_of=island_of))
+        self._recorder.split(ev.IslandsSplit(at, **dataclasses.asdict(decision), island_of=island_of))
         live = [trace for trace in self._tree.traces if trace.is_live]
         self._engine.regroup({TraceKey(self._search, trace.id): trace.island for trace in live})
         return self._islands
@@ -80,7 +80,7 @@ class Execution:
         for _ in range(decision.count):
             spec = self._spec_of(decision.island, decision.on_pressure, decision.stop_rule)
             self._unsent.append(spec)
-            self._lots.append(spec.random_id)
+            self._lots.append(spec.noise)
             self._recorder.join(ev.Created(at, spec.key.trace, decision.island))
 
     def _branch(self, decision: Branch, at: int) -> None:

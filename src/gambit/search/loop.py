@@ -26,7 +26,7 @@ from gambit.search.policies.base import (
     Policy,
     PoolView,
     ScoreUse,
-    Split,
+    SplitIslands,
     State,
     Stop,
     ThoughtView,
@@ -223,7 +223,7 @@ class Search:
             if not is_over or isinstance(decision, Discard):
                 self._execute(decision)
         self._execution.send()
-        if not is_over and any(isinstance(decision, Split) for decision in decisions):
+        if not is_over and any(isinstance(decision, SplitIslands) for decision in decisions):
             self._ask_policy()
         elif not self.is_stopped:
             self._sample()
@@ -232,7 +232,7 @@ class Search:
         if isinstance(decision, Stop):
             self._execution.send()
             self.stop(StopReason.POLICY)
-        elif isinstance(decision, Split):
+        elif isinstance(decision, SplitIslands):
             self._limits.islands = self._execution.split(decision, self._num_steps)
         else:
             self._execution.execute(decision, self._num_steps)

@@ -87,7 +87,7 @@ class Recorder:
             finished_view(tree, tree.traces[view.id]) if view.id in late else view for view in self.finished
         ]
 
-    def split(self, event: ev.Split) -> None:
+    def split(self, event: ev.IslandsSplit) -> None:
         """Traces that are complete are on other islands too."""
         self.emit(event)
         tree = self.record.tree

@@ -118,7 +118,7 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitIslands:
     """Divide every island into as many as the others, roots with their descendants; the policy is then asked again."""
 
     islands: int  # in all, a multiple of today's
@@ -132,7 +132,7 @@ class Stop:
     """End the search."""
 
 
-Decision: TypeAlias = Start | Prune | Evict | Branch | Discard | Split | Stop
+Decision: TypeAlias = Start | Prune | Evict | Branch | Discard | SplitIslands | Stop
 State = TypeVar("State")
 
 

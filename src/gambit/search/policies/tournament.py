@@ -25,7 +25,7 @@ from gambit.search.policies.base import (
     Requirements,
     ScoreSpread,
     ScoreUse,
-    Split,
+    SplitIslands,
     Start,
     TraceView,
     Wake,
@@ -112,7 +112,7 @@ class Tournament:
             return in_force.after(split), [split]
         return state, in_force.decide_all(view, is_round=is_round)
 
-    def doubted(self, spread: ScoreSpread) -> Split | None:
+    def doubted(self, spread: ScoreSpread) -> SplitIslands | None:
         """Where the pool's scores lie too far apart for islands as large as these: smaller ones."""
         if self.doubt is None or (auc := self.doubt.auc_at(*spread)) == self.doubt.auc:
             return None
@@ -123,9 +123,9 @@ class Tournament:
             f"the scorer's AUC at half-way was {self.doubt.auc:.2f}, but its scores lie further apart here than where "
             f"it was judged, which leaves about {auc:.2f}"
         )
-        return Split(pool.islands, pool.swap_size, pool.warmup_tokens, why)
+        return SplitIslands(pool.islands, pool.swap_size, pool.warmup_tokens, why)
 
-    def after(self, split: Split) -> Tournament:
+    def after(self, split: SplitIslands) -> Tournament:
         islands = dataclasses.replace(self.islands, count=split.islands)
         return dataclasses.replace(self, islands=islands, swap_size=split.swap_size, warmup_tokens=split.warmup_tokens)
 
