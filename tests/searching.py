@@ -51,7 +51,7 @@ def make_header(settings: SearchSettings, vote: str = "score") -> ev.RunStarted:
     return ev.RunStarted(
         format=ev.LOG_FORMAT, problem_id="p", question="?", policy=settings.policy, vote=vote,
         aggregation=Aggregation.MEAN, seed=settings.sampling.seed, capacity=settings.capacity,
-        num_traces=settings.num_traces, prompt_tokens=(1,), settings={}, environment={},
+        num_traces=settings.num_traces, prompt_tokens=(1,), settings=settings.to_json(), environment={},
     )  # fmt: skip
 
 

@@ -345,6 +345,19 @@ def test_under_pressure_a_verifiers_word_counts_and_not_the_engines_own(start):
     assert num_lost >= 4
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_under_pressure_the_islands_count_that_the_search_told_last(start, is_split):
+    """On one island all but its last trace may go; each on an island of its own, they wait."""
+    engine = start(kv_budget_tokens=300, block_tokens=4)
+    open_search(engine, stops=())
+    engine.submit([spec(i, on_pressure=OnPressure(PressureAction.GHOST, spares_islands=True)) for i in range(12)])
+    run(engine, 4)
+    if is_split:
+        engine.regroup({TraceKey(1, i): i for i in engine.progress(1)})
+    actions = {lost.action for step in run(engine, 40) for lost in step.evicted}
+    assert actions == {PressureAction.QUEUE if is_split else PressureAction.GHOST}
+
+
 def test_a_waiting_trace_never_costs_a_running_one_its_room(start):
     """Room is lost only to running traces that grow, and what they gave up is not handed on in the same step."""
     engine = start(kv_budget_tokens=96, block_tokens=8)
