@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import threading
 import time
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,10 +28,13 @@ from gambit.solver import Solver
 from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.ranking import QUARTERS
 from gambit.training.values import VALUES_FILE
+from gambit.training.verifier import memory
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
+from gambit.training.verifier.fused import use_fused_layers
 from gambit.training.verifier.optimiser import share_of_rate
-from gambit.training.verifier.packing import packed_logits, use_packing
+from gambit.training.verifier.packing import use_packing
 from gambit.training.verifier.passages import Passages, load_passages
+from gambit.training.verifier.passes import PackedRow, TrainingPass, made_ahead
 from gambit.training.verifier.reading import quarter_aucs, read_traces
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
 from gambit.training.verifier.train import best_look, drawn_problems, train_verifier
@@ -223,18 +228,66 @@ def test_a_packed_pass_is_what_each_sequence_gives_by_itself(model, tiny_folder,
         torch.manual_seed(0)
         verifier = Verifier.fresh(name, info_for(name, rank=2), CPU)
         torch.nn.init.normal_(verifier.head.weight)
+        for kind, each in verifier.network.named_parameters():
+            if "lora_B" in kind:  # zeros in a new adapter: what the other half gets would be zero too
+                torch.nn.init.normal_(each, std=0.1)
         if is_packed:
             use_packing(verifier)
-            found = packed_logits(verifier, passages)
+            use_fused_layers(verifier.network)
+            found = PackedRow.of(passages).logits(verifier)
         else:
-            found = [verifier.picked_logits([each]) for each in passages]
-        torch.cat(found).square().sum().backward()
+            found = torch.cat([verifier.picked_logits([each]) for each in passages])
+        found.square().sum().backward()
         trained = [each.grad for each in verifier.network.parameters() if each.requires_grad]
-        gradients.append((torch.cat(found).detach(), torch.cat([each.flatten() for each in trained])))
+        gradients.append((found.detach(), torch.cat([each.flatten() for each in trained])))
         if is_packed:
             assert np.allclose(np.concatenate(verifier.logits(passages)), gradients[0][0], atol=1e-4), "rows as before"
     for plain, packed in zip(*gradients, strict=True):
         assert torch.allclose(plain, packed, atol=1e-4, rtol=1e-3) and plain.abs().max() > 0.1
+
+
+def test_passes_are_made_on_a_thread_that_ends_with_them():
+    assert list(made_ahead(iter(range(10)), depth=2)) == list(range(10))
+    endless = made_ahead(iter(int, 1), depth=2)
+    assert next(endless) == 0
+    endless.close()
+    assert not any(thread.name == "gambit-passes" for thread in threading.enumerate())
+
+    def failing():
+        yield 1
+        raise UserError("no more")
+
+    with pytest.raises(UserError, match="no more"):
+        list(made_ahead(failing()))
+
+
+def test_a_pass_holds_each_logit_and_label_at_its_thought(collection, model):
+    passages = load_passages(collection)
+    verifier = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    torch.nn.init.normal_(verifier.head.weight)
+    use_packing(verifier)
+    made = TrainingPass.of([np.array([0, 1]), np.array([6, 7, 8])], passages)
+    batch = made.batch(verifier)
+    assert made.num_tokens == passages.lengths[[0, 1, 6, 7, 8]].sum()
+    assert batch.problem.tolist() == [0, 0, 1, 1, 1] and batch.num_steps.tolist() == [NUM_STEPS + 1] * 5
+    assert batch.labels[:, 0].tolist() == batch.labels[:, -1].tolist() == [1, 0, 1, 0, 1]
+    plain = verifier.logits([passages.passage(trace) for trace in (0, 1, 6, 7, 8)])
+    assert np.allclose(batch.logits.detach().numpy(), np.stack(plain), atol=1e-4)
+
+
+@pytest.mark.parametrize(("free_tokens", "pass_tokens", "recomputes"), [(40_000, 32_768, False), (9_000, 32_768, True),
+                                                                       (14_000, 11_264, False)])  # fmt: skip
+def test_how_much_a_pass_holds_follows_from_the_memory(monkeypatch, free_tokens, pass_tokens, recomputes):
+    """2 MiB a token, a sixteenth of it where activations are computed again."""
+    recomputing: list[object] = []
+    fixed = {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "memory_allocated": 0,
+             "mem_get_info": (free_tokens << 21, 0)}  # fmt: skip
+    for name, value in fixed.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 4_096 << (17 if recomputing else 21))
+    monkeypatch.setattr(memory, "recompute", recomputing.append)
+    fitted = memory.fit_to_memory(SimpleNamespace(device=CPU), lambda: None, 4_096, 32_768, None)
+    assert (fitted.pass_tokens, fitted.recomputes) == (pass_tokens, recomputes) and len(recomputing) == recomputes
 
 
 # -- its numbers -----------------------------------------------------------------------------------------------

@@ -119,8 +119,9 @@ def train(
         typer.Option(min=1, max=10**9, metavar="INT", help="verifier: tokens a pass, for the memory's sake."),
     ] = None,
     recompute: Annotated[
-        bool, typer.Option(help="verifier: keep no activations for the way back; less memory, more time.")
-    ] = False,
+        bool | None,
+        typer.Option(help="verifier: keep no activations for the way back (default: if memory is short)."),
+    ] = None,
     parts: Annotated[
         str,
         typer.Option(
