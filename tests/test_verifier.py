@@ -30,14 +30,16 @@ from gambit.training.ranking import QUARTERS
 from gambit.training.values import VALUES_FILE
 from gambit.training.verifier import memory
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
+from gambit.training.verifier.beginning import continued
 from gambit.training.verifier.fused import use_fused_layers
+from gambit.training.verifier.objective import ranking_loss
 from gambit.training.verifier.optimiser import share_of_rate
 from gambit.training.verifier.packing import use_packing
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.passes import PackedRow, TrainingPass, made_ahead
 from gambit.training.verifier.reading import quarter_aucs, read_traces
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
-from gambit.training.verifier.train import best_look, drawn_problems, train_verifier
+from gambit.training.verifier.train import best_look, drawn_problems, passages_of, train_verifier
 from verifying import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_STEPS, save_qwen2, scorer, told_traces
 
 CPU = torch.device("cpu")
@@ -116,6 +118,74 @@ def test_values_are_its_labels_where_they_are_asked_for(tmp_path, model):
     value = {"problem": "0-0", "trace": 0, "step": 2, "answers": ["7", "8"], "is_right": [True, False], "num_tokens": 9}
     (folder / VALUES_FILE).write_text(json.dumps(value) + "\n")
     assert train_verifier(plan).verifier.info.training["labels"] == "values"
+    passages = passages_of(plan)
+    assert passages.labels_of(0).tolist() == [0.5, 0.5, 0.75, 1, 1], "values between, the outcome at the end"
+    assert passages.labels_of(1).tolist() == [0.0] * (NUM_STEPS + 1), "a trace without a value has its outcome"
+
+
+def test_values_rank_traces_with_the_same_outcome(tmp_path, model):
+    """Of two wrong traces the one that was nearer to being right is to be above the other."""
+    folder = told_traces(tmp_path / "c", model, 6)
+    values = [{"problem": "0-0", "trace": trace, "step": 2, "answers": ["7"] * 4, "num_tokens": 9,
+               "is_right": [i < right for i in range(4)]} for trace, right in ((1, 3), (3, 0))]  # fmt: skip
+    (folder / VALUES_FILE).write_text("".join(json.dumps(value) + "\n" for value in values))
+    passages = passages_of(VerifierPlan(folder, str(model), labels="values"))
+    verifier = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    use_packing(verifier)
+    batch = TrainingPass.of([np.array([1, 3])], passages).batch(verifier)
+    logits = torch.zeros_like(batch.logits).requires_grad_()
+    ranking_loss(dataclasses.replace(batch, logits=logits)).backward()
+    assert (logits.grad[0] <= 0).all() and (logits.grad[1] >= 0).all() and logits.grad[0].min() < 0
+
+
+# -- going on from an adapter ----------------------------------------------------------------------------------
+
+
+def test_a_training_goes_on_from_an_adapter(checkpoint, loaded, collection, model):
+    """It begins with what was learnt, and keeps it where more training does not help."""
+    told = []
+    recipe = dataclasses.replace(RECIPE, epochs=1, rate=0.0, head_rate=0.0)
+    plan = VerifierPlan(collection, str(model), recipe, DIVISION, device="cpu", start=checkpoint)
+    plan = dataclasses.replace(plan, recipe=continued(recipe, checkpoint, frozenset()))
+    again = train_verifier(plan, say=told.append)
+    for one, other in zip(again.verifier.logits(some_passages()), loaded.logits(some_passages()), strict=True):
+        assert np.allclose(one, other, atol=1e-3)
+    made = again.verifier.info.training
+    assert "AUC within" in told[2] and len(made["watched_auc"]) > 2, "ranked before the first step"
+    assert made["start"]["steps"] == read_info(checkpoint).training["steps"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "division", "message"),
+    [
+        ({"rank": 2}, DIVISION, "has rank 4, 2 was asked for"),
+        ({"rank": 4}, Division(0.3, 0.2), "judged by problems that it was trained on"),
+        ({"rank": 4}, Division(0.2, 0.2, seed=1), "judged by problems that it was trained on"),
+    ],
+)
+def test_what_does_not_fit_the_adapter_is_refused(checkpoint, collection, model, changes, division, message):
+    recipe = dataclasses.replace(RECIPE, epochs=1, **changes)
+    with pytest.raises(UserError, match=message):
+        train_verifier(VerifierPlan(collection, str(model), recipe, division, device="cpu", start=checkpoint))
+
+
+def test_an_adapter_of_another_model_is_refused(checkpoint, model, tmp_path):
+    other = save_qwen2(tmp_path / "other", seed=1)
+    with pytest.raises(UserError, match="an adapter fits its own model only"):
+        folder = told_traces(tmp_path / "c", other, 6)
+        train_verifier(VerifierPlan(folder, str(other), RECIPE, DIVISION, device="cpu", start=checkpoint))
+
+
+def test_fewer_problems_may_be_held_out_than_before(checkpoint, collection, model, tmp_path):
+    code, said, error = scorer(
+        "train", "--architecture", "verifier", "--data", collection, "--model", model, "--out", tmp_path / "v",
+        "--start", checkpoint, "--epochs", "1", "--batch-tokens", "800", "--test", "0.1", "--device", "cpu", "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    made = json.loads(said)
+    assert made["rank"] == 4 and made["training"]["division"] == {"validation": 0.2, "test": 0.1, "seed": 0}
+    code, _, error = scorer("train", "--data", collection, "--out", tmp_path / "s.safetensors", "--start", checkpoint)
+    assert code == 2 and "--start is for verifiers" in error
 
 
 def test_other_weights_than_those_that_wrote_the_traces_are_refused(collection, tiny_folder):

@@ -18,9 +18,7 @@ class FusedLora(torch.autograd.Function):
     """x W' + b + scale (x A') B', of which only x and x A' are kept; W and b are frozen."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         inner = rows @ a.t()
         found = F.linear(rows, weight, bias).addmm_(inner, b.t(), alpha=scale)
@@ -45,9 +43,9 @@ def use_fused_layers(network: nn.Module) -> None:
     """From now on its LoRA layers and RMS norms compute the same with fewer passes over memory."""
     for module in network.modules():
         if is_plain_lora(module):
-            module.forward = _lora_forward(module)  # type: ignore[method-assign]
+            module.forward = _lora_forward(module)
         elif is_rms_norm(module):
-            module.forward = _norm_forward(module)  # type: ignore[method-assign]
+            module.forward = _norm_forward(module)
 
 
 def is_plain_lora(module: nn.Module) -> bool:
@@ -73,7 +71,7 @@ def _lora_forward(module: Any) -> Callable[..., Tensor]:
     scale = float(module.scaling["default"])
 
     def forward(x: Tensor, *_: object, **__: object) -> Tensor:
-        found: Tensor = FusedLora.apply(x, base.weight, base.bias, down.weight, up.weight, scale)
+        found: Tensor = FusedLora.apply(x, base.weight, base.bias, down.weight, up.weight, scale)  # type: ignore[no-untyped-call]
         return found
 
     return forward

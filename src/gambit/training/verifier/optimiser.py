@@ -34,7 +34,8 @@ class MasterWeights:
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self._recipe.most_gradient)
         is_sound = torch.isfinite(norm)  # stays on the device: the host prepares the next pass meanwhile
         for master in self._masters:  # one overflow would leave nothing but NaN
-            master.grad = torch.where(is_sound, master.grad, 0.0)  # type: ignore[call-overload]
+            assert master.grad is not None
+            master.grad = torch.where(is_sound, master.grad, 0.0)
         for group in self._optimiser.param_groups:
             group["lr"] = group["top"] * share_of_rate(progress, self._recipe.warmup)
         self._optimiser.step()

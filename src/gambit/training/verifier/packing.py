@@ -6,7 +6,7 @@ allows. Sorted by length and padded, such passes are either small or a third pad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,10 @@ class Packing:
         places = np.concatenate([row * longest + np.arange(length) for row, length in enumerate(lengths)])
         starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         return cls(torch.from_numpy(starts), torch.from_numpy(places), len(lengths), longest, uses_flash)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Packing:
+        """With every tensor moved to other memory."""
+        return Packing(move(self.starts), move(self.places), self.count, self.longest, self.uses_flash)
 
     def apart(self, packed: Tensor) -> Tensor:
         """[sequence, head, token, feature] of [1, head, token, feature], zeros after each sequence."""
@@ -73,7 +77,7 @@ def packed_attention(
         return _side_by_side(query, key, value, scaling).transpose(1, 2).contiguous(), None
     if packing.uses_flash:
         return _flash(query, key, value, packing, scaling), None
-    found = _side_by_side(*(packing.apart(part) for part in (query, key, value)), scaling)
+    found = _side_by_side(packing.apart(query), packing.apart(key), packing.apart(value), scaling)
     return packing.together(found).contiguous(), None
 
 
@@ -110,14 +114,10 @@ def flash_works(device: torch.device, dtype: torch.dtype) -> bool:
 
 def attention_and_gradients(parts: Sequence[Tensor], uses_flash: bool) -> list[Tensor]:
     """Of three sequences, 230 tokens in all."""
-    packing = on_device(Packing.of([100, 1, 129], uses_flash), parts[0].device)
-    found = packed_attention(nn.Identity(), *parts, None, packing=packing)[0]
+    packing = Packing.of([100, 1, 129], uses_flash).moved(lambda tensor: tensor.to(parts[0].device))
+    query, key, value = parts
+    found = packed_attention(nn.Identity(), query, key, value, None, packing=packing)[0]
     return [each.float() for each in (found, *torch.autograd.grad(found.float().square().sum(), parts))]
-
-
-def on_device(packing: Packing, device: torch.device) -> Packing:
-    starts, places = (each.to(device, non_blocking=True) for each in (packing.starts, packing.places))
-    return Packing(starts, places, packing.count, packing.longest, packing.uses_flash)
 
 
 def use_packing(verifier: Verifier) -> None:

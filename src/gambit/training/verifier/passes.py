@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from gambit.core.types import Aggregation
 from gambit.scorers.verifier.model import Passage, Verifier
 from gambit.training.objectives import Batch
 from gambit.training.ranking import Ints
-from gambit.training.verifier.packing import Packing, on_device
+from gambit.training.verifier.packing import Packing
 from gambit.training.verifier.passages import Passages
 
 AHEAD = 3  # steps that are made ready
@@ -38,19 +38,12 @@ class PackedRow:
         tokens = np.concatenate([each.tokens for each in passages])
         positions = np.concatenate([np.arange(length) for length in lengths])
         places = np.concatenate([each.places + start for each, start in zip(passages, starts, strict=True)])
-        row = (torch.from_numpy(each) for each in (tokens, positions, places))
-        return cls(*row, Packing.of(lengths, uses_flash))
+        return cls(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(places),
+                   Packing.of(lengths, uses_flash))  # fmt: skip
 
-    def to(self, device: torch.device) -> PackedRow:
-        row = (each.to(device, non_blocking=True) for each in (self.tokens, self.positions, self.places))
-        return PackedRow(*row, on_device(self.packing, device))
-
-    def pinned(self) -> PackedRow:
-        """In memory that a GPU can read while the host goes on."""
-        row, packing = (each.pin_memory() for each in (self.tokens, self.positions, self.places)), self.packing
-        pinned = Packing(packing.starts.pin_memory(), packing.places.pin_memory(), packing.count, packing.longest,
-                         packing.uses_flash)  # fmt: skip
-        return PackedRow(*row, pinned)
+    def moved(self, move: Callable[[Tensor], Tensor]) -> PackedRow:
+        """With every tensor moved to other memory."""
+        return PackedRow(move(self.tokens), move(self.positions), move(self.places), self.packing.moved(move))
 
     def logits(self, verifier: Verifier) -> Tensor:
         """[place], passage after passage; the row is on the verifier's device."""
@@ -89,19 +82,20 @@ class TrainingPass:
         return cls(tuple(problems), len(row.tokens), row, *map(torch.from_numpy, columns))
 
     def pinned(self) -> TrainingPass:
-        columns = (self.cells, self.counts, self.is_correct, self.problem, self.labels)
-        return TrainingPass(self.problems, self.num_tokens, self.row.pinned(), *(each.pin_memory() for each in columns))
+        """In memory that a GPU can read while the host goes on."""
+        return self._moved(Tensor.pin_memory)
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> TrainingPass:
+        return TrainingPass(self.problems, self.num_tokens, self.row.moved(move), move(self.cells), move(self.counts),
+                            move(self.is_correct), move(self.problem), move(self.labels))  # fmt: skip
 
     def batch(self, verifier: Verifier) -> Batch:
         """Logits of the whole pass."""
-        device = verifier.device
-        logits = self.row.to(device).logits(verifier)
-        cells, counts, is_correct, problem, labels = (
-            each.to(device, non_blocking=True)
-            for each in (self.cells, self.counts, self.is_correct, self.problem, self.labels)
-        )
-        spread = logits.new_zeros(labels.numel()).index_copy(0, cells, logits).view_as(labels)
-        return Batch(spread, counts, is_correct, problem, Aggregation.LAST, None, labels)
+        there = self._moved(lambda tensor: tensor.to(verifier.device, non_blocking=True))
+        logits = there.row.logits(verifier)
+        cells = logits.new_zeros(there.labels.numel()).index_copy(0, there.cells, logits)
+        return Batch(cells.view_as(there.labels), there.counts, there.is_correct, there.problem, Aggregation.LAST, None,
+                     there.labels)  # fmt: skip
 
 
 Item = TypeVar("Item")

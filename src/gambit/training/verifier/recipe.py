@@ -50,3 +50,4 @@ class VerifierPlan:
     labels: str = OUTCOMES
     device: str = AUTO
     skip_corrupted: bool = False
+    start: Path | None = None  # the folder of a verifier to go on from

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.engines.local.model import pick_device
 from gambit.models import files as models
-from gambit.scorers.verifier.folder import Platt
-from gambit.scorers.verifier.model import Verifier, info_for
+from gambit.scorers.verifier.folder import Platt, read_info
+from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Part
 from gambit.training.fit import Say, parts_of
 from gambit.training.logistic import calibrating_line
@@ -25,6 +26,7 @@ from gambit.training.ranking import QUARTERS, Floats, Ints
 from gambit.training.train import OUTCOMES, VALUES
 from gambit.training.values import with_value_labels
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
+from gambit.training.verifier.beginning import beginning
 from gambit.training.verifier.fused import use_fused_layers
 from gambit.training.verifier.memory import fit_to_memory, recompute
 from gambit.training.verifier.objective import chance_loss, ranking_loss
@@ -35,8 +37,8 @@ from gambit.training.verifier.passes import TrainingPass, made_ahead
 from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
 from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPlan, VerifierRecipe
 
-LOOKS = (0.2, 0.4, 0.6, 0.8)  # of the training, when some held-out problems are ranked
-WATCHED_PROBLEMS, WATCHED_TRACES = 48, 8  # of those looks; the last one ranks all
+LOOKS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of the training, when some held-out problems are ranked
+WATCHED_PROBLEMS, WATCHED_TRACES = 96, 8  # of those looks; the last one ranks all
 MOST_LOOKING = 0.05  # of a limited time, for one look
 TOLD_EVERY = 5.0  # seconds
 SCALE_PASSAGES = 16  # by which the size of states is measured
@@ -67,14 +69,8 @@ def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Sa
     recipe = plan.recipe
     train = drawn_problems(train, passages, recipe)
     torch.manual_seed(recipe.seed)
-    header = passages.data.header
-    info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
-                    boundary_rule=header.boundary_rule)  # fmt: skip
-    if header.model_hash and info.base_model_hash and header.model_hash != info.base_model_hash:
-        raise UserError(f"{plan.data} holds traces of {header.model} with weights {header.model_hash[:20]}…, "
-                        f"{plan.model} has {info.base_model_hash[:20]}…: give the model that wrote them")  # fmt: skip
-    say(f"loading {info.base_model} on {device}")
-    verifier = Verifier.fresh(models.locate(plan.model), info, device)
+    say(f"loading {models.name_of(plan.model)} on {device}")
+    verifier = beginning(plan, passages.data.header, device)
     run = _TrainingRun(verifier, passages, train, held_out, recipe, say)
     run.fit()
     return run.finished(plan)
@@ -108,9 +104,12 @@ class _TrainingRun:
         self._watched = watched(passages, held_out, rng)
         use_packing(verifier)
         use_fused_layers(verifier.network)
+        self._is_continued = bool(verifier.head.weight.any())
         self._uses_flash = flash_works(verifier.device, verifier.network.dtype)  # type: ignore[arg-type]
         self._is_cuda = verifier.device.type == "cuda"
         verifier.input_scale = _unit_scale(verifier, passages, train)
+        with torch.no_grad():
+            verifier.head.weight /= verifier.input_scale  # of a verifier that was trained before; zeros else
         self._weights = MasterWeights(verifier, recipe)
         self._num_steps = self._num_tokens = 0
         self._most_tokens = self._fit_to_memory(train)
@@ -130,6 +129,8 @@ class _TrainingRun:
         self._say(f"{self._order.num_problems} problems to train on, {len(self._watched)} traces watched; passes of "
                   f"{self._most_tokens:,} tokens, attention: {attention}")  # fmt: skip
         self._verifier.network.train()
+        if self._is_continued:
+            self._look()
         for share, step in made_ahead(self._steps()):
             progress = max(share, self._elapsed / self._recipe.seconds) if self._recipe.seconds else share
             if progress >= 1:
@@ -173,7 +174,8 @@ class _TrainingRun:
 
     def _is_time_to_look(self, progress: float) -> bool:
         """Where time is limited, a look must be worth it: reading takes about a third of training's time."""
-        if len(self._looks) == len(LOOKS) or progress < LOOKS[len(self._looks)]:
+        num_looks = len(self._looks) - self._is_continued
+        if num_looks == len(LOOKS) or progress < LOOKS[num_looks]:
             return False
         seconds = int(self._lengths[self._watched].sum()) / (3 * self.tokens_per_second + 1)
         return not self._recipe.seconds or seconds < MOST_LOOKING * self._recipe.seconds
@@ -297,9 +299,16 @@ def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
         "problems": len(data.problems),
         "traces": {str(part): len(data.of_part(plan.division, part)) for part in Part},
         "labels": plan.labels,
+        "start": None if plan.start is None else start_of(plan.start),
         "division": dataclasses.asdict(plan.division),
         "recipe": dataclasses.asdict(plan.recipe),
     }
+
+
+def start_of(folder: Path) -> dict[str, object]:
+    """What was known of the verifier that this one goes on from."""
+    made = read_info(folder).training
+    return {name: made.get(name) for name in ("collection", "steps", "tokens", "seconds", "labels", "start")}
 
 
 def best_look(looks: list[Floats]) -> int | None:
