@@ -22,6 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process uses torch's threads
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
 SHAPES = {
     "qwen3-4b": QWEN3 | {
@@ -36,6 +37,14 @@ SHAPES = {
         "hidden_size": 5120, "intermediate_size": 17_920, "num_hidden_layers": 40, "num_attention_heads": 40,
         "num_key_value_heads": 10, "vocab_size": 100_352, "tie_word_embeddings": False, "pad_token_id": 0,
         "original_max_position_embeddings": 32_768,
+    },
+    "qwen2.5-1.5b": QWEN2 | {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True,
+    },
+    "qwen2-tiny": QWEN2 | {
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 2_000, "tie_word_embeddings": True,
     },
     "pawn": QWEN3 | {
         "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 8,

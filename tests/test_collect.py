@@ -27,6 +27,7 @@ from gambit.training.dataset import load_dataset
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import read_header, read_index, state_name
+from gambit.training.verifier.passages import Passages
 
 pytestmark = pytest.mark.slow
 SEARCH = SearchConfig(max_new_tokens=40, temperature=1.0, top_p=1.0, top_k=0, seed=3)
@@ -123,6 +124,18 @@ def test_layers_lie_side_by_side(collected):
     inner = load_dataset(folder, StatePosition.BEFORE, (1,))
     assert both.num_features == 64 and torch.equal(both.states[:, 32:], inner.states)
     assert read_header(folder).layers == (-1, 1)
+
+
+def test_without_layers_the_same_traces_lie_there_without_states(collected, tiny_folder, tmp_path):
+    """For verifiers, which read tokens: no second model is loaded."""
+    collect(TASKS, plan_for(tiny_folder, tmp_path, layers=()))
+    whole = load_dataset(collected[0], StatePosition.BOUNDARY, with_tokens=True)
+    plain = load_dataset(tmp_path, StatePosition.BOUNDARY, (), with_tokens=True)
+    assert {each.id: each for each in plain.problems} == {each.id: each for each in whole.problems}
+    assert sorted(plain.tokens) == sorted(whole.tokens) and plain.header.hidden_size == whole.header.hidden_size
+    assert plain.states.shape == (len(whole.states), 0) and len(Passages.of(plain).prompts) == len(TASKS)
+    with pytest.raises(UserError, match=r"layers \[-1\] are wanted, .* holds \[\]"):
+        load_dataset(tmp_path, StatePosition.BOUNDARY)
 
 
 def test_padding_changes_no_state(tiny_folder):

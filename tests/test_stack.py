@@ -8,27 +8,23 @@ import pytest
 import torch
 
 from collected import header, make_collection
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
+from gambit.scorers import stack_pool
 from gambit.scorers.stack import read_stack
+from gambit.scorers.stack_pool import PoolFeatures
+from gambit.scorers.stack_states import StateVectors
 from gambit.training.dataset import load_dataset
 from gambit.training.logistic import calibrating_line, logistic
-from gambit.training.networks import Spread
 from gambit.training.ranking import QUARTERS
-from gambit.training.stack import features
-from gambit.training.stack.features import (
-    agreement_feature,
-    answer_classes,
-    closeness_feature,
-    moments,
-    support_feature,
-)
+from gambit.training.stack.features import pool_features
 from gambit.training.stack.fit import StackData, cross_fitted, fit_stack, stack_aucs
 from gambit.training.stack.parts import StackParts
 from gambit.training.storage import ProblemRecord, TraceRecord, state_name, writing
 from verifying import save_qwen2, scorer, told_traces
 
-ALONE = Spread(torch.zeros(2), torch.ones(2))
+ALONE = StateVectors(-1, StatePosition.BOUNDARY, torch.zeros(2), torch.ones(2), torch.eye(2))
 
 
 # -- what is known at a moment ---------------------------------------------------------------------------------
@@ -53,11 +49,14 @@ def small_collection(folder, answers, lengths, states=None):
     return load_dataset(folder, StatePosition.BOUNDARY)
 
 
+def of_pool(name, data, shares, traces=None, vectors=ALONE):
+    chosen = data.all_traces() if traces is None else traces
+    return pool_features([name], data, chosen, shares, vectors)[name]
+
+
 def test_an_answer_counts_once_its_trace_has_ended(tmp_path):
     data = small_collection(tmp_path / "c", ["7", "8", "7.0", None, "8"], [22, 32, 42, 52, 62])
-    answers = answer_classes(data, data.all_traces())
-    assert answers.tolist() == [0, 1, 0, -1, 1]
-    found = agreement_feature(data, data.all_traces(), QUARTERS, answers)
+    found = of_pool("agreement", data, QUARTERS, vectors=None)
     assert not found[0.75].any(), "a running trace has no answer"
     odds = [(0, 0), (0, 1), (1, 1), (0, 3), (1, 3)]  # same, others, among those that ended before
     assert np.allclose(found[1.0], [np.log((same + 0.5) / (other + 0.5)) for same, other in odds])
@@ -68,11 +67,9 @@ def test_closeness_is_to_thoughts_that_the_others_have_had_by_then(tmp_path):
     # Trace 0 looks right at its first thought. The others look up, and right only after trace 0's moment.
     states = torch.tensor([right, right, up, right, up, right, right])
     data = small_collection(tmp_path / "c", ["7", "8", "9"], [22, 22, 32], states)
-    found = closeness_feature(data, data.all_traces(), (0.5, 1.0), ALONE)
+    found = of_pool("closeness", data, (0.5, 1.0))
     assert found[0.5][0] == pytest.approx(0.0, abs=1e-6), "at token 10 both others look up"
     assert found[1.0][0] == pytest.approx(1.0, abs=1e-6), "at token 22 both look right"
-    assert moments(data, data.all_traces(), 0.5).tolist() == [10, 10, 20]
-    assert moments(data, data.all_traces(), 1.0).tolist() == [22, 22, 32]
 
 
 def test_support_is_for_those_who_are_where_a_frequent_answer_came_from(tmp_path):
@@ -80,13 +77,12 @@ def test_support_is_for_those_who_are_where_a_frequent_answer_came_from(tmp_path
     right, up = [1.0, 0.0], [0.0, 1.0]
     states = torch.tensor([right, right, up, right, up, right, up, right, right])
     data = small_collection(tmp_path / "c", ["7", "7", "8", "7", "8"], [12, 12, 12, 32, 32], states)
-    everyone = data.all_traces()
-    found = support_feature(data, everyone, (0.5, 1.0), ALONE, answer_classes(data, everyone))
-    assert not support_feature(data, everyone[:3], (0.5,), ALONE, np.array([0, 0, 1]))[0.5].any(), "none has ended"
+    found = of_pool("support", data, (0.5, 1.0))
+    assert not of_pool("support", data, (0.5,), np.arange(3))[0.5].any(), "none has ended"
     frequency = np.array([2 / 3, 2 / 3, 1 / 3])
     assert found[0.5][3:].tolist() == pytest.approx([0.0, 0.0]), "three have ended: all of them are the nearest"
-    with mock.patch.object(features, "NEAREST", 1):
-        found = support_feature(data, everyone, (0.5,), ALONE, answer_classes(data, everyone))
+    with mock.patch.object(stack_pool, "NEAREST", 1):
+        found = of_pool("support", data, (0.5,))
     gaps = [2 / 3 - frequency.mean(), 1 / 3 - frequency.mean()]
     assert found[0.5][[3, 4]].tolist() == pytest.approx([gaps[1], gaps[0]])
 
@@ -98,10 +94,30 @@ def test_what_others_do_later_changes_nothing(tmp_path):
     changed = states.clone()
     changed[11] = -changed[11]  # the last thought of one
     after = small_collection(tmp_path / "b", ["7", "8", "9"], [42, 42, 42], changed)
-    features = [closeness_feature(data, data.all_traces(), QUARTERS, ALONE) for data in (before, after)]
+    features = [of_pool("closeness", data, QUARTERS) for data in (before, after)]
     for share in (0.25, 0.5, 0.75):
         assert np.allclose(features[0][share], features[1][share])
     assert not np.allclose(features[0][1.0], features[1][1.0])
+
+
+def test_branches_of_one_root_are_one_witness():
+    """Three copies of a trace that looks up and says 8 do not outweigh two roots that look right and say 7."""
+    right, up = np.array([1, 0], np.float32), np.array([0, 1], np.float32)
+    pool = PoolFeatures(lambda one, other: False)
+    for trace, vector in ((0, right), (1, right), (2, up), (3, right)):
+        pool.join(trace)
+        pool.thought(trace, 5, vector)
+    for child in (4, 5):
+        pool.branch(child, 2, 5)
+    assert pool.closeness(3) == pytest.approx(2 / 3), "right, right, up"
+    assert pool.closeness(4) == pytest.approx(0.0), "its parent and its sibling do not count"
+    for trace, answer in ((0, "7"), (1, "7"), (2, "8"), (4, "8"), (5, "8"), (3, "7")):
+        pool.end(trace, answer)
+    assert pool.agreement(3) == pytest.approx(np.log(2.5 / 1.5)) and pool.agreement(2) == pytest.approx(
+        np.log(0.5 / 3.5)
+    )
+    pool.keep(lambda trace: trace != 0)
+    assert pool.agreement(3) == pytest.approx(np.log(1.5 / 1.5)), "a trace that left says nothing"
 
 
 # -- the fit ---------------------------------------------------------------------------------------------------
@@ -196,6 +212,7 @@ def test_a_stack_of_all_parts_shows_what_each_adds(material, tmp_path):
         and info.closeness_layer == 1
     )
     assert set(info.metrics) == {"cross_fitted", "alone", "added"}
+    assert ScorerTrust.from_json(info.trust).auc[2] == info.metrics["cross_fitted"]["0.75"]["value"]
     code, said, error = scorer("eval", out, state, "--data", dev, "--model", model, "--device", "cpu", "--json")
     assert code == 0, error
     report = json.loads(said)
@@ -219,7 +236,7 @@ def test_a_stack_may_be_of_few_parts(material, tmp_path):
     code, said, error = scorer("eval", out, "--data", dev, "--device", "cpu", "--json")
     rankings = {each["name"]: each for each in json.loads(said)["rankings"]}
     assert code == 0 and rankings["small"]["auc"]["0.5"]["value"] == 0.5 < rankings["small"]["auc"]["1"]["value"], error
-    assert not (out / "verifier.json").exists() and not (out / "closeness.safetensors").exists()
+    assert not (out / "verifier.json").exists() and not (out / "vectors.safetensors").exists()
 
 
 @pytest.mark.parametrize(

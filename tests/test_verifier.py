@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import threading
 import time
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,13 +28,18 @@ from gambit.solver import Solver
 from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.ranking import QUARTERS
 from gambit.training.values import VALUES_FILE
+from gambit.training.verifier import memory
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
+from gambit.training.verifier.beginning import continued
+from gambit.training.verifier.fused import use_fused_layers
+from gambit.training.verifier.objective import ranking_loss
 from gambit.training.verifier.optimiser import share_of_rate
-from gambit.training.verifier.packing import packed_logits, use_packing
+from gambit.training.verifier.packing import use_packing
 from gambit.training.verifier.passages import Passages, load_passages
+from gambit.training.verifier.passes import PackedRow, TrainingPass, made_ahead
 from gambit.training.verifier.reading import quarter_aucs, read_traces
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
-from gambit.training.verifier.train import best_look, drawn_problems, train_verifier
+from gambit.training.verifier.train import best_look, drawn_problems, passages_of, train_verifier
 from verifying import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_STEPS, save_qwen2, scorer, told_traces
 
 CPU = torch.device("cpu")
@@ -111,6 +118,74 @@ def test_values_are_its_labels_where_they_are_asked_for(tmp_path, model):
     value = {"problem": "0-0", "trace": 0, "step": 2, "answers": ["7", "8"], "is_right": [True, False], "num_tokens": 9}
     (folder / VALUES_FILE).write_text(json.dumps(value) + "\n")
     assert train_verifier(plan).verifier.info.training["labels"] == "values"
+    passages = passages_of(plan)
+    assert passages.labels_of(0).tolist() == [0.5, 0.5, 0.75, 1, 1], "values between, the outcome at the end"
+    assert passages.labels_of(1).tolist() == [0.0] * (NUM_STEPS + 1), "a trace without a value has its outcome"
+
+
+def test_values_rank_traces_with_the_same_outcome(tmp_path, model):
+    """Of two wrong traces the one that was nearer to being right is to be above the other."""
+    folder = told_traces(tmp_path / "c", model, 6)
+    values = [{"problem": "0-0", "trace": trace, "step": 2, "answers": ["7"] * 4, "num_tokens": 9,
+               "is_right": [i < right for i in range(4)]} for trace, right in ((1, 3), (3, 0))]  # fmt: skip
+    (folder / VALUES_FILE).write_text("".join(json.dumps(value) + "\n" for value in values))
+    passages = passages_of(VerifierPlan(folder, str(model), labels="values"))
+    verifier = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    use_packing(verifier)
+    batch = TrainingPass.of([np.array([1, 3])], passages).batch(verifier)
+    logits = torch.zeros_like(batch.logits).requires_grad_()
+    ranking_loss(dataclasses.replace(batch, logits=logits)).backward()
+    assert (logits.grad[0] <= 0).all() and (logits.grad[1] >= 0).all() and logits.grad[0].min() < 0
+
+
+# -- going on from an adapter ----------------------------------------------------------------------------------
+
+
+def test_a_training_goes_on_from_an_adapter(checkpoint, loaded, collection, model):
+    """It begins with what was learnt, and keeps it where more training does not help."""
+    told = []
+    recipe = dataclasses.replace(RECIPE, epochs=1, rate=0.0, head_rate=0.0)
+    plan = VerifierPlan(collection, str(model), recipe, DIVISION, device="cpu", start=checkpoint)
+    plan = dataclasses.replace(plan, recipe=continued(recipe, checkpoint, frozenset()))
+    again = train_verifier(plan, say=told.append)
+    for one, other in zip(again.verifier.logits(some_passages()), loaded.logits(some_passages()), strict=True):
+        assert np.allclose(one, other, atol=1e-3)
+    made = again.verifier.info.training
+    assert "AUC within" in told[2] and len(made["watched_auc"]) > 2, "ranked before the first step"
+    assert made["start"]["steps"] == read_info(checkpoint).training["steps"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "division", "message"),
+    [
+        ({"rank": 2}, DIVISION, "has rank 4, 2 was asked for"),
+        ({"rank": 4}, Division(0.3, 0.2), "judged by problems that it was trained on"),
+        ({"rank": 4}, Division(0.2, 0.2, seed=1), "judged by problems that it was trained on"),
+    ],
+)
+def test_what_does_not_fit_the_adapter_is_refused(checkpoint, collection, model, changes, division, message):
+    recipe = dataclasses.replace(RECIPE, epochs=1, **changes)
+    with pytest.raises(UserError, match=message):
+        train_verifier(VerifierPlan(collection, str(model), recipe, division, device="cpu", start=checkpoint))
+
+
+def test_an_adapter_of_another_model_is_refused(checkpoint, model, tmp_path):
+    other = save_qwen2(tmp_path / "other", seed=1)
+    with pytest.raises(UserError, match="an adapter fits its own model only"):
+        folder = told_traces(tmp_path / "c", other, 6)
+        train_verifier(VerifierPlan(folder, str(other), RECIPE, DIVISION, device="cpu", start=checkpoint))
+
+
+def test_fewer_problems_may_be_held_out_than_before(checkpoint, collection, model, tmp_path):
+    code, said, error = scorer(
+        "train", "--architecture", "verifier", "--data", collection, "--model", model, "--out", tmp_path / "v",
+        "--start", checkpoint, "--epochs", "1", "--batch-tokens", "800", "--test", "0.1", "--device", "cpu", "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    made = json.loads(said)
+    assert made["rank"] == 4 and made["training"]["division"] == {"validation": 0.2, "test": 0.1, "seed": 0}
+    code, _, error = scorer("train", "--data", collection, "--out", tmp_path / "s.safetensors", "--start", checkpoint)
+    assert code == 2 and "--start is for verifiers" in error
 
 
 def test_other_weights_than_those_that_wrote_the_traces_are_refused(collection, tiny_folder):
@@ -223,18 +298,66 @@ def test_a_packed_pass_is_what_each_sequence_gives_by_itself(model, tiny_folder,
         torch.manual_seed(0)
         verifier = Verifier.fresh(name, info_for(name, rank=2), CPU)
         torch.nn.init.normal_(verifier.head.weight)
+        for kind, each in verifier.network.named_parameters():
+            if "lora_B" in kind:  # zeros in a new adapter: what the other half gets would be zero too
+                torch.nn.init.normal_(each, std=0.1)
         if is_packed:
             use_packing(verifier)
-            found = packed_logits(verifier, passages)
+            use_fused_layers(verifier.network)
+            found = PackedRow.of(passages).logits(verifier)
         else:
-            found = [verifier.picked_logits([each]) for each in passages]
-        torch.cat(found).square().sum().backward()
+            found = torch.cat([verifier.picked_logits([each]) for each in passages])
+        found.square().sum().backward()
         trained = [each.grad for each in verifier.network.parameters() if each.requires_grad]
-        gradients.append((torch.cat(found).detach(), torch.cat([each.flatten() for each in trained])))
+        gradients.append((found.detach(), torch.cat([each.flatten() for each in trained])))
         if is_packed:
             assert np.allclose(np.concatenate(verifier.logits(passages)), gradients[0][0], atol=1e-4), "rows as before"
     for plain, packed in zip(*gradients, strict=True):
         assert torch.allclose(plain, packed, atol=1e-4, rtol=1e-3) and plain.abs().max() > 0.1
+
+
+def test_passes_are_made_on_a_thread_that_ends_with_them():
+    assert list(made_ahead(iter(range(10)), depth=2)) == list(range(10))
+    endless = made_ahead(iter(int, 1), depth=2)
+    assert next(endless) == 0
+    endless.close()
+    assert not any(thread.name == "gambit-passes" for thread in threading.enumerate())
+
+    def failing():
+        yield 1
+        raise UserError("no more")
+
+    with pytest.raises(UserError, match="no more"):
+        list(made_ahead(failing()))
+
+
+def test_a_pass_holds_each_logit_and_label_at_its_thought(collection, model):
+    passages = load_passages(collection)
+    verifier = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    torch.nn.init.normal_(verifier.head.weight)
+    use_packing(verifier)
+    made = TrainingPass.of([np.array([0, 1]), np.array([6, 7, 8])], passages)
+    batch = made.batch(verifier)
+    assert made.num_tokens == passages.lengths[[0, 1, 6, 7, 8]].sum()
+    assert batch.problem.tolist() == [0, 0, 1, 1, 1] and batch.num_steps.tolist() == [NUM_STEPS + 1] * 5
+    assert batch.labels[:, 0].tolist() == batch.labels[:, -1].tolist() == [1, 0, 1, 0, 1]
+    plain = verifier.logits([passages.passage(trace) for trace in (0, 1, 6, 7, 8)])
+    assert np.allclose(batch.logits.detach().numpy(), np.stack(plain), atol=1e-4)
+
+
+@pytest.mark.parametrize(("free_tokens", "pass_tokens", "recomputes"), [(40_000, 32_768, False), (9_000, 32_768, True),
+                                                                       (14_000, 11_264, False)])  # fmt: skip
+def test_how_much_a_pass_holds_follows_from_the_memory(monkeypatch, free_tokens, pass_tokens, recomputes):
+    """2 MiB a token, a sixteenth of it where activations are computed again."""
+    recomputing: list[object] = []
+    fixed = {"synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "memory_allocated": 0,
+             "mem_get_info": (free_tokens << 21, 0)}  # fmt: skip
+    for name, value in fixed.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 4_096 << (17 if recomputing else 21))
+    monkeypatch.setattr(memory, "recompute", recomputing.append)
+    fitted = memory.fit_to_memory(SimpleNamespace(device=CPU), lambda: None, 4_096, 32_768, None)
+    assert (fitted.pass_tokens, fitted.recomputes) == (pass_tokens, recomputes) and len(recomputing) == recomputes
 
 
 # -- its numbers -----------------------------------------------------------------------------------------------

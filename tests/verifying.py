@@ -19,14 +19,14 @@ STEP_TOKENS, NUM_STEPS = 5, 4
 LAYERS = (1, -1)
 
 
-def save_qwen2(folder: Path) -> Path:
+def save_qwen2(folder: Path, seed: int = 0) -> Path:
     tokenizer = tiny_tokenizer()
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     Qwen2ForCausalLM(config).float().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -15,6 +15,7 @@ from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.scorers.readers.adapters import identity as adapter_identity
 from gambit.scorers.readers.names import parse_reader
+from gambit.scorers.stack import parse_stack
 from gambit.scorers.verifier.folder import is_verifier
 from gambit.storage.hashing import file_hash
 from gambit.storage.versions import package_version
@@ -46,6 +47,9 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
     """Names and hashes of what decides the results: the model and the scorer's checkpoint."""
     source = models.locate(model)
     found = {"model": Path(model).name, "model_hash": models.identity_hash(source) or UNKNOWN, "hash_of": HASH_OF}
+    if (stack := parse_stack(scorer)) is not None:
+        found["scorer_hash"] = adapter_identity(stack)
+        return found
     verifier = parse_reader(scorer)
     if verifier is not None and not verifier.is_served:
         found["scorer_hash"] = _verifier_hash(models.locate(verifier.model))

@@ -68,15 +68,17 @@ def train(
         typer.Option(metavar="TEXT", help="outcomes, or values: of the prefixes that `collect --rollouts` continued."),
     ] = "outcomes",
     validation: Annotated[
-        float, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems to choose by.")
-    ] = 0.15,
+        float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems to choose by (0.15).")
+    ] = None,
     test: Annotated[
-        float, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems kept for `eval`.")
-    ] = 0.15,
+        float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems kept for `eval` (0.15).")
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, max=MOST_SEED, metavar="INT", help="Of weights and batches; the split has its own.")
     ] = 0,
-    split_seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, metavar="INT", help="Of the split by problem.")] = 0,
+    split_seed: Annotated[
+        int | None, typer.Option(min=0, max=MOST_SEED, metavar="INT", help="Of the split by problem (0).")
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, max=100_000, metavar="INT", help="Most epochs (default: the recipe's).")
     ] = None,
@@ -95,6 +97,9 @@ def train(
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="TEXT", help="verifier: the model that wrote the traces, folder or hub name.")
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="verifier: go on from one that was trained before.")
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=1, metavar="NUMBER", help="verifier: train for so long at most.")
@@ -119,8 +124,9 @@ def train(
         typer.Option(min=1, max=10**9, metavar="INT", help="verifier: tokens a pass, for the memory's sake."),
     ] = None,
     recompute: Annotated[
-        bool, typer.Option(help="verifier: keep no activations for the way back; less memory, more time.")
-    ] = False,
+        bool | None,
+        typer.Option(help="verifier: keep no activations for the way back (default: if memory is short)."),
+    ] = None,
     parts: Annotated[
         str,
         typer.Option(
@@ -142,8 +148,8 @@ def train(
             changes = {"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
                        "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
                        "recomputes": recompute, "num_problems": train_problems}  # fmt: skip
-            train_verifier(data, out, model, changes, (validation, test, split_seed), labels, device, skip_corrupted,
-                           as_json)  # fmt: skip
+            shares = {"validation": validation, "test": test, "seed": split_seed}
+            train_verifier(data, out, model, start, changes, shares, labels, device, skip_corrupted, as_json)
             return OK
         from gambit.cli.scorer_display import progress, show_training
         from gambit.scorers.checkpoint import save_checkpoint
@@ -155,7 +161,10 @@ def train(
         changed = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
                    "width": width, "blocks": blocks}  # fmt: skip
         given = {name: value for name, value in changed.items() if value is not None}
-        division = Division(validation, test, split_seed)
+        if start is not None:
+            raise UserError(f"--start is for verifiers: {architecture} is fitted anew in minutes")
+        shares = {"validation": validation, "test": test, "seed": split_seed}
+        division = Division(**{name: value for name, value in shares.items() if value is not None})  # type: ignore[arg-type]
         plan = TrainPlan(data, architecture, objective, state_position, None if layers == AUTO else layers_of(layers),
                          division, given, device, skip_corrupted, labels)  # fmt: skip
         check_writable(out.parent)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gambit.training.collect import CollectPlan
     from gambit.training.sampling import Task
 
-AUTO = "auto"
+AUTO, NONE = "auto", "none"
 GPU_TRACES, CPU_TRACES = 1024, 64  # traces sampled at a time
 MANY = 10_000_000
 
@@ -70,7 +70,10 @@ def collect(
         ),
     ] = None,
     layers: Annotated[
-        str, typer.Option(metavar="TEXT", help="Layers to store, such as -1,-9; -1 is the last, after its norm.")
+        str,
+        typer.Option(
+            metavar="TEXT", help="Layers to store, such as -1,-9; -1 is the last, after its norm; none: for verifiers."
+        ),
     ] = "-1",
     state_position: Annotated[Positions, typer.Option(metavar="TEXT", help="Which states to store.")] = Positions.BOTH,
     confidence: Annotated[bool, typer.Option(help="Store token confidence too: the baseline of `eval`.")] = True,
@@ -101,6 +104,9 @@ def collect(
     prefixes: Annotated[
         int, typer.Option(min=1, max=MANY, metavar="INT", help="Prefixes a trace, each up to a random thought.")
     ] = 1,
+    mixed_only: Annotated[
+        bool, typer.Option(help="Continue traces of problems with right and wrong ones only.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
 ) -> None:
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
@@ -129,13 +135,14 @@ def collect(
             search=build(SearchConfig, {name: value for name, value in settings.items() if value is not None}),
             traces_per_problem=traces,
             traces_at_once=traces_at_once or usual_traces_at_once(device),
-            layers=layers_of(layers),
+            layers=() if layers == NONE else layers_of(layers),
             positions=tuple(StatePosition) if state_position is Positions.BOTH else (StatePosition(state_position),),
             with_confidence=confidence,
             batch_tokens=batch_tokens,
             num_graders=graders,
             num_rollouts=rollouts,
             prefixes_per_trace=prefixes,
+            rolls_out_mixed_only=mixed_only,
         )
         check_engine(plan.engine)
         check_model(plan.engine.model)

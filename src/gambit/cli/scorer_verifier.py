@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,17 +28,20 @@ def train_verifier(
     data: Path,
     out: Path,
     model: str | None,
+    start: Path | None,
     changes: Mapping[str, object],
-    shares: tuple[float, float, int],
+    shares: Mapping[str, float | None],
     labels: str,
     device: str,
     skip_corrupted: bool,
     as_json: bool,
 ) -> None:
     """Progress goes to stderr line by line: such a training is often watched through a file."""
+    from gambit.scorers.verifier.folder import read_info
     from gambit.scorers.verifier.model import check_installed
     from gambit.storage.run_folder import check_writable
     from gambit.training.dataset import Division
+    from gambit.training.verifier.beginning import continued, division_of
     from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
     from gambit.training.verifier.train import passages_of
     from gambit.training.verifier.train import train_verifier as run
@@ -48,8 +52,14 @@ def train_verifier(
         raise UserError(f"a verifier is a folder, {out} looks like a file: give --out without .safetensors")
     check_installed()
     check_writable(out)
-    recipe = VerifierRecipe(**{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
-    plan = VerifierPlan(data, model, recipe, Division(*shares), labels, device, skip_corrupted)
+    given = {name: value for name, value in changes.items() if value is not None}
+    recipe = VerifierRecipe(**given)  # type: ignore[arg-type]
+    division = Division()
+    if start is not None:
+        recipe = continued(recipe, start, frozenset(given))
+        division = division_of(read_info(start)) or division
+    division = dataclasses.replace(division, **{name: value for name, value in shares.items() if value is not None})  # type: ignore[arg-type]
+    plan = VerifierPlan(data, model, recipe, division, labels, device, skip_corrupted, start)
     skipped: list[str] = []
     passages = passages_of(plan, skipped)
     for line in dict.fromkeys(skipped):

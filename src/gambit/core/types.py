@@ -175,6 +175,7 @@ class ThoughtScore:
     score: float
     num_tokens: int
     embedding: tuple[float, ...] | None = None  # unit norm, where the search asked for it
+    confidence: float | None = None  # mean of its tokens', where the scorer needs it
 
 
 @dataclass(frozen=True, slots=True)

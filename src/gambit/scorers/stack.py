@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from pydantic import Field
 
 from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
 
-FORMAT = 1
+FORMAT = 2
+PREFIX = "stack:"
 STACK_FILE = "stack.json"
-STATE_FILE, SPREAD_FILE = "state.safetensors", "closeness.safetensors"  # beside the verifier's own files
+STATE_FILE, VECTORS_FILE = "state.safetensors", "vectors.safetensors"  # beside the verifier's own files
 STATE, CONFIDENCE, VERIFIER = "state", "confidence", "verifier"
 CLOSENESS, SUPPORT, AGREEMENT = "closeness", "support", "agreement"  # what the other traces of the problem tell
 PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, SUPPORT, AGREEMENT)
 BY_NAME = (CONFIDENCE, CLOSENESS, SUPPORT, AGREEMENT)  # what needs no file
+SMALLEST_CHANCE = 1e-4
 AT_END = frozenset((AGREEMENT,))  # what only a complete trace has
 
 
@@ -45,6 +48,18 @@ class StackLines(CheckpointRecord):
     def at(self, share: float) -> StackLine:
         return self.complete if share >= 1 else self.running
 
+    def chance(self, features: Mapping[str, float], *, is_complete: bool) -> float:
+        """Of one trace."""
+        line = self.complete if is_complete else self.running
+        logit = line.offset + sum(weight * features[name] for name, weight in line.weights.items())
+        return 1 / (1 + math.exp(-max(-60.0, min(60.0, logit))))
+
+
+def logit_of(chance: float) -> float:
+    """Within bounds: a judge that is certain must not outweigh all others."""
+    inside = min(max(chance, SMALLEST_CHANCE), 1 - SMALLEST_CHANCE)
+    return math.log(inside / (1 - inside))
+
 
 class StackInfo(CheckpointDescription):
     """What a stack is made of."""
@@ -63,6 +78,15 @@ class StackInfo(CheckpointDescription):
     training: dict[str, object] = Field(default_factory=dict)
     trust: dict[str, object] | None = None  # a `ScorerTrust`: how it ranks problems that it was not fitted to
     metrics: dict[str, object] = Field(default_factory=dict)
+
+
+def parse_stack(scorer: str) -> Path | None:
+    """The folder that `--scorer stack:FOLDER` names, or a stack's folder as it is; None for other scorers."""
+    if scorer.startswith(PREFIX):
+        folder = Path(scorer.removeprefix(PREFIX))
+        read_stack(folder)
+        return folder
+    return Path(scorer) if is_stack(scorer) else None
 
 
 def is_stack(path: str | Path) -> bool:

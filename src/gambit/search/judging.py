@@ -33,7 +33,7 @@ class TraceJudge:
         verification = self._verification
         if verification is None:
             self._recorder.apply(step, at)
-        elif verification.lost is None:
+        elif not verification.is_given_up:
             self._recorder.apply(dataclasses.replace(step, scored=()), at)
             verification.note(step, at)
         else:
@@ -44,7 +44,7 @@ class TraceJudge:
     def collect(self, at: int, deadline: float) -> None:
         """Record the verifier's scores that count from now on; waits for them until a deadline."""
         verification = self._verification
-        if verification is None or verification.lost is not None:
+        if verification is None or verification.is_given_up:
             return
         if (judged := verification.collect(at, deadline)) is not None:
             self._recorder.judge(judged)
@@ -60,12 +60,13 @@ class TraceJudge:
             return None
         judged = failure = None
         try:
-            judged = verification.finish(at, deadline) if is_asked and verification.lost is None else None
+            judged = verification.finish(at, deadline) if is_asked and not verification.is_given_up else None
         except EngineError as error:
             failure = error
         if judged is not None:
             self._recorder.judge(judged)
-        self._recorder.emit(verification.event(at))
+        if (totals := verification.event(at)) is not None:
+            self._recorder.emit(totals)
         return failure
 
     def branch(self, child: int, parent: int, inherited: int) -> None:

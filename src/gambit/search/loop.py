@@ -35,6 +35,7 @@ from gambit.search.policies.base import (
 )
 from gambit.search.recorder import Callbacks, Recorder
 from gambit.search.spread import SpreadMeter
+from gambit.search.stacking import Stacking
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.verification import Verification, VerifierUse
 from gambit.search.views import trace_view
@@ -100,7 +101,11 @@ class Search:
         if use is None:
             return None
         assert self._spec.has_verifier, "the engine would evict by its own scores"
-        return Verification(use, self.number, self.record.tree, self.tokens_of)
+        stacking = None if use.stack is None else Stacking(use.stack, self.record.tree, self._is_same)
+        return Verification(use, self.number, self.record.tree, self.tokens_of, stacking)
+
+    def _is_same(self, one: str, other: str) -> bool:
+        return self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)(one, other)
 
     @property
     def number(self) -> int:

@@ -68,7 +68,7 @@ class SearchBuilder:
             parts.stop_ids,
             keeps_histories=settings.ghost_parents,
             confidence_window=confidence_window(requirements, config),
-            embedding_size=requirements.embedding_size,
+            embedding_size=_embedding_size(requirements.embedding_size, verifier),
             has_verifier=verifier is not None,
         )
         started = run_header(parts, problem, config, settings, policy, tokens)
@@ -113,7 +113,7 @@ class SearchBuilder:
 
     def _verifier_use(self, problem: Problem, prompt_tokens: tuple[int, ...]) -> VerifierUse | None:
         parts, asked = self._parts, problem.question
-        if parts.verifier is None:
+        if parts.verifier is None and parts.stack is None:
             return None
         messages = (ChatMessage(role="user", content=asked),) if isinstance(asked, str) else tuple(asked)
         return VerifierUse(
@@ -122,6 +122,7 @@ class SearchBuilder:
             parts.engine.tokenizer.decode,
             is_async=parts.config.verifier_async,
             is_optional=parts.config.verifier_optional,
+            stack=parts.stack,
         )
 
     def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:
@@ -148,8 +149,13 @@ class SearchBuilder:
         return True
 
 
+def _embedding_size(wanted: int, verifier: VerifierUse | None) -> int:
+    """What a policy wants, or else what a stack compares states by."""
+    return wanted or (0 if verifier is None or verifier.stack is None else verifier.stack.embedding_size)
+
+
 def _short_context(verifier: VerifierUse | None, num_tokens: int) -> list[str]:
-    context = None if verifier is None else verifier.thread.info.context_tokens
+    context = None if verifier is None or verifier.thread is None else verifier.thread.info.context_tokens
     if context is None or num_tokens <= context:
         return []
     return [

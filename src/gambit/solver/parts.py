@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gambit.config.options import EngineConfig
 from gambit.config.presets import ModelDefaults
 from gambit.core.problem import NamedModel
+from gambit.core.types import Aggregation
 from gambit.engines.base import Engine
 from gambit.engines.choice import start_engine
 from gambit.engines.verifiers import beside_verifier, start_reader
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
+from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.choice import load_scorer, model_scorer
 from gambit.scorers.readers.base import Reader, ReaderInfo
 from gambit.scorers.readers.names import ReaderName, parse_reader
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.scorers.simple import ConfidenceScorer
+from gambit.scorers.stack import STATE, STATE_FILE, VERIFIER, parse_stack, read_stack
+from gambit.scorers.stack_states import engine_scorer, load_vectors
+from gambit.scorers.verifier.folder import read_info
 from gambit.search.host import SearchHost
+from gambit.search.stacking import StackUse, stack_info
 from gambit.text.answers import Grader
 from gambit.text.boundary import BoundaryRule, boundary_rule
 from gambit.text.prompts import stop_ids
@@ -35,6 +42,7 @@ class SolverParts:
     defaults: ModelDefaults
     scorer: Scorer  # looks at states, inside the engine
     verifier: ReaderThread | None
+    stack: StackUse | None
     host: SearchHost
     memory_ratio: float  # the engine's, after the verifier has taken its part
     rule: BoundaryRule
@@ -47,7 +55,9 @@ class SolverParts:
 
     @property
     def judge(self) -> ScorerInfo | ReaderInfo:
-        """Of what ranks the traces: the verifier, where there is one."""
+        """Of what ranks the traces: the stack or the verifier, where there is one."""
+        if self.stack is not None:
+            return stack_info(self.config.scorer, self.stack.info)
         return self.scorer.info if self.verifier is None else self.verifier.info
 
     def check_question(self, question: str) -> None:
@@ -70,8 +80,9 @@ class SolverParts:
 def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverParts:
     """Load and start everything; whatever fails leaves nothing running."""
     source = models.locate(config.model)
-    named, reader_name = models.named_model(config.model), parse_reader(config.scorer)
-    own_scorer = _own_scorer(scorer, reader_name, source, config.model)
+    named, stack = models.named_model(config.model), parse_stack(config.scorer)
+    reader_name = parse_reader(config.scorer) if stack is None else _reader_in(stack)
+    own_scorer = _own_scorer(scorer, reader_name, source, config.model) if stack is None else _scorer_in(stack)
     generation = models.generation_of(source)
     defaults = models.defaults_of(source, generation)
     with ExitStack() as started:
@@ -87,8 +98,26 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverPar
         check_fit(own_scorer.info, hidden_size=host.engine.info.hidden_size, boundary_rule=rule.name)
         started.pop_all()
     return SolverParts(
-        config, source, named, defaults, own_scorer, verifier, host, engine_config.memory_ratio, rule, ends
-    )
+        config, source, named, defaults, own_scorer, verifier, None if stack is None else _stack_use(stack), host,
+        engine_config.memory_ratio, rule, ends,
+    )  # fmt: skip
+
+
+def _reader_in(stack: Path) -> ReaderName | None:
+    """Its verifier, which lies in its folder."""
+    return ReaderName(str(stack), None, str(stack)) if VERIFIER in read_stack(stack).parts else None
+
+
+def _scorer_in(stack: Path) -> Scorer:
+    return engine_scorer(stack, read_stack(stack))
+
+
+def _stack_use(stack: Path) -> StackUse:
+    info = read_stack(stack)
+    state = load_checkpoint(stack / STATE_FILE).info if STATE in info.parts else None
+    aggregation = read_info(stack).aggregation if VERIFIER in info.parts else Aggregation.LAST
+    vectors = load_vectors(stack, info)
+    return StackUse(info, state, aggregation, 0 if vectors is None else vectors.size)
 
 
 def _own_scorer(scorer: str | Scorer | Reader, verifier: ReaderName | None, source: str, model: str) -> Scorer:

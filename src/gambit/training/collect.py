@@ -30,7 +30,7 @@ from gambit.training.sampling import (
     ThoughtMeter,
     sample,
 )
-from gambit.training.states import Reading, StateReader
+from gambit.training.states import NoStates, Reading, StateReader
 from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, writing
 from gambit.training.values import Cut, PrefixValue, ValueRun, at_random, read_texts
 
@@ -56,6 +56,7 @@ class CollectPlan:
     num_graders: int = 2
     num_rollouts: int = 0  # from each prefix
     prefixes_per_trace: int = 1
+    rolls_out_mixed_only: bool = False  # problems with right and wrong traces
 
 
 @dataclass(slots=True)
@@ -89,9 +90,16 @@ def collect(
         summary = collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
         if plan.num_rollouts and not summary.was_stopped:
             cut = at_random(plan.prefixes_per_trace, plan.search.seed)
-            values = collector.roll_out(tasks, plan.out, plan.source, cut, summary.refused, on_progress, should_stop)
+            chosen = is_mixed if plan.rolls_out_mixed_only else lambda problem: True
+            values = collector.roll_out(tasks, plan.out, plan.source, cut, summary.refused, on_progress, should_stop,
+                                        chosen)  # fmt: skip
             summary.num_prefixes, summary.was_stopped = len(values), should_stop()
         return summary
+
+
+def is_mixed(problem: ProblemRecord) -> bool:
+    """Whether there is anything to rank."""
+    return len({trace.is_correct for trace in problem.traces}) > 1
 
 
 class Collector:
@@ -102,10 +110,7 @@ class Collector:
         self._source = models.locate(plan.engine.model)
         self._solver = _solver(plan)  # first: what it leaves of the memory is enough for the other
         try:
-            self._reader = StateReader(
-                self._source, layers=plan.layers, positions=plan.positions, device=plan.engine.device,
-                dtype=plan.engine.dtype, batch_tokens=plan.batch_tokens,
-            )  # fmt: skip
+            self._reader = _state_reader(plan, self._source)
         except BaseException:
             self._solver.close()
             raise
@@ -204,6 +209,15 @@ def _solver(plan: CollectPlan) -> Solver:
     return Solver(scorer=scorer, **options)
 
 
+def _state_reader(plan: CollectPlan, source: str) -> StateReader | NoStates:
+    if not plan.layers:
+        return NoStates(source, device=plan.engine.device, batch_tokens=plan.batch_tokens)
+    return StateReader(
+        source, layers=plan.layers, positions=plan.positions, device=plan.engine.device,
+        dtype=plan.engine.dtype, batch_tokens=plan.batch_tokens,
+    )  # fmt: skip
+
+
 # -- to disk ---------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +228,11 @@ class _Sink:
     """
 
     def __init__(
-        self, reader: StateReader, writer: CollectionWriter, summary: CollectSummary, on_written: Callable[[], None]
+        self,
+        reader: StateReader | NoStates,
+        writer: CollectionWriter,
+        summary: CollectSummary,
+        on_written: Callable[[], None],
     ) -> None:
         self._reader, self._writer, self._summary, self._on_written = reader, writer, summary, on_written
         self._waiting: list[Sampled] = []

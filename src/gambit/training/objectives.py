@@ -84,16 +84,15 @@ def pairwise(batch: Batch) -> Tensor:
 
 def pairs_at(batch: Batch, last: Tensor) -> Tensor:
     """The pairwise loss when each trace is seen up to a step of its own."""
-    problem = torch.unique(batch.problem, return_inverse=True)[1]
     scores = batch.logits
     if batch.aggregation is Aggregation.MEAN:
         counts = torch.arange(1, scores.shape[1] + 1, device=scores.device)
         scores = SHARPNESS * scores.sigmoid().cumsum(-1) / counts
     reached = scores.gather(1, last[:, None])[:, 0]
     labels = batch.labels.gather(1, last[:, None])[:, 0]
-    lead = (labels[:, None] - labels).clamp(min=0) * (problem[:, None] == problem)
-    per_better = lead.sum(1)
-    lead_in_problem = torch.zeros_like(per_better).index_add(0, problem, per_better)[problem]
+    is_same = batch.problem[:, None] == batch.problem
+    lead = (labels[:, None] - labels).clamp(min=0) * is_same
+    lead_in_problem = is_same.to(lead.dtype) @ lead.sum(1)
     weights = lead / lead_in_problem.clamp(min=1e-9)[:, None]
     loss: Tensor = (F.softplus(reached - reached[:, None]) * weights).sum() / weights.sum().clamp(min=1e-9)
     return loss

@@ -17,6 +17,7 @@ from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device, pick_dtype, read_with_transformers
 from gambit.engines.shared.layers import LayerChoice
+from gambit.models.files import hidden_size_on_disk
 from gambit.scorers.verifier.batching import by_length
 from gambit.training.storage import state_name
 
@@ -100,6 +101,20 @@ class StateReader:
         if not needs_all:
             return [out.last_hidden_state]
         return [out.last_hidden_state if layer == -1 else out.hidden_states[layer] for layer in self._layers]
+
+
+class NoStates:
+    """For collections without states, which verifiers are trained on: nothing is loaded or read."""
+
+    def __init__(self, model: str, *, device: str = "auto", batch_tokens: int | None = None) -> None:
+        size = hidden_size_on_disk(model)
+        if size is None:
+            raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
+        self.hidden_size = size
+        self.batch_tokens = batch_tokens or BATCH_TOKENS[pick_device(device).type]
+
+    def read(self, readings: Sequence[Reading]) -> list[dict[str, torch.Tensor]]:
+        return [{} for _ in readings]
 
 
 def _load(model: str, dtype: str, device: torch.device) -> PreTrainedModel:

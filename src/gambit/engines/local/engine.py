@@ -20,7 +20,7 @@ from gambit.engines.local.stopwatch import Stopwatch
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.shared.projection import Projection
 from gambit.engines.shared.sampling import sample, token_confidence, uniforms
-from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
+from gambit.scorers.base import EmbeddingScorer, HistoryScorer, Scorer, ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
 from gambit.text.tokenizers import Tokenizer
@@ -194,14 +194,16 @@ class LocalEngine:
             states = self._layers.join(output.states[index], [layer[index] for layer in output.inner])
             thoughts = ThoughtBatch(states, confidences.to(self._model.device))
             scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
-            embeddings = self._embed(output.states, rows)
+            embeddings = self._embed(output.states, states, rows)
         # By id, not by row: where a row stands depends on its neighbours, and scores depend on their order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
-        is_ranked = self._scorer.info.ranks_within_run
+        is_ranked, needs_confidence = self._scorer.info.ranks_within_run, self._scorer.info.needs_confidence
+        table = self._pool.rows.table
         for trace, row, score in sorted(scored, key=lambda entry: entry[0].key):
             score = self._pool.searches[trace.key.search].scores.add(score, as_quantile=is_ranked)
             trace.score = trace.score.add(score)
-            thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row))
+            confidence = float(table["thought_confidence"][row]) if needs_confidence else None
+            thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row), confidence)
             self._pool.drafts[trace.key.search].scored.append(thought)
 
     def _scores(self, thoughts: ThoughtBatch, keys: Sequence[TraceKey]) -> torch.Tensor:
@@ -209,16 +211,22 @@ class LocalEngine:
             return self._scorer.score(thoughts)
         return self._memory.score(thoughts, self._pool.histories.extend(keys, self._memory.max_past))
 
-    def _embed(self, states: torch.Tensor, rows: npt.NDArray[np.int64]) -> dict[int, tuple[float, ...]]:
-        """Vectors of the thoughts whose searches want them, by row."""
+    def _embed(
+        self, last: torch.Tensor, scored: torch.Tensor, rows: npt.NDArray[np.int64]
+    ) -> dict[int, tuple[float, ...]]:
+        """Vectors of the thoughts whose searches want them, by row. `scored`: what the scorer reads of these rows."""
         by_size: dict[int, list[int]] = {}
-        for row in rows.tolist():
+        for place, row in enumerate(rows.tolist()):
             size = self._pool.searches[self._pool.rows.traces[row].key.search].spec.embedding_size
             if size:
-                by_size.setdefault(size, []).append(row)
+                by_size.setdefault(size, []).append(place)
         found: dict[int, tuple[float, ...]] = {}
-        for size, wanting in by_size.items():
-            vectors = self._projection.embed(states[torch.tensor(wanting, device=states.device)], size)
+        for size, places in by_size.items():
+            wanting, index = rows[places].tolist(), torch.tensor(places, device=last.device)
+            if isinstance(self._scorer, EmbeddingScorer):
+                vectors = self._scorer.embed(scored[index], size)
+            else:
+                vectors = self._projection.embed(last[torch.tensor(wanting, device=last.device)], size)
             found |= zip(wanting, map(tuple, vectors.tolist()), strict=True)
         return found
 

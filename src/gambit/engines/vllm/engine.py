@@ -332,11 +332,11 @@ class VllmEngine:
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
-        for request, score, length, embedding in report.scored:
+        for request, score, length, embedding, confidence in report.scored:
             if (trace := self._live.get(request)) is not None:
                 trace.scored_length = length
                 vector = None if embedding is None else tuple(embedding)
-                thought = ThoughtScore(trace.spec.key.trace, score, length, vector)
+                thought = ThoughtScore(trace.spec.key.trace, score, length, vector, confidence)
                 drafts[trace.spec.key.search].scored.append(thought)
         self._read_ends(report, drafts)
         if self._remembers:

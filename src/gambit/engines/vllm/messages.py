@@ -207,7 +207,7 @@ class RowValues:
 
 EvictedRow = tuple[str, str, float | None]  # request, action, score
 AdmittedRow = tuple[str, int, int, int]  # request, and what `core.types.Admission` takes after the trace
-ScoredRow = tuple[str, float, int, Sequence[float] | None]  # request, and what `ThoughtScore` takes
+ScoredRow = tuple[str, float, int, Sequence[float] | None, float | None]  # request, and what `ThoughtScore` takes
 FinishedRow = tuple[str, str, Sequence[float] | None]  # request, reason, and what `TraceConfidence` takes
 
 

@@ -223,13 +223,14 @@ class TraceTable:
         found = sorted((self._row_traces[at].key, int(at)) for at in ended)
         lengths = self._batch["num_tokens"] - fed
         scores = self._scores_of(values, [at for _, at in found], row_of)
-        is_ranked = self._scorer.info.ranks_within_run
+        is_ranked, needs_confidence = self._scorer.info.ranks_within_run, self._scorer.info.needs_confidence
         for (key, at), score in zip(found, scores, strict=True):
             score = self.searches[key.search].scores.add(score, as_quantile=is_ranked)
             trace, request = self._row_traces[at], report.rows[at]
             trace.score, trace.standing = trace.score.add(score), None
             embedding = _embedding(values, row_of[request], trace.task.embedding_size)
-            report.scored.append((request, score, int(lengths[at]), embedding))
+            confidence = float(self._batch["thought_confidence"][at]) if needs_confidence else None
+            report.scored.append((request, score, int(lengths[at]), embedding, confidence))
 
     def _scores_of(self, values: RowValues, ended: Sequence[int], row_of: Mapping[str, int]) -> list[float]:
         found = [] if values.scores is None else [float(values.scores[row_of[self._rows[at]]]) for at in ended]

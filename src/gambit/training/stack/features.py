@@ -1,30 +1,30 @@
 """What each part of a stack says about traces after a share of their thoughts, from what is known by then.
 
-The traces of a problem run in lockstep, one token each at a step of decoding. A trace that has written t tokens can be
-compared with what the others had written by step t: their latest thoughts, and the answers of those that had ended.
+The traces of a problem are taken to run in lockstep, one token each at a step of decoding, as in a search without
+branches: what ends in a step is told to the same code that follows a search.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gambit.core.types import Aggregation
-from gambit.results.vote import pools_of
+from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import Scorer
+from gambit.scorers.stack import logit_of
+from gambit.scorers.stack_pool import PoolFeatures, Vector
+from gambit.scorers.stack_states import StateVectors
 from gambit.scorers.verifier.folder import VerifierInfo
 from gambit.text.answers import Grader
 from gambit.training.dataset import Dataset
-from gambit.training.networks import Spread
 from gambit.training.ranking import Floats, Ints, last_steps, trace_scores
 from gambit.training.scoring import step_scores
 from gambit.training.verifier.reading import ReadTraces
 
-NEAREST = 3
-SMALLEST_CHANCE = 1e-4
+REPORT_LAG = {StatePosition.BEFORE: 0, StatePosition.BOUNDARY: 1}  # steps until an engine has that state of a thought
 ByShare = Mapping[float, Floats]  # [trace] each
 
 
@@ -39,9 +39,7 @@ def state_feature(
 
 
 def _logit(chances: Floats) -> Floats:
-    inside = np.clip(chances, SMALLEST_CHANCE, 1 - SMALLEST_CHANCE)
-    found: Floats = np.log(inside / (1 - inside))
-    return found
+    return np.array([logit_of(chance) for chance in chances.tolist()])
 
 
 def confidence_feature(data: Dataset, traces: Ints, shares: Sequence[float]) -> ByShare:
@@ -54,18 +52,7 @@ def confidence_feature(data: Dataset, traces: Ints, shares: Sequence[float]) -> 
 
 def verifier_feature(read: ReadTraces, info: VerifierInfo, traces: Ints, shares: Sequence[float]) -> ByShare:
     """Its calibrated logit."""
-    scale = info.calibration
-    return {share: scale.slope * read.logits(traces, share, info.aggregation) + scale.offset for share in shares}
-
-
-def closeness_feature(data: Dataset, traces: Ints, shares: Sequence[float], spread: Spread) -> ByShare:
-    """How near a trace's latest thought is to the latest thoughts of others: the mean cosine of the three nearest."""
-    found = {share: np.zeros(len(traces)) for share in shares}
-    for mine in members_by_problem(data, traces):
-        cosines, first = _cosines(data, traces[mine], spread)
-        for share in shares:
-            found[share][mine] = _closeness(data, traces[mine], share, cosines, first)
-    return found
+    return {share: _logit(read.chances(traces, share, info.aggregation, info.calibration)) for share in shares}
 
 
 def members_by_problem(data: Dataset, traces: Ints) -> Iterator[Ints]:
@@ -74,106 +61,80 @@ def members_by_problem(data: Dataset, traces: Ints) -> Iterator[Ints]:
     yield from (np.flatnonzero(problem_of == problem) for problem in np.unique(problem_of))
 
 
-def _cosines(data: Dataset, traces: Ints, spread: Spread) -> tuple[Floats, Ints]:
-    """[step, step] between all thoughts of some traces, and where the thoughts of each begin."""
-    known = data.traces
-    starts, counts = known.starts[traces], known.num_steps[traces]
-    places = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
-    states: Tensor = spread.normalised(data.states[torch.from_numpy(places)].float())
-    unit = torch.nn.functional.normalize(states, dim=-1)
-    return (unit @ unit.T).double().numpy(), np.cumsum(counts) - counts
-
-
-def _closeness(data: Dataset, traces: Ints, share: float, cosines: Floats, first: Ints) -> Floats:
-    """[trace]; 0 for a trace without a thought, or that is alone."""
-    known = data.traces
-    now = moments(data, traces, share)
-    own = last_steps(known.num_steps[traces], share)
-    found = np.zeros(len(traces))
-    for i in np.flatnonzero(own >= 0):
-        latest = np.array([_thoughts_by(data, trace, now[i]) for trace in traces.tolist()]) - 1
-        others = np.flatnonzero((latest >= 0) & (np.arange(len(traces)) != i))
-        if len(others):
-            near = np.sort(cosines[first[i] + own[i], first[others] + latest[others]])
-            found[i] = near[-NEAREST:].mean()
-    return found
-
-
-def moments(data: Dataset, traces: Ints, share: float) -> Ints:
-    """[trace]: the step of decoding at which it has had a share of its thoughts; all of them: at which it ends."""
-    known = data.traces
-    last = last_steps(known.num_steps[traces], share)
-    if share >= 1:
-        return known.num_tokens[traces]
-    places = np.where(last >= 0, known.starts[traces] + last, 0)
-    ends = known.step_ends[places] if len(known.step_ends) else np.zeros(len(traces), np.int64)
-    return np.where(last >= 0, ends, known.num_tokens[traces])
-
-
-def _thoughts_by(data: Dataset, trace: int, step: int) -> int:
-    """How many thoughts a trace had finished by a step of decoding."""
-    known = data.traces
-    ends = known.step_ends[known.starts[trace] : known.starts[trace] + known.num_steps[trace]]
-    return int(np.searchsorted(ends, step, side="right"))
-
-
-def agreement_feature(data: Dataset, traces: Ints, shares: Sequence[float], answers: Ints) -> ByShare:
-    """Of a complete trace: log odds that another one that had ended by then gave the same answer; 0 while it runs."""
-    complete = np.zeros(len(traces))
-    for mine in members_by_problem(data, traces):
-        complete[mine] = _agreement(data.traces.num_tokens[traces[mine]], answers[mine])
-    return {share: complete if share >= 1 else np.zeros(len(traces)) for share in shares}
-
-
-def _agreement(ended: Ints, answers: Ints) -> Floats:
-    found = np.zeros(len(answers))
-    for i in range(len(answers)):
-        is_known = (ended <= ended[i]) & (np.arange(len(answers)) != i)
-        same = int((is_known & (answers == answers[i]) & (answers >= 0)).sum())
-        found[i] = np.log((same + 0.5) / (int(is_known.sum()) - same + 0.5))
-    return found
-
-
-def support_feature(data: Dataset, traces: Ints, shares: Sequence[float], spread: Spread, answers: Ints) -> ByShare:
-    """Whether a trace is like those that ended with a frequent answer: how frequent the answers of the three are that
-    have been nearest to where it is now, less how frequent answers are on average; 0 as long as none has ended."""
-    found = {share: np.zeros(len(traces)) for share in shares}
-    for mine in members_by_problem(data, traces):
-        cosines, first = _cosines(data, traces[mine], spread)
-        for share in shares:
-            found[share][mine] = _support(data, traces[mine], share, cosines, first, answers[mine])
-    return found
-
-
-def _support(data: Dataset, traces: Ints, share: float, cosines: Floats, first: Ints, answers: Ints) -> Floats:
-    known = data.traces
-    counts, ended = known.num_steps[traces], known.num_tokens[traces]
-    now, own = moments(data, traces, share), last_steps(counts, share)
-    found = np.zeros(len(traces))
-    for i in np.flatnonzero(own >= 0):
-        others = np.flatnonzero((ended <= now[i]) & (answers >= 0) & (counts > 0) & (np.arange(len(traces)) != i))
-        if not len(others):
-            continue
-        frequency = (answers[others][:, None] == answers[others]).mean(axis=1)
-        row = cosines[first[i] + own[i]]
-        nearness = np.array([row[first[j] : first[j] + counts[j]].max() for j in others.tolist()])
-        found[i] = frequency[np.argsort(nearness)[-NEAREST:]].mean() - frequency.mean()
-    return found
-
-
-def answer_classes(data: Dataset, traces: Ints) -> Ints:
-    """[trace]: equal answers of a problem have equal numbers; -1 for none."""
-    found = np.full(len(traces), -1)
+def pool_features(
+    names: Sequence[str], data: Dataset, traces: Ints, shares: Sequence[float], vectors: StateVectors | None
+) -> Mapping[str, ByShare]:
+    """Closeness, support and agreement; `vectors` for the first two, of the states that `data` then holds."""
+    found = {name: {share: np.zeros(len(traces)) for share in shares} for name in names}
+    lag = REPORT_LAG[data.position]
     with Grader(comparison_seconds=1.0, vote_seconds=5.0) as grader:  # a hostile answer must not hold up thousands
         for mine in members_by_problem(data, traces):
-            found[mine] = _classes(data, traces[mine], grader)
+            replay = _Replay(names, data, traces[mine], vectors, PoolFeatures(grader.for_vote()), lag)
+            replay.run()
+            for name in names:
+                for share in shares:
+                    found[name][share][mine] = replay.after(name, share)
     return found
 
 
-def _classes(data: Dataset, traces: Ints, grader: Grader) -> Ints:
+class _Replay:
+    """The traces of one problem, told as a search would be told of them."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        data: Dataset,
+        traces: Ints,
+        vectors: StateVectors | None,
+        pool: PoolFeatures,
+        lag: int,
+    ) -> None:
+        known = data.traces
+        self._pool, self._counts = pool, known.num_steps[traces]
+        self._asked = {name: getattr(pool, name) for name in names}
+        self._answers = _answers_of(data, traces)
+        self._vectors = [_vectors_of(data, trace, vectors) for trace in traces.tolist()]
+        self._thoughts: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)  # trace, number, tokens
+        self._ends: defaultdict[int, list[int]] = defaultdict(list)
+        for i, trace in enumerate(traces.tolist()):
+            pool.join(i)
+            last, start = int(known.num_tokens[trace]), known.starts[trace]
+            self._ends[last].append(i)
+            for number, end in enumerate(known.step_ends[start : start + known.num_steps[trace]].tolist()):
+                self._thoughts[min(end + lag, last)].append((i, number, end))
+        self._running = {name: [np.zeros(count) for count in self._counts] for name in names}
+        self._complete = {name: np.zeros(len(traces)) for name in names}
+
+    def run(self) -> None:
+        for step in sorted(self._thoughts.keys() | self._ends.keys()):
+            for trace, number, end in self._thoughts[step]:
+                self._pool.thought(trace, end, self._vectors[trace][number])
+            for trace, number, _ in self._thoughts[step]:
+                for name, feature in self._asked.items():
+                    self._running[name][trace][number] = feature(trace)
+            for trace in self._ends[step]:
+                self._pool.end(trace, self._answers[trace])
+            for trace in self._ends[step]:
+                for name, feature in self._asked.items():
+                    self._complete[name][trace] = feature(trace)
+
+    def after(self, name: str, share: float) -> Floats:
+        """[trace] after a share of its thoughts, 0 without one; all of them means at its end."""
+        if share >= 1:
+            return self._complete[name]
+        last = last_steps(self._counts, share)
+        found = [0.0 if at < 0 else said[at] for said, at in zip(self._running[name], last.tolist(), strict=True)]
+        return np.array(found)
+
+
+def _vectors_of(data: Dataset, trace: int, vectors: StateVectors | None) -> Sequence[Vector | None]:
+    start, count = int(data.traces.starts[trace]), int(data.traces.num_steps[trace])
+    if vectors is None:
+        return [None] * count
+    return list(vectors.of(data.states[start : start + count]).numpy())
+
+
+def _answers_of(data: Dataset, traces: Ints) -> list[str | None]:
     problem = int(data.traces.problem_of[traces[0]])
     first = int(np.searchsorted(data.traces.problem_of, problem))
-    answers = [data.problems[problem].traces[trace - first].answer for trace in traces.tolist()]
-    pools = pools_of([answer for answer in answers if answer], grader.for_vote())
-    number = {answer: i for i, pool in enumerate(pools) for answer in pool}
-    return np.array([number[answer] if answer else -1 for answer in answers], np.int64)
+    return [data.problems[problem].traces[trace - first].answer for trace in traces.tolist()]

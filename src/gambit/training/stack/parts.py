@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,13 +18,13 @@ from gambit.scorers.stack import (
     CLOSENESS,
     CONFIDENCE,
     PARTS,
-    SPREAD_FILE,
     STATE,
     STATE_FILE,
     SUPPORT,
     VERIFIER,
     StackInfo,
 )
+from gambit.scorers.stack_states import MAX_SIZE, StateVectors
 from gambit.scorers.verifier.folder import copy_verifier, is_verifier
 from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Dataset
@@ -37,14 +36,8 @@ from gambit.training.stack.fit import StackData
 from gambit.training.storage import Header
 from gambit.training.verifier.reading import read_traces
 
-
-@dataclass(frozen=True, slots=True)
-class ClosenessPlace:
-    """Which states are compared, and how they are standardised."""
-
-    layer: int
-    position: StatePosition
-    spread: Spread
+OF_OTHERS = (CLOSENESS, SUPPORT, AGREEMENT)  # what the other traces of a problem tell
+BASIS_STATES = 20_000  # by which the directions are found in which states differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +85,15 @@ class StackParts:
 
     def stack_data(self, asked: Asked) -> StackData:
         """What every part says about some traces of a collection."""
-        return StackData(
-            asked.reader.without_states, asked.traces, {name: self._said(name, asked) for name in self.names}
-        )
+        pool = self._pool_features(asked)
+        said = {name: pool[name] if name in pool else self._said(name, asked) for name in self.names}
+        return StackData(asked.reader.without_states, asked.traces, said)
+
+    def _pool_features(self, asked: Asked) -> Mapping[str, ft.ByShare]:
+        names = [name for name in self.names if name in OF_OTHERS]
+        vectors, reader = asked.vectors, asked.reader
+        data = reader.without_states if vectors is None else reader.at(vectors.position, (vectors.layer,))
+        return ft.pool_features(names, data, asked.traces, asked.shares, vectors) if names else {}
 
     def _said(self, name: str, asked: Asked) -> ft.ByShare:
         reader, traces, shares = asked.reader, asked.traces, asked.shares
@@ -107,35 +106,20 @@ class StackParts:
             assert self.verifier is not None
             verifier = Verifier.load(self.verifier, asked.device, asked.model)
             return ft.verifier_feature(read_traces(verifier, reader.passages, traces), verifier.info, traces, shares)
-        if name == CONFIDENCE:
-            return ft.confidence_feature(_with_confidences(reader), traces, shares)
-        if name == AGREEMENT:
-            return ft.agreement_feature(reader.without_states, traces, shares, asked.answers)
-        assert asked.place is not None
-        states = reader.at(asked.place.position, (asked.place.layer,))
-        if name == CLOSENESS:
-            return ft.closeness_feature(states, traces, shares, asked.place.spread)
-        return ft.support_feature(states, traces, shares, asked.place.spread, asked.answers)
+        assert name == CONFIDENCE
+        return ft.confidence_feature(_with_confidences(reader), traces, shares)
 
 
+@dataclass(frozen=True, slots=True)
 class Asked:
     """The traces that a stack is asked about, and by what means."""
 
-    def __init__(
-        self,
-        reader: CollectionReader,
-        traces: Ints,
-        shares: Sequence[float],
-        place: ClosenessPlace | None,
-        device: torch.device,
-        model: str | None,
-    ) -> None:
-        self.reader, self.traces, self.shares = reader, traces, shares
-        self.place, self.device, self.model = place, device, model
-
-    @cached_property
-    def answers(self) -> Ints:
-        return ft.answer_classes(self.reader.without_states, self.traces)
+    reader: CollectionReader
+    traces: Ints
+    shares: Sequence[float]
+    vectors: StateVectors | None  # by which states are compared
+    device: torch.device
+    model: str | None
 
 
 def _with_confidences(reader: CollectionReader) -> Dataset:
@@ -145,36 +129,30 @@ def _with_confidences(reader: CollectionReader) -> Dataset:
     return reader.without_states
 
 
-def uses_states_of_others(names: Sequence[str]) -> bool:
-    return CLOSENESS in names or SUPPORT in names
-
-
-def closeness_in(reader: CollectionReader) -> ClosenessPlace:
-    """At the uppermost inner layer that the collection holds, or else at the last one."""
-    layer, position = closeness_place(reader.header)
+def vectors_in(reader: CollectionReader, parts: StackParts) -> StateVectors:
+    """Of the uppermost inner layer that the collection holds, or else of the last one."""
+    layer, position = vectors_place(reader.header, parts)
     states = reader.at(position, (layer,)).states
-    return ClosenessPlace(layer, position, Spread.of(states))
+    spread = Spread.of(states)
+    some = states[:: max(1, len(states) // BASIS_STATES)][:BASIS_STATES].float()
+    return StateVectors(layer, position, spread.mean, spread.deviation, _basis(spread.normalised(some)))
 
 
-def closeness_place(header: Header) -> tuple[int, StatePosition]:
-    """States of inner layers, about two thirds up, tell more than those of the last one."""
+def vectors_place(header: Header, parts: StackParts) -> tuple[int, StatePosition]:
+    """States of inner layers, about two thirds up, tell more than those of the last one.
+
+    A search gives states at one position: at the state scorer's, where there is one.
+    """
     inner = [layer for layer in header.layers if layer != -1]
     is_there = StatePosition.BOUNDARY in header.positions
     position = StatePosition.BOUNDARY if is_there else StatePosition(header.positions[0])
+    if parts.state is not None:
+        position = load_checkpoint(parts.state).info.state_position
     return (inner[-1] if inner else -1), position
 
 
-def save_spread(folder: Path, spread: Spread) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"mean": spread.mean.contiguous(), "deviation": spread.deviation.contiguous()}, folder / SPREAD_FILE)
-
-
-def load_place(folder: Path, info: StackInfo) -> ClosenessPlace | None:
-    from safetensors.torch import load_file
-
-    if not uses_states_of_others(info.parts):
-        return None
-    tensors = load_file(folder / SPREAD_FILE)
-    spread = Spread(tensors["mean"], tensors["deviation"])
-    return ClosenessPlace(info.closeness_layer, StatePosition(info.closeness_position), spread)
+def _basis(states: torch.Tensor) -> torch.Tensor:
+    """[feature, size]: the directions in which states differ most."""
+    covariance = (states.T @ states).double() / len(states)
+    directions: torch.Tensor = torch.linalg.eigh(covariance).eigenvectors
+    return directions.flip(1)[:, :MAX_SIZE].float().contiguous()

@@ -9,23 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.engines.local.model import pick_device
 from gambit.scorers.stack import StackInfo, write_stack
+from gambit.scorers.stack_states import StateVectors, compares_states, load_vectors
 from gambit.training.evaluate import SHARES, PartRatings, Rated
 from gambit.training.fit import Say
 from gambit.training.loading import CollectionReader
 from gambit.training.ranking import QUARTERS, Floats, Ints, mean_estimate
 from gambit.training.stack.fit import StackData, cross_fitted, fit_stack, stack_aucs
-from gambit.training.stack.parts import (
-    Asked,
-    ClosenessPlace,
-    StackParts,
-    closeness_in,
-    load_place,
-    save_spread,
-    uses_states_of_others,
-)
+from gambit.training.stack.parts import Asked, StackParts, vectors_in
+from gambit.training.storage import Header
 
 FEWEST_MIXED = 5
 
@@ -45,12 +40,12 @@ class StackPlan:
 class TrainedStack:
     info: StackInfo
     parts: StackParts
-    place: ClosenessPlace | None
+    vectors: StateVectors | None
 
     def save(self, folder: Path) -> None:
         self.parts.copy_to(folder)
-        if self.place is not None:
-            save_spread(folder, self.place.spread)
+        if self.vectors is not None:
+            self.vectors.save(folder)
         write_stack(folder, self.info)
 
 
@@ -62,9 +57,9 @@ def train_stack(
     """`choose` gives the traces that no part was trained on."""
     reader = CollectionReader(plan.data, skip_corrupted=plan.skip_corrupted)
     traces = choose(reader)
-    place = closeness_in(reader) if uses_states_of_others(plan.parts.names) else None
+    vectors = vectors_in(reader, plan.parts) if compares_states(plan.parts.names) else None
     say(f"what {', '.join(plan.parts.names)} say about {len(traces)} held-out traces")
-    data = plan.parts.stack_data(Asked(reader, traces, QUARTERS, place, pick_device(plan.device), plan.model))
+    data = plan.parts.stack_data(Asked(reader, traces, QUARTERS, vectors, pick_device(plan.device), plan.model))
     _check_enough(data)
     names = plan.parts.names
     smaller = {name: [other for other in names if other != name] for name in names} if len(names) > 1 else {}
@@ -74,11 +69,18 @@ def train_stack(
         boundary_rule=header.boundary_rule, parts=names, lines=fit_stack(data, names),
         without={name: fit_stack(data, others) for name, others in smaller.items()},
         training={"collection": header.id, "source": header.source, "traces": len(traces)},
-        metrics=_metrics(data, smaller),
+        metrics=_metrics(data, smaller), trust=_trust(data, header).to_json(),
     )  # fmt: skip
-    if place is not None:
-        info = info.model_copy(update={"closeness_layer": place.layer, "closeness_position": str(place.position)})
-    return TrainedStack(info, plan.parts, place)
+    if vectors is not None:
+        info = info.model_copy(update={"closeness_layer": vectors.layer, "closeness_position": str(vectors.position)})
+    return TrainedStack(info, plan.parts, vectors)
+
+
+def _trust(data: StackData, header: Header) -> ScorerTrust:
+    """By problems that other problems' lines judged."""
+    quarters = stack_aucs(data, cross_fitted(data, list(data.features)))
+    reached = tuple(float(np.nanmean(each)) for each in quarters)
+    return ScorerTrust(reached, int(np.isfinite(quarters[0]).sum()), header.model, header.source)
 
 
 def _check_enough(data: StackData) -> None:
@@ -117,7 +119,7 @@ def rate_stack(
 ) -> tuple[Rated, PartRatings]:
     """A stack's verdict on traces, beside those of its parts alone and of the stack without each of them."""
     parts = StackParts.of_folder(folder, info)
-    data = parts.stack_data(Asked(reader, traces, SHARES, load_place(folder, info), pick_device(device), model))
+    data = parts.stack_data(Asked(reader, traces, SHARES, load_vectors(folder, info), pick_device(device), model))
     whole, *without = (
         Rated({share: data.chances(lines, share) for share in SHARES}) for lines in (info.lines, *info.without.values())
     )

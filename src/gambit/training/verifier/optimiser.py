@@ -32,8 +32,10 @@ class MasterWeights:
             master.grad = torch.zeros_like(master) if live.grad is None else live.grad.float()
             live.grad = None
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self._recipe.most_gradient)
-        if not torch.isfinite(norm):  # one overflow would leave nothing but NaN
-            return
+        is_sound = torch.isfinite(norm)  # stays on the device: the host prepares the next pass meanwhile
+        for master in self._masters:  # one overflow would leave nothing but NaN
+            assert master.grad is not None
+            master.grad = torch.where(is_sound, master.grad, 0.0)
         for group in self._optimiser.param_groups:
             group["lr"] = group["top"] * share_of_rate(progress, self._recipe.warmup)
         self._optimiser.step()

@@ -9,9 +9,10 @@ from gambit.scorers.verifier.folder import ALL_LINEAR
 from gambit.training.dataset import Division
 from gambit.training.train import AUTO, OUTCOMES
 
-# Tokens of one step of the optimiser and of one pass, which keeps about 3 MB a token of a 1.5B model to go back.
+# Tokens of one step of the optimiser and, at most, of one pass, which keeps about 3 MB a token of a 1.5B model to go
+# back; on CUDA it is measured how many of them the memory holds.
 STEP_TOKENS = {"cuda": 24_576, "mps": 8_192, "cpu": 1_024}
-PASS_TOKENS = {"cuda": 24_576, "mps": 4_096, "cpu": 1_024}
+PASS_TOKENS = {"cuda": 32_768, "mps": 4_096, "cpu": 1_024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class VerifierRecipe:
     seconds: float | None = None  # at most; the rate is 0 when they are over
     step_tokens: int | None = None  # None: what suits the device
     pass_tokens: int | None = None
-    recomputes: bool = False  # activations on the way back: less memory, a third more time
+    recomputes: bool | None = None  # activations on the way back: less memory, a third more time; None: if need be
     seed: int = 0
 
 
@@ -49,3 +50,4 @@ class VerifierPlan:
     labels: str = OUTCOMES
     device: str = AUTO
     skip_corrupted: bool = False
+    start: Path | None = None  # the folder of a verifier to go on from

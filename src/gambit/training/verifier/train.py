@@ -4,42 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.engines.local.model import pick_device
 from gambit.models import files as models
-from gambit.scorers.verifier.folder import Platt
-from gambit.scorers.verifier.model import Verifier, info_for
+from gambit.scorers.verifier.folder import Platt, read_info
+from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Part
 from gambit.training.fit import Say, parts_of
 from gambit.training.logistic import calibrating_line
-from gambit.training.objectives import Batch
 from gambit.training.ranking import QUARTERS, Floats, Ints
 from gambit.training.train import OUTCOMES, VALUES
 from gambit.training.values import with_value_labels
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
+from gambit.training.verifier.beginning import beginning
+from gambit.training.verifier.fused import use_fused_layers
+from gambit.training.verifier.memory import fit_to_memory, recompute
 from gambit.training.verifier.objective import chance_loss, ranking_loss
 from gambit.training.verifier.optimiser import MasterWeights
-from gambit.training.verifier.packing import packed_logits, use_packing
+from gambit.training.verifier.packing import flash_works, use_packing
 from gambit.training.verifier.passages import Passages, load_passages
+from gambit.training.verifier.passes import TrainingPass, made_ahead
 from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
 from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPlan, VerifierRecipe
 
-LOOKS = (0.2, 0.4, 0.6, 0.8)  # of the training, when some held-out problems are ranked
-WATCHED_PROBLEMS, WATCHED_TRACES = 48, 8  # of those looks; the last one ranks all
+LOOKS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of the training, when some held-out problems are ranked
+WATCHED_PROBLEMS, WATCHED_TRACES = 96, 8  # of those looks; the last one ranks all
 MOST_LOOKING = 0.05  # of a limited time, for one look
 TOLD_EVERY = 5.0  # seconds
 SCALE_PASSAGES = 16  # by which the size of states is measured
 MOST_PASS_HALVINGS = 6
+PROBE_TOKENS = 4_096  # of the pass by which memory is measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,14 +69,8 @@ def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Sa
     recipe = plan.recipe
     train = drawn_problems(train, passages, recipe)
     torch.manual_seed(recipe.seed)
-    header = passages.data.header
-    info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
-                    boundary_rule=header.boundary_rule)  # fmt: skip
-    if header.model_hash and info.base_model_hash and header.model_hash != info.base_model_hash:
-        raise UserError(f"{plan.data} holds traces of {header.model} with weights {header.model_hash[:20]}…, "
-                        f"{plan.model} has {info.base_model_hash[:20]}…: give the model that wrote them")  # fmt: skip
-    say(f"loading {info.base_model} on {device}")
-    verifier = Verifier.fresh(models.locate(plan.model), info, device)
+    say(f"loading {models.name_of(plan.model)} on {device}")
+    verifier = beginning(plan, passages.data.header, device)
     run = _TrainingRun(verifier, passages, train, held_out, recipe, say)
     run.fit()
     return run.finished(plan)
@@ -100,20 +98,23 @@ class _TrainingRun:
     ) -> None:
         self._verifier, self._passages, self._recipe, self._say = verifier, passages, recipe, say
         self._held_out = held_out
-        kind = verifier.device.type
-        self._sizes = BatchSizes(recipe.step_tokens or STEP_TOKENS[kind], recipe.pass_tokens or PASS_TOKENS[kind],
-                                 recipe.traces_per_problem, recipe.uniform_traces)  # fmt: skip
         rng = np.random.default_rng(recipe.seed)
         self._lengths = passages.lengths
         self._order = ProblemOrder(passages.data.traces, self._lengths, train, rng)
         self._watched = watched(passages, held_out, rng)
         use_packing(verifier)
-        if recipe.recomputes:
-            recompute(verifier)
+        use_fused_layers(verifier.network)
+        self._is_continued = bool(verifier.head.weight.any())
+        self._uses_flash = flash_works(verifier.device, verifier.network.dtype)  # type: ignore[arg-type]
+        self._is_cuda = verifier.device.type == "cuda"
         verifier.input_scale = _unit_scale(verifier, passages, train)
+        with torch.no_grad():
+            verifier.head.weight /= verifier.input_scale  # of a verifier that was trained before; zeros else
         self._weights = MasterWeights(verifier, recipe)
-        self._most_tokens = self._sizes.pass_tokens
         self._num_steps = self._num_tokens = 0
+        self._most_tokens = self._fit_to_memory(train)
+        self._sizes = BatchSizes(recipe.step_tokens or STEP_TOKENS[verifier.device.type], self._most_tokens,
+                                 recipe.traces_per_problem, recipe.uniform_traces)  # fmt: skip
         self._seconds_read = 0.0  # spent on looks, which are no training
         self._looks: list[tuple[Floats, list[Tensor]]] = []
         self._told = 0.0
@@ -124,9 +125,16 @@ class _TrainingRun:
 
     def fit(self) -> None:
         self._began = time.monotonic()
-        self._say(f"{self._order.num_problems} problems to train on, {len(self._watched)} traces watched")
+        attention = "torch's flash kernel" if self._uses_flash else "padded"
+        self._say(f"{self._order.num_problems} problems to train on, {len(self._watched)} traces watched; passes of "
+                  f"{self._most_tokens:,} tokens, attention: {attention}")  # fmt: skip
         self._verifier.network.train()
-        for progress, step in self._steps():
+        if self._is_continued:
+            self._look()
+        for share, step in made_ahead(self._steps()):
+            progress = max(share, self._elapsed / self._recipe.seconds) if self._recipe.seconds else share
+            if progress >= 1:
+                break
             if self._is_time_to_look(progress):
                 self._look()
             self._train_step(step)
@@ -136,22 +144,38 @@ class _TrainingRun:
         if self._looks:
             self._look()
 
-    def _steps(self) -> Iterator[tuple[float, list[list[Ints]]]]:
-        """Until the epochs or the seconds are over; with the share that is done, by whichever is nearer its end."""
-        recipe, done = self._recipe, 0
-        for epoch in range(recipe.epochs):
-            for step in self._order.epoch(self._sizes):
-                share = (epoch + done / self._order.num_problems) / recipe.epochs
-                progress = max(share, self._elapsed / recipe.seconds) if recipe.seconds else share
-                if progress >= 1:
-                    return
-                yield progress, step
-                done += sum(map(len, step))
+    def _steps(self) -> Iterator[tuple[float, list[TrainingPass]]]:
+        """With the share of the epochs that is done before each."""
+        for epoch in range(self._recipe.epochs):
             done = 0
+            for step in self._order.epoch(self._sizes):
+                share = (epoch + done / self._order.num_problems) / self._recipe.epochs
+                yield share, [self._ready(problems) for problems in step]
+                done += sum(map(len, step))
+
+    def _ready(self, problems: Sequence[Ints]) -> TrainingPass:
+        found = TrainingPass.of(problems, self._passages, self._uses_flash)
+        return found.pinned() if self._is_cuda else found
+
+    def _fit_to_memory(self, train: Ints) -> int:
+        """Tokens of a pass; also decides whether activations are computed again on the way back."""
+        wanted = self._recipe.pass_tokens or PASS_TOKENS[self._verifier.device.type]
+        if not self._is_cuda:
+            if self._recipe.recomputes:
+                recompute(self._verifier)
+            return wanted
+        some = self._ready([train[: max(1, np.searchsorted(np.cumsum(self._lengths[train]), PROBE_TOKENS))]])
+        fitted = fit_to_memory(self._verifier, lambda: self._pass(some, 1.0), some.num_tokens, wanted,
+                               self._recipe.recomputes)  # fmt: skip
+        self._weights.forget()
+        self._num_tokens = 0
+        self._say(str(fitted))
+        return fitted.pass_tokens
 
     def _is_time_to_look(self, progress: float) -> bool:
         """Where time is limited, a look must be worth it: reading takes about a third of training's time."""
-        if len(self._looks) == len(LOOKS) or progress < LOOKS[len(self._looks)]:
+        num_looks = len(self._looks) - self._is_continued
+        if num_looks == len(LOOKS) or progress < LOOKS[num_looks]:
             return False
         seconds = int(self._lengths[self._watched].sum()) / (3 * self.tokens_per_second + 1)
         return not self._recipe.seconds or seconds < MOST_LOOKING * self._recipe.seconds
@@ -160,55 +184,41 @@ class _TrainingRun:
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def _train_step(self, step: list[list[Ints]]) -> None:
-        count = sum(map(len, step))
-        for problems in step:
-            for part in self._within_memory(problems):
-                self._losses.append(self._backward(part, len(part) / count))
+    def _train_step(self, step: list[TrainingPass]) -> None:
+        count = sum(len(each.problems) for each in step)
+        for each in step:
+            for part in self._within_memory(each):
+                self._losses.append(self._backward(part, len(part.problems) / count))
 
-    def _within_memory(self, problems: list[Ints]) -> Iterator[list[Ints]]:
+    def _within_memory(self, each: TrainingPass) -> Iterator[TrainingPass]:
         """In halves if it would not fit."""
-        tokens = sum(int(self._lengths[each].sum()) for each in problems)
-        if tokens <= self._most_tokens or len(problems) == 1:
-            yield problems
+        if each.num_tokens <= self._most_tokens or len(each.problems) == 1:
+            yield each
             return
-        half = len(problems) // 2
-        yield from self._within_memory(problems[:half])
-        yield from self._within_memory(problems[half:])
+        half = len(each.problems) // 2
+        for part in (each.problems[:half], each.problems[half:]):
+            yield from self._within_memory(self._ready(part))
 
-    def _backward(self, problems: list[Ints], weight: float) -> Tensor:
+    def _backward(self, each: TrainingPass, weight: float) -> Tensor:
         for _ in range(MOST_PASS_HALVINGS):
             try:
-                return self._pass(problems, weight)
+                return self._pass(each, weight)
             except torch.OutOfMemoryError:
                 self._weights.forget()
-                torch.cuda.empty_cache()
-                tokens = sum(int(self._lengths[each].sum()) for each in problems)
-                self._most_tokens = min(self._most_tokens, tokens) // 2
-                problems = [each[: max(2, len(each) // 2)] for each in problems[: max(1, len(problems) // 2)]]
-                self._say(f"out of memory with {tokens} tokens a pass: {self._most_tokens} from now on")
+            torch.cuda.empty_cache()  # outside of the handler, whose traceback holds activations
+            self._most_tokens = min(self._most_tokens, each.num_tokens) // 2
+            self._say(f"out of memory with {each.num_tokens} tokens a pass: {self._most_tokens} from now on")
+            fewer = each.problems[: max(1, len(each.problems) // 2)]
+            each = self._ready([traces[: max(2, len(traces) // 2)] for traces in fewer])
         raise UserError(f"the GPU has no room to train on {self._most_tokens} tokens at a time: free its memory, or "
                         "train with --recompute")  # fmt: skip
 
-    def _pass(self, problems: list[Ints], weight: float) -> Tensor:
-        batch = self._batch(np.concatenate(problems))
+    def _pass(self, each: TrainingPass, weight: float) -> Tensor:
+        batch = each.batch(self._verifier)
+        self._num_tokens += each.num_tokens
         loss = ranking_loss(batch) + self._recipe.chance_weight * chance_loss(batch)
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
-
-    def _batch(self, traces: Ints) -> Batch:
-        """Logits of whole traces, of one pass."""
-        passages = [self._passages.passage(trace) for trace in traces.tolist()]
-        self._num_tokens += sum(len(each.tokens) for each in passages)
-        logits = packed_logits(self._verifier, passages)
-        labels = [torch.from_numpy(self._passages.labels_of(trace)) for trace in traces.tolist()]
-        known, device = self._passages.data.traces, self._verifier.device
-        counts, is_correct, problem = (
-            torch.from_numpy(column).to(device)
-            for column in (known.num_steps[traces] + 1, known.is_correct[traces], known.problem_of[traces])
-        )
-        return Batch(pad_sequence(logits, batch_first=True), counts, is_correct, problem, Aggregation.LAST, None,
-                     pad_sequence(labels, batch_first=True).to(device))  # fmt: skip
 
     # -- what is seen of it ------------------------------------------------------------------------------------
 
@@ -289,9 +299,16 @@ def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
         "problems": len(data.problems),
         "traces": {str(part): len(data.of_part(plan.division, part)) for part in Part},
         "labels": plan.labels,
+        "start": None if plan.start is None else start_of(plan.start),
         "division": dataclasses.asdict(plan.division),
         "recipe": dataclasses.asdict(plan.recipe),
     }
+
+
+def start_of(folder: Path) -> dict[str, object]:
+    """What was known of the verifier that this one goes on from."""
+    made = read_info(folder).training
+    return {name: made.get(name) for name in ("collection", "steps", "tokens", "seconds", "labels", "start")}
 
 
 def best_look(looks: list[Floats]) -> int | None:
@@ -325,14 +342,6 @@ def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> P
     outcomes = np.tile(known.is_correct[seen].astype(np.float64), len(QUARTERS))
     slope, offset = calibrating_line(torch.from_numpy(logits), torch.from_numpy(outcomes))
     return Platt(slope=slope, offset=offset)
-
-
-def recompute(verifier: Verifier) -> None:
-    """Keep only what enters each block, and compute the rest again on the way back."""
-    network: Callable[..., object] = verifier.network.enable_input_require_grads  # type: ignore[assignment]
-    network()
-    enable: Callable[..., object] = verifier.network.gradient_checkpointing_enable  # type: ignore[assignment]
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 @torch.no_grad()

@@ -1,0 +1,70 @@
+"""The verifier that a training begins with: a fresh adapter, or one that was trained before."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from gambit.core.errors import UserError
+from gambit.models import files as models
+from gambit.scorers.verifier.folder import HEAD, VerifierInfo, read_info, read_weights
+from gambit.scorers.verifier.model import Verifier, info_for
+from gambit.training.dataset import Division
+from gambit.training.storage import Header
+from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
+
+
+def beginning(plan: VerifierPlan, header: Header, device: torch.device) -> Verifier:
+    """On the model that wrote the traces; no other will do."""
+    recipe = plan.recipe
+    info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
+                    boundary_rule=header.boundary_rule)  # fmt: skip
+    if header.model_hash and info.base_model_hash and header.model_hash != info.base_model_hash:
+        raise UserError(f"{plan.data} holds traces of {header.model} with weights {header.model_hash[:20]}…, "
+                        f"{plan.model} has {info.base_model_hash[:20]}…: give the model that wrote them")  # fmt: skip
+    if plan.start is None:
+        return Verifier.fresh(models.locate(plan.model), info, device)
+    _check_same(plan.start, read_info(plan.start), info)
+    _check_division(plan.start, read_info(plan.start), header, plan.division)
+    tensors = read_weights(plan.start)
+    verifier = Verifier.fresh(models.locate(plan.model), info, device)
+    verifier.head.weight.data.copy_(tensors.pop(HEAD))
+    verifier.set_adapter(tensors)
+    return verifier
+
+
+def _check_same(start: Path, before: VerifierInfo, now: VerifierInfo) -> None:
+    if before.base_model_hash and now.base_model_hash and before.base_model_hash != now.base_model_hash:
+        raise UserError(f"{start} was trained on {before.base_model} with weights {before.base_model_hash[:20]}…, "
+                        f"this model has {now.base_model_hash[:20]}…: an adapter fits its own model only")  # fmt: skip
+    for name in ("hidden_size", "rank", "alpha", "targets", "boundary_rule"):
+        mine, theirs = getattr(now, name), getattr(before, name)
+        if mine != theirs:
+            raise UserError(f"{start} has {name} {theirs}, {mine} was asked for: leave that out, or begin anew "
+                            "without --start")  # fmt: skip
+
+
+def _check_division(start: Path, before: VerifierInfo, header: Header, now: Division) -> None:
+    """A problem's part follows from its id: what is held out now must have been held out then."""
+    if before.training.get("source") != header.source:
+        return
+    then = division_of(before)
+    if then is None or (now.seed == then.seed and now.validation + now.test <= then.validation + then.test + 1e-9):
+        return
+    raise UserError(f"{start} was trained with --validation {then.validation} --test {then.test} --split-seed "
+                    f"{then.seed}: with {now.validation}, {now.test} and {now.seed} it would be judged by problems "
+                    "that it was trained on; hold out no more than then")  # fmt: skip
+
+
+def division_of(info: VerifierInfo) -> Division | None:
+    found = info.training.get("division")
+    return Division(**found) if isinstance(found, dict) else None
+
+
+def continued(recipe: VerifierRecipe, start: Path, given: frozenset[str]) -> VerifierRecipe:
+    """With the adapter's own shape, where no other was given."""
+    info = read_info(start)
+    shape = {name: getattr(info, name) for name in ("rank", "alpha", "targets") if name not in given}
+    return dataclasses.replace(recipe, **shape)
