@@ -51,7 +51,7 @@ def engine_options(config: EngineConfig, needs: EngineNeeds) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class FinishedSearch:
     """A finished search on its way to the driver, which alone writes."""
 
     result: SearchResult
@@ -67,10 +67,10 @@ class SearchJob:
     keeps_log: bool = True
     concurrency: int = 1  # searches that this one may have beside it on its engine, itself included
 
-    def __call__(self, solver: Solver, desk: JobDesk) -> Searched:
+    def __call__(self, solver: Solver, desk: JobDesk) -> FinishedSearch:
         return self.searched(solver, desk, lambda event: None)
 
-    def searched(self, solver: Solver, desk: JobDesk, on_event: Callable[[ev.Event], None]) -> Searched:
+    def searched(self, solver: Solver, desk: JobDesk, on_event: Callable[[ev.Event], None]) -> FinishedSearch:
         """As a local run does it, with the log in a folder of this machine's until it is whole."""
         has_begun = False
 
@@ -88,4 +88,4 @@ class SearchJob:
             )  # fmt: skip
             log = Path(scratch) / self.problem.id / LOG_FILE
             found = log.read_bytes() if log.is_file() else None
-        return Searched(dataclasses.replace(result, out_dir=None, traces=()), found)
+        return FinishedSearch(dataclasses.replace(result, out_dir=None, traces=()), found)

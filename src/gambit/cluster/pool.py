@@ -12,15 +12,22 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gambit.cluster.actor import Done, Engine, EngineActor, Make, News, Raised
 from gambit.cluster.plan import EngineNeeds
-from gambit.cluster.slots import MOST_FAILED_STARTS, Attempt, EngineSlot, EngineState, Outcome, Tag, TokensSoFar, Work
+from gambit.cluster.slots import (
+    MOST_FAILED_STARTS,
+    Attempt,
+    EngineSlot,
+    EngineState,
+    Handle,
+    Tag,
+    TokensSoFar,
+    Work,
+    WorkEnd,
+)
 from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
 
 MOST_DEATHS = 2  # of engines, by one piece of work
 POLL_SECONDS = 0.2  # between two looks at whether to stop
@@ -75,7 +82,7 @@ class EnginePool(Generic[Engine]):
             for slot in self.slots:
                 if slot.state is EngineState.READY:
                     try:
-                        answer: T = self._ray.get(slot.process.ask.remote(question))
+                        answer: T = self._ray.get(slot.actor.ask.remote(question))
                         return answer
                     except self._ray.exceptions.RayActorError as error:
                         self._died(slot, first_line(error), nothing)
@@ -88,7 +95,7 @@ class EnginePool(Generic[Engine]):
         *,
         should_stop: Callable[[], bool] = lambda: False,
         on_news: Callable[[Tag, object], None] = lambda tag, item: None,
-    ) -> Iterator[Outcome[Tag]]:
+    ) -> Iterator[WorkEnd[Tag]]:
         """Do all work and give it back as it ends, in any order.
 
         `work` is asked for its next piece when an engine is free for it. Once `should_stop`, no more is begun and what
@@ -114,12 +121,12 @@ class EnginePool(Generic[Engine]):
         for slot in self.slots:
             for attempt in slot.running.values():
                 if tag is None or attempt.work.tag == tag:
-                    slot.process.stop.remote(attempt.number)
+                    slot.actor.stop.remote(attempt.number)
 
     def close(self) -> None:
         """Engines give back their memory; those that do not answer in time are killed."""
         processes = [slot.actor for slot in self.slots if slot.actor is not None]
-        ends = [actor.close.remote() for actor in processes if actor is not None]
+        ends = [actor.close.remote() for actor in processes]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
         for actor in processes:
@@ -147,9 +154,9 @@ class EnginePool(Generic[Engine]):
             slot = min(fit, key=lambda slot: len(slot.running))
             slot.begin(backlog.take(), next(self._numbers))
 
-    def _await_messages(self, backlog: _Backlog[Tag], on_news: Callable[[Tag, object], None]) -> list[Outcome[Tag]]:
+    def _await_messages(self, backlog: _Backlog[Tag], on_news: Callable[[Tag, object], None]) -> list[WorkEnd[Tag]]:
         """What has ended since; waits a moment where there is no message at all."""
-        found: list[Outcome[Tag]] = []
+        found: list[WorkEnd[Tag]] = []
         for sender in self._heard():
             for slot in self.slots:
                 if sender is slot.starting:
@@ -172,7 +179,7 @@ class EnginePool(Generic[Engine]):
 
     def _heard_of(
         self, slot: EngineSlot[Tag], stream: Any, backlog: _Backlog[Tag], on_news: Callable[[Tag, object], None]
-    ) -> list[Outcome[Tag]]:
+    ) -> list[WorkEnd[Tag]]:
         attempt = slot.running[stream]
         try:
             message = self._ray.get(next(stream))
@@ -188,9 +195,9 @@ class EnginePool(Generic[Engine]):
             return self._died(slot, message.reason, backlog)  # who knows what state it left the engine in
         slot.end(stream)
         if isinstance(message, Raised):
-            return [Outcome(attempt.work.tag, slot.number, error=message.reason)]
+            return [WorkEnd(attempt.work.tag, slot.number, error=message.reason)]
         assert isinstance(message, Done)
-        return [Outcome(attempt.work.tag, slot.number, message.value)]
+        return [WorkEnd(attempt.work.tag, slot.number, message.value)]
 
     def _abandon(self) -> None:
         """What still runs when nobody listens any more."""
@@ -208,14 +215,14 @@ class EnginePool(Generic[Engine]):
             if slot.state is EngineState.WAITING and is_alone:
                 slot.start(self._new_actor())
 
-    def _new_actor(self) -> ActorHandle[EngineActor[Engine]]:
+    def _new_actor(self) -> Handle:
         needs = self._needs
         remote = self._ray.remote(EngineActor).options(
             num_cpus=needs.cpus, num_gpus=needs.gpus, max_concurrency=self._most + CONTROL_CALLS
         )
         return remote.remote(self._make)
 
-    def _started(self, slot: EngineSlot[Tag], backlog: _Backlog[Tag]) -> list[Outcome[Tag]]:
+    def _started(self, slot: EngineSlot[Tag], backlog: _Backlog[Tag]) -> list[WorkEnd[Tag]]:
         try:
             report = self._ray.get(slot.starting)
         except self._ray.exceptions.RayError as error:
@@ -230,7 +237,7 @@ class EnginePool(Generic[Engine]):
         self._start_waiting()
         return []
 
-    def _died(self, slot: EngineSlot[Tag], reason: str, backlog: _Backlog[Tag]) -> list[Outcome[Tag]]:
+    def _died(self, slot: EngineSlot[Tag], reason: str, backlog: _Backlog[Tag]) -> list[WorkEnd[Tag]]:
         """A new one takes its place; its work is done again, or given up."""
         lost = list(slot.running.values())
         if slot.actor is not None:
@@ -246,14 +253,14 @@ class EnginePool(Generic[Engine]):
 
     def _again(
         self, attempt: Attempt[Tag], slot: EngineSlot[Tag], reason: str, backlog: _Backlog[Tag]
-    ) -> Iterator[Outcome[Tag]]:
+    ) -> Iterator[WorkEnd[Tag]]:
         attempt.num_deaths += 1
         attempt.generated = 0
         if attempt.num_deaths < MOST_DEATHS:
             backlog.put_back(attempt)
         else:
             error = f"its engine died {MOST_DEATHS} times over it, the last time with: {reason}"
-            yield Outcome(attempt.work.tag, slot.number, error=error)
+            yield WorkEnd(attempt.work.tag, slot.number, error=error)
 
     def _complain_of_no_room(self) -> None:
         is_late = time.monotonic() - self._began > PATIENCE_SECONDS

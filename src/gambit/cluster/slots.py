@@ -6,14 +6,12 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from gambit.cluster.actor import EngineActor, EngineReport, Job
+from gambit.cluster.actor import EngineReport, Job
 
-if TYPE_CHECKING:
-    from ray import ObjectRef
-    from ray.actor import ActorHandle
-
+Handle: TypeAlias = Any  # Ray's, which mypy cannot follow: of an actor
+Ref: TypeAlias = Any  # of a value to come
 MOST_FAILED_STARTS = 3  # of an engine, one after the other
 Tag = TypeVar("Tag")
 
@@ -35,7 +33,7 @@ class Work(Generic[Tag]):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[Tag]):
+class WorkEnd(Generic[Tag]):
     """Work that is over: its value, or why there is none."""
 
     tag: Tag
@@ -76,18 +74,13 @@ class EngineSlot(Generic[Tag]):
     pid: int = 0
     num_deaths: int = 0
     num_done: int = 0
-    actor: ActorHandle[EngineActor[Any]] | None = None
-    starting: ObjectRef[Any] | None = None
+    actor: Handle = None
+    starting: Ref = None
     running: dict[Any, Attempt[Tag]] = field(default_factory=dict)  # by the stream of its messages
     _failed_starts: int = 0  # in a row
     _tokens: int = 0  # of what is done
     _busy_seconds: float = 0.0
     _busy_since: float = 0.0
-
-    @property
-    def process(self) -> ActorHandle[EngineActor[Any]]:
-        assert self.actor is not None
-        return self.actor
 
     @property
     def place(self) -> str:
@@ -109,7 +102,7 @@ class EngineSlot(Generic[Tag]):
         is_lonely = attempt.must_be_alone or beside.must_be_alone
         return not is_lonely and beside.work.batch == attempt.work.batch
 
-    def start(self, actor: ActorHandle[EngineActor[Any]]) -> None:
+    def start(self, actor: Handle) -> None:
         self.actor, self.starting, self.state = actor, actor.ping.remote(), EngineState.STARTING
 
     def is_ready(self, report: EngineReport) -> None:
@@ -120,7 +113,7 @@ class EngineSlot(Generic[Tag]):
         if not self.running:
             self._busy_since = time.monotonic()
         attempt.number = number
-        stream = self.process.run.options(num_returns="streaming").remote(number, attempt.work.job)
+        stream = self.actor.run.options(num_returns="streaming").remote(number, attempt.work.job)
         self.running[stream] = attempt
 
     def end(self, stream: object) -> None:
