@@ -232,7 +232,7 @@ class EnginePool(Generic[Engine]):
                 raise UserError(report.reason)
             return self._died(slot, report.reason, backlog)
         for sentence in report.warnings:
-            self._warn_once(sentence)
+            self.warn_once(sentence)
         slot.is_ready(report)
         self._start_waiting()
         return []
@@ -268,12 +268,12 @@ class EnginePool(Generic[Engine]):
             return
         self._has_complained = True
         free = self._ray.available_resources()
-        self._warn_once(
+        self.warn_once(
             f"no engine is ready yet: each needs {self._needs.cpus:g} CPUs and {self._needs.gpus:g} GPUs on one "
             f"machine, and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free in the cluster; waiting"
         )
 
-    def _warn_once(self, sentence: str) -> None:
+    def warn_once(self, sentence: str) -> None:
         if sentence not in self._said:
             self._said.add(sentence)
             warnings.warn(sentence, GambitWarning, stacklevel=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -29,7 +28,7 @@ class Work(Generic[Tag]):
 
     job: Job[Any, object] = field(repr=False)
     tag: Tag
-    batch: Hashable = None  # jobs that share an engine at the same time have the same
+    batch: object = None  # jobs that share an engine at the same time have the same
 
 
 @dataclass(frozen=True, slots=True)
