@@ -13,7 +13,8 @@ from gambit.bench.ray_searches import BenchMaker, RaySearches, StampQuestion
 from gambit.bench.stamp import stamp
 from gambit.bench.tasks import Searches
 from gambit.cli.bench_progress import BenchProgress
-from gambit.cli.cluster import engine_lines, needs_in_cluster, solver_maker
+from gambit.cli.cluster import needs_in_cluster, solver_maker
+from gambit.cli.pool_screen import engine_lines
 from gambit.cli.session import loaded
 from gambit.cluster.plan import ClusterPlan
 from gambit.cluster.pool import EnginePool

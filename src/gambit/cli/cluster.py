@@ -1,11 +1,11 @@
-"""Options of the commands that can run their engines under Ray, and the lines that show how these do."""
+"""Options of the commands that can run their engines under Ray, and the way from them to a cluster."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from gambit.cli.session import Screen
     from gambit.cluster.jobs import SolverMaker
     from gambit.cluster.plan import ClusterPlan, EngineNeeds
-    from gambit.cluster.slots import EngineSlot
     from gambit.config.options import EngineConfig
     from gambit.scorers.base import Scorer
 
 PANEL = "Many engines"
 MOST_ENGINES = 4096
-MOST_LINES = 8  # one an engine
 
 Ray = Annotated[
     str | None,
@@ -92,23 +90,3 @@ def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None
     from gambit.cluster.jobs import SolverMaker, engine_options
 
     return SolverMaker(engine_options(engine, needs), scorer, library_settings())
-
-
-def engine_lines(slots: Sequence[EngineSlot[Any]]) -> list[str]:
-    """One an engine where they are few, else one for all."""
-    if len(slots) <= MOST_LINES:
-        return [_engine_line(slot) for slot in slots]
-    states = [str(slot.state) for slot in slots]
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    rates = sorted(slot.tokens_per_second for slot in slots)
-    middle, total, deaths = rates[len(rates) // 2], sum(rates), sum(slot.num_deaths for slot in slots)
-    return [f"{len(slots)} engines: {counted}", f"{middle:,.0f} tokens/s each, {total:,.0f} in all{_deaths(deaths)}"]
-
-
-def _engine_line(slot: EngineSlot[Any]) -> str:
-    speed = f"{slot.tokens_per_second:,.0f} tokens/s, {slot.num_done} done" if slot.pid else str(slot.state)
-    return f"engine {slot.number}{slot.place}: {speed}{_deaths(slot.num_deaths)}"
-
-
-def _deaths(count: int) -> str:
-    return f", {count} death{'s' if count > 1 else ''}" if count else ""

@@ -56,7 +56,7 @@ class JobDesk:
 class Job(Protocol[EngineT, ValueT]):
     """A piece of work for an engine; picklable, as its value and what it tells are."""
 
-    def __call__(self, engine: EngineT, desk: JobDesk) -> ValueT: ...
+    def __call__(self, engine: EngineT, desk: JobDesk, /) -> ValueT: ...
 
 
 # -- messages to the driver ------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class SolverMaker:
 def engine_options(config: EngineConfig, needs: EngineNeeds) -> dict[str, Any]:
     """What a config sets, made to fit into a part of a machine."""
     given = config.model_dump(exclude_unset=True)
-    if needs.shares_a_gpu and "memory_ratio" not in given:
+    if needs.shares_a_gpu:
         given["memory_ratio"] = config.memory_ratio * needs.gpus
     if workers_of(config) > 1:  # inside Ray vLLM would start its workers as actors, and wait for GPUs that it holds
         given["engine_options"] = {EXECUTOR: "mp", **config.engine_options}

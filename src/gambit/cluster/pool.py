@@ -93,14 +93,16 @@ class EnginePool(Generic[Engine]):
         self,
         work: Iterable[Work[Tag]],
         *,
+        jobs_per_engine: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         on_news: Callable[[Tag, object], None] = lambda tag, item: None,
     ) -> Iterator[WorkEnd[Tag]]:
         """Do all work and give it back as it ends, in any order.
 
         `work` is asked for its next piece when an engine is free for it. Once `should_stop`, no more is begun and what
-        runs is told to end; it still comes back, unless its engine dies.
+        runs is told to end; it still comes back, unless its engine dies. `jobs_per_engine`: at most the pool's.
         """
+        most = min(jobs_per_engine or self._most, self._most)
         backlog = _Backlog(work)
         is_stopping = False
         try:
@@ -109,7 +111,7 @@ class EnginePool(Generic[Engine]):
                     is_stopping = True
                     self.stop()
                 if not is_stopping:
-                    self._hand_out(backlog)
+                    self._hand_out(backlog, most)
                 if not self._is_busy and (is_stopping or backlog.peek() is None):
                     return
                 yield from self._await_messages(backlog, on_news)
@@ -145,10 +147,10 @@ class EnginePool(Generic[Engine]):
     def _is_busy(self) -> bool:
         return any(slot.running for slot in self.slots)
 
-    def _hand_out(self, backlog: _Backlog[Tag]) -> None:
+    def _hand_out(self, backlog: _Backlog[Tag], most: int) -> None:
         """The least busy engine first, so that none has two jobs while another has none."""
         while attempt := backlog.peek():
-            fit = [slot for slot in self.slots if slot.can_take(attempt, self._most)]
+            fit = [slot for slot in self.slots if slot.can_take(attempt, most)]
             if not fit:
                 return
             slot = min(fit, key=lambda slot: len(slot.running))
