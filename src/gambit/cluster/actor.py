@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from gambit.core.errors import GambitWarning, UserError
 
-NEWS_SECONDS = 1.0  # between two messages of a job that has something to tell
+NEWS_SECONDS = 5.0  # between two messages of a job that has something to tell: they are work for the driver
 
 
 class Closable(Protocol):
@@ -123,14 +123,14 @@ class EngineActor(Generic[Engine]):
         """Something that is known at once; raises what `question` raises."""
         return question(self._loaded)
 
-    def run(self, number: int, job: Job[Engine, object]) -> Iterator[Message]:
+    def run(self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS) -> Iterator[Message]:
         """Do a job; `number` is the driver's own for it. Ends with Done or Raised."""
         desk = self._desks[number] = JobDesk()
         work = self._jobs.submit(job, self._loaded, desk)
         try:
             is_over = False
             while not is_over:
-                is_over = bool(wait([work], timeout=NEWS_SECONDS).done)
+                is_over = bool(wait([work], timeout=news_seconds).done)
                 if items := desk.take():
                     yield News(items)
             yield _end_of(work)

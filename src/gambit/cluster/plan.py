@@ -17,6 +17,10 @@ OWN = "local"  # a Ray of this run's own, on this machine
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # set by `ray job submit`, among others
 TENSOR_PARALLEL = "tensor_parallel_size"
 CLIENT = "ray://"
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or Ray prints on stdout, among the results, what the pool says of every death
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,13 @@ def _cpus(plan: ClusterPlan) -> float:
 @contextmanager
 def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
     """Meanwhile this process is a driver of Ray; gives what the cluster has. A connection that is there is used."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     import ray
 
     if ray.is_initialized():
         yield ray.cluster_resources()
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if plan.address == OWN:

@@ -27,7 +27,7 @@ from gambit.cluster.slots import (
     Work,
     WorkEnd,
 )
-from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
+from gambit.core.errors import EngineError, GambitWarning, UserError
 
 MOST_DEATHS = 2  # of engines, by one piece of work
 POLL_SECONDS = 0.2  # between two looks at whether to stop
@@ -85,7 +85,7 @@ class EnginePool(Generic[Engine]):
                         answer: T = self._ray.get(slot.actor.ask.remote(question))
                         return answer
                     except self._ray.exceptions.RayActorError as error:
-                        self._died(slot, first_line(error), nothing)
+                        self._died(slot, _reason(error), nothing)
             self._await_messages(nothing, _unheard)
         return None
 
@@ -186,7 +186,7 @@ class EnginePool(Generic[Engine]):
         try:
             message = self._ray.get(next(stream))
         except (StopIteration, self._ray.exceptions.RayError) as error:
-            return self._died(slot, first_line(error), backlog)
+            return self._died(slot, _reason(error), backlog)
         if isinstance(message, News):
             for item in message.items:
                 if isinstance(item, TokensSoFar):
@@ -228,7 +228,7 @@ class EnginePool(Generic[Engine]):
         try:
             report = self._ray.get(slot.starting)
         except self._ray.exceptions.RayError as error:
-            return self._died(slot, first_line(error), backlog)
+            return self._died(slot, _reason(error), backlog)
         if isinstance(report, Raised):
             if report.is_users:
                 raise UserError(report.reason)
@@ -279,6 +279,12 @@ class EnginePool(Generic[Engine]):
         if sentence not in self._said:
             self._said.add(sentence)
             warnings.warn(sentence, GambitWarning, stacklevel=3)
+
+
+def _reason(error: BaseException) -> str:
+    """What Ray says of a death, in a line; where something was raised, that is in the last one."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip() if "creation task" in lines[0] else lines[0]
 
 
 def _unheard(tag: object, item: object) -> None:

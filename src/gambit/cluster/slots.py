@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from gambit.cluster.actor import EngineReport, Job
+from gambit.cluster.actor import NEWS_SECONDS, EngineReport, Job
 
 Handle: TypeAlias = Any  # Ray's, which mypy cannot follow: of an actor
 Ref: TypeAlias = Any  # of a value to come
@@ -29,6 +29,7 @@ class Work(Generic[Tag]):
     job: Job[Any, object] = field(repr=False)
     tag: Tag
     batch: object = None  # jobs that share an engine at the same time have the same
+    news_seconds: float = NEWS_SECONDS  # between two messages of what it tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ class EngineSlot(Generic[Tag]):
         if not self.running:
             self._busy_since = time.monotonic()
         attempt.number = number
-        stream = self.actor.run.options(num_returns="streaming").remote(number, attempt.work.job)
+        work = attempt.work
+        stream = self.actor.run.options(num_returns="streaming").remote(number, work.job, work.news_seconds)
         self.running[stream] = attempt
 
     def end(self, stream: object) -> None:
