@@ -9,7 +9,8 @@
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
 # SPEED, SCORERS, VERIFIER and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted, SCORER what the
-# bench uses where none was. check and speed need no weights. UNTIL, in seconds since the epoch, is when the bench stops.
+# bench uses where none was. check, speed and ray (two engines of pawn) need no weights. UNTIL, in seconds since the
+# epoch, is when the bench stops.
 #
 # One engine keeps an H200 busy with a model of 4B; with one of 1.5B its host thread is the limit, and the GPU idle most
 # of the time. SHARDS engines then share the GPU, each with its part of the problems and of the room; MPS=0 if not even
@@ -25,6 +26,11 @@ mkdir -p "$OUT/results"
 
 check() {
   "$python" benchmarks/vllm_cuda_check.py --out "$OUT/results/vllm_cuda_check.json"
+}
+
+# Needs Ray's wheel; RAY is further flags: --kv-bytes 20GB, --file, --limit, --concurrency …
+ray() {
+  "$python" benchmarks/ray_two_engines.py ${MODEL:+--model "$MODEL"} ${RAY:-} --out "$OUT/results/ray_two_engines.json"
 }
 
 speed() {

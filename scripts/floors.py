@@ -31,6 +31,7 @@ FLOORS = (
     Floor("search", "the loop, the recorder, and every search method as a policy"),
     Floor("solver", "one run wired together: model, engine, scorer, policy, vote, log"),
     Floor("async_solver", "the same for asyncio"),
+    Floor("cluster", "engines on many GPUs and machines, under Ray"),
     Floor("view", "the tree page of a run"),
     Floor("training", "from traces to a judged scorer"),
     Floor("bench", "methods compared on benchmarks, and their report"),

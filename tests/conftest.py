@@ -74,6 +74,27 @@ def gate(pawn_solver):  # type: ignore[no-untyped-def] # as above
 
 
 @pytest.fixture(scope="session")
+def ray_cluster():  # type: ignore[no-untyped-def] # as above
+    """Ray with three nodes of one core each, which this process is a driver of; tests of one xdist group share it."""
+    from gambit.cluster.plan import SETTINGS
+
+    os.environ.update(SETTINGS)
+    import ray
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 1000}
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    head = {**node, "include_dashboard": False, "_system_config": {**quick, "health_check_failure_threshold": 3}}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        cluster.add_node(**node)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     return _existing(SHARED / "data")
 

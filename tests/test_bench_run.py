@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gambit.bench.folder import create, make_plan
+from gambit.bench.local_searches import LocalSearches
 from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import Row, RowWriter, read_rows
 from gambit.bench.runner import Runner
@@ -167,9 +168,8 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     create(folder, plan)
     kept: list[Row] = []
     with RowWriter(folder) as writer:
-        Runner(
-            plan, benchmarks, solver, folder, writer, set(), on_row=kept.append, should_stop=lambda: len(kept) >= 7
-        ).run()
+        searches = LocalSearches(solver, folder, should_stop=lambda: len(kept) >= 7)
+        Runner(plan, benchmarks, searches, writer, set(), on_row=kept.append).run()
     assert len(list(read_rows(folder))) == 7
     code, _, err = bench("--resume", "--out", str(folder), "--no-report")
     assert code == 0, err
@@ -267,7 +267,7 @@ def run_fragile(
     plan, benchmarks = make_plan(recipe_from({**options, "concurrency": concurrency, "system_prompt": ""}), {})
     create(tmp_path / "run", plan)
     with fragile(solver.engine, bad), RowWriter(tmp_path / "run") as writer:
-        Runner(plan, benchmarks, solver, tmp_path / "run", writer, set()).run()
+        Runner(plan, benchmarks, LocalSearches(solver, tmp_path / "run"), writer, set()).run()
     return list(read_rows(tmp_path / "run"))
 
 

@@ -13,7 +13,7 @@ from gambit.cli.options import FROM_PRESET, PANELS
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.config.presets import Preset
 
-METAVARS = {"", "INT", "NUMBER", "TEXT", "FILE", "FOLDER", "KEY=VALUE"}
+METAVARS = {"", "[ADDRESS]", "INT", "NUMBER", "TEXT", "FILE", "FOLDER", "KEY=VALUE"}
 PUZZLE = "a = 17; b = 61; c = a + b; c?"
 
 

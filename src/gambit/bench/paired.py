@@ -46,8 +46,8 @@ class ProblemTable:
     def _searched_in_one_go(self) -> Iterator[list[str]]:
         whole = set(self.problems)
         rows = [row for (_, name), found in self.rows.items() if name in whole for row in found]
-        rows.sort(key=lambda row: (row.shard, row.began))
-        for _, turn in itertools.groupby(rows, key=lambda row: (row.shard, row.variant)):
+        rows.sort(key=lambda row: (row.shard, row.engine, row.began))
+        for _, turn in itertools.groupby(rows, key=lambda row: (row.shard, row.engine, row.variant)):
             yield [row.problem for row in turn]
 
     def of_variant(self, variant: str) -> list[Row]:

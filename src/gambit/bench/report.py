@@ -57,7 +57,7 @@ def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
     environment = _environment(folder, plan)
     content = Content(
         title=f"Gambit bench: {', '.join(summary.benchmarks)}",
-        lead=_lead(plan, summary),
+        lead=_lead(plan, rows, summary),
         cautions=cautions(summary),
         findings=findings(summary),
         tables=tables,
@@ -84,12 +84,14 @@ def write_figures(folder: Path, pictures: Sequence[figures.Picture]) -> None:
         (folder / FIGURES_FOLDER / f"{picture.name}.png").write_bytes(picture.png)
 
 
-def _lead(plan: BenchPlan, summary: BenchSummary) -> str:
+def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:
     bench = plan.recipe.bench
+    num_engines = len({row.engine for row in rows})
+    engines = "one engine" if num_engines == 1 else f"each of {num_engines} engines"
     problems = sum(info.num_problems for info in plan.benchmarks)
     seeds = "one seed" if len(bench.seeds) == 1 else f"{len(bench.seeds)} seeds"
     methods = ", ".join(summary.variants[:8]) + (" …" if len(summary.variants) > 8 else "")
-    return f"{methods} on {problems:,} problems, {seeds}, {bench.concurrency} at a time on one engine."
+    return f"{methods} on {problems:,} problems, {seeds}, {bench.concurrency} at a time on {engines}."
 
 
 def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:

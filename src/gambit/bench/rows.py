@@ -95,6 +95,7 @@ class Row:
     total_lengths: tuple[int, ...] = ()  # and with the inherited part
     series: Series = field(default_factory=Series)
     shard: str = "1/1"
+    engine: int = 0  # its number, in a run on several
     log: str | None = None  # the event log, relative to the run's folder
     pool: str = ""  # islands, swaps and warm-up of a search with tournaments, and why these
     winning_islands: int = 0  # distinct ones behind the answer

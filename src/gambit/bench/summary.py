@@ -44,7 +44,8 @@ class Cell:
     seconds: Interval | None
     seconds_ratio: Interval | None
     parts: Mapping[str, float]  # mean seconds per search
-    wall_seconds: float  # of all its searches, side by side where they ran so
+    wall_seconds: float  # that engines were busy with its searches, summed over engines; those of a batch share them
+    engine_seconds: float | None  # the same for one search: its cost
     completed: float
     completed_per_second: float | None
     tokens_per_second: float | None
@@ -177,10 +178,7 @@ def summarise(
 def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turns: Turns) -> Cell:
     rows = table.of_variant(variant)
     good = [row for row in rows if row.error is None]
-    wall = sum(
-        st.union_seconds([(r.began, r.began + r.seconds.total) for r in group])
-        for _, group in itertools.groupby(sorted(good, key=lambda r: r.shard), key=lambda r: r.shard)
-    )
+    wall = sum(map(_busy_seconds, _by_engine(good)))
     generated = sum(row.generated for row in good)
     return Cell(
         variant=variant,
@@ -199,6 +197,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         seconds_ratio=_seconds_ratio(table, variant, baseline, turns),
         parts={part: mean_of(getattr(row.seconds, part) for row in good) if good else 0.0 for part in PARTS},
         wall_seconds=wall,
+        engine_seconds=wall / len(good) if good else None,
         completed=_average(good, lambda row: row.completed),
         completed_per_second=sum(row.completed for row in good) / wall if wall else None,
         tokens_per_second=generated / wall if wall else None,
@@ -250,6 +249,18 @@ def _ratio(table: ProblemTable, variant: str, baseline: str, measure: Measure) -
         return None
     [mine, theirs], draws = table.known(table.costs(variant, measure), table.costs(baseline, measure))
     return st.ratio_interval(mine, theirs, draws) if len(mine) else None
+
+
+def _by_engine(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def engine(row: Row) -> tuple[str, int]:
+        return row.shard, row.engine
+
+    for _, group in itertools.groupby(sorted(rows, key=engine), key=engine):
+        yield list(group)
+
+
+def _busy_seconds(rows: Sequence[Row]) -> float:
+    return st.union_seconds([(row.began, row.began + row.seconds.total) for row in rows])
 
 
 def _mean_seconds(table: ProblemTable, variant: str, turns: Turns) -> Interval | None:

@@ -162,13 +162,15 @@ def _latency(summary: BenchSummary) -> Table:
     return _cells(
         summary, "Latency",
         "Seconds from a search's start to its vote; searches that share a batch wait for each other. "
-        "Wall seconds are those of all searches of a method together. Intervals resample turns: all problems "
+        "Engine-seconds, the cost of a search: how long an engine was busy with a method, a search; searches of one "
+        "batch share them. Intervals resample turns: all problems "
         "that a method searched in one go are one, since they shared whatever else the machine did "
         f"(with fewer than {FEWEST_TURNS} turns: problems, and that is not in them).",
         [
             ("seconds a problem", lambda c: _number(c.seconds, 2)),
             (f"seconds against {base}", lambda c: _change(c.seconds_ratio)),
-            ("wall seconds", lambda c: f"{c.wall_seconds:,.1f}"),
+            ("engine-seconds a problem", lambda c: _plain(c.engine_seconds, 2)),
+            ("engine-seconds in all", lambda c: f"{c.wall_seconds:,.1f}"),
         ],
     )  # fmt: skip
 
@@ -188,7 +190,7 @@ def _decomposition(summary: BenchSummary) -> Table:
 def _throughput(summary: BenchSummary) -> Table:
     return _cells(
         summary, "Throughput",
-        "Per wall second of a method. Productive tokens are part of at least one completed trace.",
+        "Per second that an engine was busy with a method. Productive tokens are part of at least one completed trace.",
         [
             ("completed traces", lambda c: f"{c.completed:,.1f}"),
             ("completed traces/s", lambda c: _plain(c.completed_per_second, 3)),

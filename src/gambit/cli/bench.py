@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options, yaml_value
 from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from gambit.bench.folder import BenchPlan
     from gambit.bench.recipe import BenchRecipe
     from gambit.bench.report import BenchReport
+    from gambit.cluster.plan import ClusterPlan
     from gambit.config.options import EngineConfig
 
 MANY = 10_000_000
@@ -75,12 +78,17 @@ def bench(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print where the report is and nothing else.")] = False,
+    ray: Ray = None,
+    engines: Engines = None,
+    gpus_per_engine: GpusPerEngine = None,
+    cpus_per_engine: CpusPerEngine = None,
     help_all: HelpAll = False,
     **flags: str | bool | None,
 ) -> None:
     """Compare search methods on benchmarks."""
 
     def body() -> int:
+        from gambit.config.options import EngineConfig, build
         from gambit.storage.problems import columns_of
 
         if list_benchmarks:
@@ -104,7 +112,9 @@ def bench(
         folder, plan_recipe = _recipe(recipe, options, out, resume)
         if dry_run:
             return _show_plan(plan_recipe)
-        return _run(plan_recipe, folder, resume, not no_report, is_quiet=quiet)
+        engine = build(EngineConfig, plan_recipe.engine)
+        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine)
+        return _run(plan_recipe, engine, cluster, folder, resume, not no_report, is_quiet=quiet)
 
     exit_with(body)
 
@@ -216,15 +226,22 @@ def _about(count: int) -> str:
 # -- bench -----------------------------------------------------------------------------------------------------
 
 
-def _run(recipe: BenchRecipe, folder: Path, resume: bool, wants_report: bool, *, is_quiet: bool) -> int:
+def _run(
+    recipe: BenchRecipe,
+    engine: EngineConfig,
+    cluster: ClusterPlan | None,
+    folder: Path,
+    resume: bool,
+    wants_report: bool,
+    *,
+    is_quiet: bool,
+) -> int:
     from gambit.bench.folder import check_same, create, is_complete, locked, make_plan
     from gambit.bench.stamp import identity_of
-    from gambit.config.options import EngineConfig, build
     from gambit.engines.choice import check_engine
     from gambit.models.files import check_model
     from gambit.storage.run_folder import check_writable
 
-    engine = build(EngineConfig, recipe.engine)
     check_engine(engine)
     check_model(engine.model)
     check_writable(folder)
@@ -234,7 +251,7 @@ def _run(recipe: BenchRecipe, folder: Path, resume: bool, wants_report: bool, *,
     with locked(folder):
         if not resume:
             create(folder, plan)
-        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, is_quiet)
+        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, cluster, is_quiet)
     if wants_report and code == OK:
         from gambit.bench.report import write_report
 
@@ -245,34 +262,48 @@ def _run(recipe: BenchRecipe, folder: Path, resume: bool, wants_report: bool, *,
     return code
 
 
-def _search(plan: BenchPlan, benchmarks: list[Benchmark], folder: Path, engine: EngineConfig, is_quiet: bool) -> int:
+def _search(
+    plan: BenchPlan,
+    benchmarks: list[Benchmark],
+    folder: Path,
+    engine: EngineConfig,
+    cluster: ClusterPlan | None,
+    is_quiet: bool,
+) -> int:
     from gambit.bench.folder import add_environment
     from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
     from gambit.bench.runner import Runner
-    from gambit.bench.stamp import stamp
     from gambit.cli.bench_progress import BenchProgress
-    from gambit.cli.session import loaded, only_our_warnings
+    from gambit.cli.bench_session import local_searches, ray_searches
+    from gambit.cli.session import only_our_warnings
     from gambit.cli.signals import StopSignal
 
     with (
         RowWriter(folder) as writer,
         BenchProgress(stderr(), is_live=is_watched() and not is_quiet) as progress,
         only_our_warnings(progress, is_quiet=is_quiet),
-        loaded(engine, progress) as solver,
-        StopSignal(progress.stopping) as stop,
+        ExitStack() as stack,
     ):
-        add_environment(folder, stamp(solver.engine.info, plan.identity))
+        if cluster is None:
+            opened = stack.enter_context(local_searches(engine, plan, folder, progress))
+        else:
+            opened = stack.enter_context(ray_searches(cluster, engine, plan, folder, progress))
+        stop = stack.enter_context(StopSignal(progress.stopping))
+        environment = opened.stamp(stop)
+        if environment is not None:
+            add_environment(folder, environment)
         before = list(read_rows(folder)) if (folder / ROWS_FILE).is_file() else []
         progress.begin(plan.num_tasks, [variant.label for variant in plan.variants], before)
         done = {row.key for row in before}
-        runner = Runner(plan, benchmarks, solver, folder, writer, done, on_row=progress.on_row, should_stop=stop)
+        searches = opened.searches(stop)
+        runner = Runner(plan, benchmarks, searches, writer, done, on_row=progress.on_row, should_stop=stop)
         try:
             runner.run()
         except StorageError as error:
             error.add_note(f"rows written before are kept; once there is room: gambit bench --resume --out {folder}")
             raise
     if stop.exit_code:
-        say(f"go on with: gambit bench --resume --out {folder}")
+        say(f"go on with: gambit bench --resume --out {folder}{'' if cluster is None else ' --ray'}")
     return stop.exit_code
 
 

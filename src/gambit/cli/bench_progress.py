@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -30,6 +30,7 @@ class BenchProgress(LiveScreen):
         self._num_done = 0
         self._scores: dict[str, tuple[int, int, int]] = {}  # variant -> right, rows, tokens
         self._began = time.monotonic()
+        self.engine_lines: Callable[[], Sequence[str]] = tuple  # of a run on several
 
     def begin(self, total: int, variants: Sequence[str], before: Sequence[Row]) -> None:
         self._total, self._num_before = total, len(before)
@@ -66,6 +67,7 @@ class BenchProgress(LiveScreen):
         lines += [_line(f"  {_score(label, *score)}") for label, score in shown]
         if len(self._scores) > MOST_LINES:
             lines.append(_line(f"  … and {len(self._scores) - MOST_LINES} more"))
+        lines += [_line(f"  {text}") for text in self.engine_lines()]
         return Group(self._head(), *lines)
 
     def _head(self) -> Table:

@@ -12,10 +12,13 @@ ADVANCED = "Advanced"  # how the title of a panel begins that `--help` leaves ou
 
 
 class PlainCommand(TyperCommand):
-    """Without `<bool>` beside its flags."""
+    """Without `<bool>` beside its flags, and with options whose value may be left out."""
 
     def get_params(self, ctx):  # type: ignore[no-untyped-def] # typer's own classes move between releases
         return without_flag_types(super().get_params(ctx))
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        return super().parse_args(ctx, with_values(args))
 
 
 class PlainGroup(TyperGroup):
@@ -30,6 +33,21 @@ def without_flag_types(params: list[Any]) -> list[Any]:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
     return params
+
+
+MAY_STAND_ALONE = ("--ray",)  # which typer does not provide for
+
+
+def with_values(args: list[str]) -> list[str]:
+    """With an empty value for every option that may stand alone and does."""
+    end = args.index("--") if "--" in args else len(args)
+    found = []
+    for place, arg in enumerate(args):
+        found.append(arg)
+        is_alone = place + 1 >= end or args[place + 1].startswith("-")
+        if arg in MAY_STAND_ALONE and place < end and is_alone:
+            found.append("")
+    return found
 
 
 class BriefCommand(PlainCommand):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan
 from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say
-from gambit.core.errors import StorageError, UserError
+from gambit.core.errors import EngineError, StorageError, UserError
 
 if TYPE_CHECKING:
-    from gambit.training.collect import CollectPlan
+    from gambit.cli.signals import StopSignal
+    from gambit.cluster.plan import ClusterPlan
+    from gambit.training.collect import CollectEngines, CollectPlan
     from gambit.training.sampling import Task
 
 AUTO, NONE = "auto", "none"
@@ -108,6 +112,10 @@ def collect(
         bool, typer.Option(help="Continue traces of problems with right and wrong ones only.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
+    ray: Ray = None,
+    engines: Engines = None,
+    gpus_per_engine: GpusPerEngine = None,
+    cpus_per_engine: CpusPerEngine = None,
 ) -> None:
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
 
@@ -147,7 +155,10 @@ def collect(
         check_engine(plan.engine)
         check_model(plan.engine.model)
         check_writable(out)
-        return _collect(tasks, plan, quiet)
+        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, plan.engine)
+        if cluster is None:
+            return _collect(tasks, plan, quiet)
+        return _collect_on_ray(tasks, plan, cluster, quiet, is_size_open=traces_at_once is None)
 
     exit_with(body)
 
@@ -174,22 +185,66 @@ def merge(
 
 
 def _collect(tasks: Sequence[Task], plan: CollectPlan, is_quiet: bool) -> int:
-    from gambit.cli.scorer_display import progress, summary_line
+    from gambit.cli.scorer_display import progress
     from gambit.cli.signals import StopSignal
-    from gambit.training.collect import collect as run
 
-    began = time.monotonic()
     prepare_libraries()
     with (
         only_our_warnings(is_quiet=is_quiet),
         progress("collecting", is_quiet=is_quiet) as advance,
         StopSignal(lambda: None) as stop,
     ):
-        try:
-            summary = run(tasks, plan, on_progress=advance, should_stop=stop)
-        except StorageError as error:
-            error.add_note("problems written before are kept; once there is room, the same command goes on from there")
-            raise
+        return _sample_and_store(tasks, plan, None, advance, stop)
+
+
+def _collect_on_ray(
+    tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPlan, is_quiet: bool, *, is_size_open: bool
+) -> int:
+    """`is_size_open`: how many traces an engine samples at a time is left to what it runs on."""
+    from gambit.cli.cluster import needs_in_cluster, solver_maker
+    from gambit.cli.pool_screen import engine_lines
+    from gambit.cli.scorer_display import progress
+    from gambit.cli.signals import StopSignal
+    from gambit.cluster.pool import EnginePool
+    from gambit.training.collect import sampling_engine, thought_scorer
+    from gambit.training.ray_sampling import CollectMaker, RayEngines
+
+    with (
+        only_our_warnings(is_quiet=is_quiet),
+        needs_in_cluster(cluster, plan.engine, None) as needs,
+    ):
+        if is_size_open:
+            plan = replace(plan, traces_at_once=GPU_TRACES if needs.gpus else CPU_TRACES)
+        make = CollectMaker(solver_maker(sampling_engine(plan), needs, thought_scorer(plan)), plan)
+        with (
+            EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.most_problems_at_once) as pool,
+            progress("collecting", is_quiet=is_quiet, lines=lambda: engine_lines(pool.slots)) as advance,
+            StopSignal(lambda: None) as stop,
+        ):
+            return _sample_and_store(tasks, plan, lambda: RayEngines(pool, stop), advance, stop)
+
+
+def _sample_and_store(
+    tasks: Sequence[Task],
+    plan: CollectPlan,
+    engines: Callable[[], CollectEngines] | None,
+    advance: Callable[[int, int], None],
+    stop: StopSignal,
+) -> int:
+    from gambit.cli.scorer_display import summary_line
+    from gambit.training.collect import collect as run
+
+    began = time.monotonic()
+    try:
+        made = None if engines is None else engines()
+        summary = run(tasks, plan, engines=made, on_progress=advance, should_stop=stop)
+    except StorageError as error:
+        error.add_note("problems written before are kept; once there is room, the same command goes on from there")
+        raise
+    except EngineError:
+        if stop():  # before an engine was ready
+            return stop.exit_code
+        raise
     put(summary_line(summary, plan.out, time.monotonic() - began))
     for reason in summary.refused[:5]:
         say(f"left out: {reason}", style="yellow")

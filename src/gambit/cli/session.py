@@ -55,20 +55,20 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def prepare_libraries() -> None:
-    """Before a model is loaded: libraries keep quiet, and vLLM has a process of its own on a GPU."""
-    for name, value in QUIET.items():
+    """Before a model is loaded."""
+    for name, value in library_settings().items():
         os.environ.setdefault(name, value)
-    _give_vllm_a_process()
 
 
-def _give_vllm_a_process() -> None:
-    """As vLLM itself does: a search's own work is then off the path of its steps.
+def library_settings() -> dict[str, str]:
+    """Environment variables: libraries keep quiet, and vLLM has a process of its own on a GPU, as by itself.
 
-    Only for commands: a script without a main guard cannot start processes, so that `Solver` alone does not.
+    A search's own work is then off the path of its steps. Only for commands: a script without a main guard cannot
+    start processes, so that `Solver` alone does not.
     """
     found = versions.installed()
-    if found is not None and found[1] == "cuda":
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    is_on_gpu = found is not None and found[1] == "cuda"
+    return {**QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"} if is_on_gpu else dict(QUIET)
 
 
 @contextmanager

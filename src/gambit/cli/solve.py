@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.results import Shown, Style, Tally
@@ -23,13 +24,16 @@ from gambit.storage.lines import append_synced
 
 if TYPE_CHECKING:
     from gambit.cli.display import Display
+    from gambit.cli.live import LiveScreen
     from gambit.cli.signals import StopSignal
+    from gambit.cluster.plan import ClusterPlan
     from gambit.config.options import EngineConfig, SearchConfig
     from gambit.core.events import Event
     from gambit.results.record import SearchResult
     from gambit.solver import Solver
     from gambit.storage.problems import Problems
 
+Grade = Callable[[str | None, str], bool]
 FILE_HELP = "A .jsonl, .json, .csv or .tsv of problems, or a text file with one."
 MAP_HELP = "Names of the file's columns, as in question=prompt,answer=target."
 
@@ -45,6 +49,7 @@ class SolveJob:
     concurrency: int
     style: Style
     output: Path | None
+    cluster: ClusterPlan | None = None
 
 
 def solve(
@@ -68,6 +73,10 @@ def solve(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the answer alone: no live view, table or warnings.")
     ] = False,
+    ray: Ray = None,
+    engines: Engines = None,
+    gpus_per_engine: GpusPerEngine = None,
+    cpus_per_engine: CpusPerEngine = None,
     help_all: HelpAll = False,
     **flags: str | bool | None,
 ) -> None:
@@ -80,12 +89,13 @@ def solve(
         from gambit.storage.problems import columns_of, new_run_folder, read_problems
 
         search, engine = read_configs(config, flags)
+        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine)
         problems = read_problems(problem, file, sys.stdin, columns_of(columns))
         folder = out or new_run_folder()
         style = Style(as_json, quiet, problems.is_many)
-        job = SolveJob(problems, search, engine, folder, concurrency, style, output)
+        job = SolveJob(problems, search, engine, folder, concurrency, style, output, cluster)
         _check(job)
-        return _run(job)
+        return _run(job) if cluster is None else _run_on_ray(job, cluster)
 
     exit_with(body)
 
@@ -114,6 +124,8 @@ def _check(job: SolveJob) -> None:
     from gambit.models.files import check_model
     from gambit.storage.run_folder import check_free, check_new_file, check_writable
 
+    if job.cluster is not None and not job.problems.is_many:
+        raise UserError("--ray spreads the problems of a file over engines: give --file, or leave --ray out")
     check_engine(job.engine)
     check_free(job.folder)
     check_writable(job.folder)
@@ -141,8 +153,35 @@ def _run(job: SolveJob) -> int:
     """Load, search, show."""
     num_problems = len(job.problems.problems)
     with open_session(job.engine, job.folder, num_problems, is_quiet=job.style.is_quiet) as session:
-        code = _show_all(job, session)
+        code = _show_all(job, _results(job, session), session.solver.grade, session.display)
     return session.stop.exit_code or code
+
+
+def _run_on_ray(job: SolveJob, cluster: ClusterPlan) -> int:
+    """The same with engines elsewhere, whose files are written here."""
+    from gambit.cli.cluster import needs_in_cluster, solver_maker
+    from gambit.cli.pool_screen import PoolScreen
+    from gambit.cli.signals import StopSignal
+    from gambit.cluster.pool import EnginePool
+    from gambit.cluster.solving import ClusterSolver
+    from gambit.text.answers import Grader
+
+    problems = job.problems.problems
+    with (
+        PoolScreen(stderr(), is_live=is_watched() and not job.style.is_quiet, total=len(problems)) as screen,
+        only_our_warnings(screen, is_quiet=job.style.is_quiet),
+        needs_in_cluster(cluster, job.engine, screen) as needs,
+        EnginePool(
+            solver_maker(job.engine, needs), cluster.num_engines, needs, jobs_per_engine=job.concurrency
+        ) as pool,
+        StopSignal(screen.stopping) as stop,
+        closing(Grader()) as grader,
+    ):
+        screen.watch(pool)
+        solver = ClusterSolver(pool, job.concurrency)
+        results = solver.solve_many(problems, job.search, out_dir=job.folder, should_stop=stop)
+        code = _show_all(job, screen.counted(results), grader.grade, screen)
+    return stop.exit_code or (FAILURE if solver.num_given_up else code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +239,16 @@ def _results(job: SolveJob, session: SolveSession) -> Iterator[SearchResult]:
     return iter([solver.solve(problem, job.search, out_dir=job.folder, should_stop=stop, on_event=listener)])
 
 
-def _show_all(job: SolveJob, session: SolveSession) -> int:
+def _show_all(job: SolveJob, results: Iterable[SearchResult], grade: Grade, screen: LiveScreen) -> int:
     """Print each result as it comes; the exit code is that of the worst."""
     tally, expected = Tally(), job.problems.expected
     with ResultFile(job.output) as output:
-        for result in _results(job, session):
+        for result in results:
             gold = expected.get(result.problem_id)
-            is_right = None if gold is None else session.solver.grade(result.answer, gold)
+            is_right = None if gold is None else grade(result.answer, gold)
             shown = Shown(result, gold, is_right)
             output.add(shown.to_json())
-            with session.display.paused():
+            with screen.paused():
                 job.style.show(shown)
             tally.add(shown)
     if output.failure is not None:

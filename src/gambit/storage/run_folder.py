@@ -67,8 +67,7 @@ class EventSink:
         if self._out_dir is not None and self._log is not None:
             try:
                 self.close()
-                text = json.dumps(result.to_json(), indent=2) + "\n"
-                write_whole(self._out_dir / "result.json", text.encode())
+                write_result(self._out_dir, result)
             except (OSError, StorageError) as error:
                 self._give_up(error)
         return self._failure
@@ -85,6 +84,11 @@ class EventSink:
             with suppress(OSError):  # what it still holds does not fit either
                 self._log.close()
         self._log = None
+
+
+def write_result(out_dir: Path, result: SearchResult) -> None:
+    text = json.dumps(result.to_json(), indent=2) + "\n"
+    write_whole(out_dir / "result.json", text.encode())
 
 
 def check_free(out_dir: Path) -> None:

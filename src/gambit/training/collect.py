@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import torch
 
@@ -18,12 +19,15 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
+from gambit.scorers.base import Scorer
 from gambit.solver import Solver
 from gambit.text.boundary import BoundaryRule
 from gambit.training.sampling import (
     Grading,
+    LocalSampler,
     Sampled,
     SampledTrace,
+    Sampler,
     SamplingOrder,
     Task,
     ThoughtMarker,
@@ -58,6 +62,12 @@ class CollectPlan:
     prefixes_per_trace: int = 1
     rolls_out_mixed_only: bool = False  # problems with right and wrong traces
 
+    @property
+    def most_problems_at_once(self) -> int:
+        """On one engine, sampled or rolled out."""
+        fewest = min(self.traces_per_problem, self.num_rollouts or self.traces_per_problem)
+        return max(1, self.traces_at_once // fewest)
+
 
 @dataclass(slots=True)
 class CollectSummary:
@@ -82,11 +92,12 @@ def collect(
     tasks: Sequence[Task],
     plan: CollectPlan,
     *,
+    engines: CollectEngines | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> CollectSummary:
     """Sample the problems that are not yet in the folder; an interrupted run keeps what it has written."""
-    with Collector(plan) as collector:
+    with Collector(plan, engines) as collector:
         summary = collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
         if plan.num_rollouts and not summary.was_stopped:
             cut = at_random(plan.prefixes_per_trace, plan.search.seed)
@@ -102,18 +113,71 @@ def is_mixed(problem: ProblemRecord) -> bool:
     return len({trace.is_correct for trace in problem.traces}) > 1
 
 
-class Collector:
-    """An engine that samples and, beside it, the model that reads states; serves several collections in turn."""
+class CollectEngines(Protocol):
+    """What samples traces and reads their states, here or in a cluster."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """Of traces whose states are wanted."""
+
+    @property
+    def roller(self) -> Sampler:
+        """Of those whose states are not."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def batch_tokens(self) -> int: ...
+
+    @property
+    def engine_info(self) -> EngineInfo: ...
+
+    def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
+        """Of every trace, in this order."""
+
+    def close(self) -> None: ...
+
+
+class LocalEngines:
+    """An engine of this process that samples and, beside it, the model that reads states."""
 
     def __init__(self, plan: CollectPlan) -> None:
-        self._plan = plan
-        self._source = models.locate(plan.engine.model)
-        self._solver = _solver(plan)  # first: what it leaves of the memory is enough for the other
-        try:
-            self._reader = _state_reader(plan, self._source)
+        config = sampling_engine(plan)
+        options = config.model_dump(exclude_unset=True, exclude={"scorer"})
+        self._solver = Solver(scorer=thought_scorer(plan), **options)
+        try:  # second: what the engine leaves of the memory is enough for it
+            self._reader = state_reader(plan)
         except BaseException:
             self._solver.close()
             raise
+        self.sampler = self.roller = LocalSampler(self._solver)
+
+    @property
+    def hidden_size(self) -> int:
+        return self._reader.hidden_size
+
+    @property
+    def batch_tokens(self) -> int:
+        return self._reader.batch_tokens
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        return self._solver.engine.info
+
+    def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
+        return self._reader.read(readings_of(problems))
+
+    def close(self) -> None:
+        self._solver.close()
+
+
+class Collector:
+    """Serves several collections in turn with the same engines, which it closes."""
+
+    def __init__(self, plan: CollectPlan, engines: CollectEngines | None = None) -> None:
+        self._plan = plan
+        self._engines: CollectEngines = engines or LocalEngines(plan)
 
     def collect(
         self,
@@ -144,8 +208,10 @@ class Collector:
             def on_written() -> None:
                 on_progress(summary.num_before + summary.num_problems, total)
 
-            with _Sink(self._reader, writer, summary, on_written) as sink:
-                for sampled in sample(self._solver, todo, order, grading, summary.refused, should_stop, may_begin):
+            with _Sink(self._engines, writer, summary, on_written) as sink:
+                for sampled in sample(
+                    self._engines.sampler, todo, order, grading, summary.refused, should_stop, may_begin
+                ):
                     sink.add(sampled)
         summary.was_stopped = should_stop()
         return summary
@@ -168,15 +234,15 @@ class Collector:
             writing(out, self._header(source, plan.traces_per_problem)),
             Grading(plan.search.answer, plan.num_graders) as grading,
         ):
-            run = ValueRun(self._solver, out, order, grading, refused, on_progress, should_stop)
+            run = ValueRun(self._engines.roller, out, order, grading, refused, on_progress, should_stop)
             return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)
 
     @property
     def engine_info(self) -> EngineInfo:
-        return self._solver.engine.info
+        return self._engines.engine_info
 
     def close(self) -> None:
-        self._solver.close()
+        self._engines.close()
 
     def __enter__(self) -> Collector:
         return self
@@ -190,8 +256,8 @@ class Collector:
             id=new_id(),
             source=source,
             model=models.name_of(plan.engine.model),
-            model_hash=models.weight_hash(self._source),
-            hidden_size=self._reader.hidden_size,
+            model_hash=models.weight_hash(models.locate(plan.engine.model)),
+            hidden_size=self._engines.hidden_size,
             layers=plan.layers,
             positions=tuple(str(position) for position in plan.positions),
             boundary_rule=BoundaryRule.name,
@@ -201,21 +267,30 @@ class Collector:
         )
 
 
-def _solver(plan: CollectPlan) -> Solver:
-    scorer = ThoughtMeter() if plan.with_confidence else ThoughtMarker()
-    options = plan.engine.model_dump(exclude_unset=True, exclude={"scorer"})
-    if plan.engine.engine == "vllm":  # whose own limit, 256, would leave a GPU half idle
-        options["engine_options"] = {"max_num_seqs": plan.traces_at_once, **plan.engine.engine_options}
-    return Solver(scorer=scorer, **options)
+def sampling_engine(plan: CollectPlan) -> EngineConfig:
+    if plan.engine.engine != "vllm":
+        return plan.engine
+    # vLLM's own limit, 256, would leave a GPU half idle.
+    options = {"max_num_seqs": plan.traces_at_once, **plan.engine.engine_options}
+    return plan.engine.model_copy(update={"engine_options": options})
 
 
-def _state_reader(plan: CollectPlan, source: str) -> StateReader | NoStates:
+def thought_scorer(plan: CollectPlan) -> Scorer:
+    return ThoughtMeter() if plan.with_confidence else ThoughtMarker()
+
+
+def state_reader(plan: CollectPlan) -> StateReader | NoStates:
+    source = models.locate(plan.engine.model)
     if not plan.layers:
         return NoStates(source, device=plan.engine.device, batch_tokens=plan.batch_tokens)
     return StateReader(
         source, layers=plan.layers, positions=plan.positions, device=plan.engine.device,
         dtype=plan.engine.dtype, batch_tokens=plan.batch_tokens,
     )  # fmt: skip
+
+
+def readings_of(problems: Sequence[Sampled]) -> list[Reading]:
+    return [_reading(problem.prompt, trace) for problem in problems for trace in problem.traces]
 
 
 # -- to disk ---------------------------------------------------------------------------------------------------
@@ -228,20 +303,16 @@ class _Sink:
     """
 
     def __init__(
-        self,
-        reader: StateReader | NoStates,
-        writer: CollectionWriter,
-        summary: CollectSummary,
-        on_written: Callable[[], None],
+        self, engines: CollectEngines, writer: CollectionWriter, summary: CollectSummary, on_written: Callable[[], None]
     ) -> None:
-        self._reader, self._writer, self._summary, self._on_written = reader, writer, summary, on_written
+        self._engines, self._writer, self._summary, self._on_written = engines, writer, summary, on_written
         self._waiting: list[Sampled] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="states")
         self._under_way: Future[None] | None = None
 
     def add(self, sampled: Sampled) -> None:
         self._waiting.append(sampled)
-        if sum(problem.num_tokens for problem in self._waiting) >= 2 * self._reader.batch_tokens:
+        if sum(problem.num_tokens for problem in self._waiting) >= 2 * self._engines.batch_tokens:
             self._begin_pass()
 
     def __enter__(self) -> _Sink:
@@ -267,8 +338,7 @@ class _Sink:
             self._under_way.result()
 
     def _write(self, problems: list[Sampled]) -> None:
-        readings = [_reading(problem.prompt, trace) for problem in problems for trace in problem.traces]
-        states = self._reader.read(readings)
+        states = self._engines.states_of(problems)
         records = [_record(problem) for problem in problems]
         self._writer.add(records, _tensors(problems, states))
         self._count(records)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 PAWN_SOURCE = "pawn:"  # then the name of a split
-_WHOLE = (StopReason.COMPLETED, StopReason.EXHAUSTED)
+WHOLE = (StopReason.COMPLETED, StopReason.EXHAUSTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class Sampled:
     prompt: tuple[int, ...]
     traces: list[SampledTrace]
     grades: list[Future[tuple[str | None, bool]]] = field(default_factory=list)
+    states: list[dict[str, torch.Tensor]] | None = None  # by trace, where the engine's process has read them
 
     @property
     def num_tokens(self) -> int:
@@ -134,44 +135,68 @@ class SamplingOrder:
 
     config: SearchConfig
     traces_per_problem: int
-    traces_at_once: int
+    traces_at_once: int  # on one engine
+
+    @property
+    def search(self) -> SearchConfig:
+        """The search of one problem."""
+        count = self.traces_per_problem
+        # With one seed for all, traces of all problems would share their luck, and so would every figure made of them.
+        update = {"policy": "sc", "capacity": count, "num_traces": count, "own_noise": True}
+        return self.config.model_copy(update=update)
+
+    @property
+    def concurrency(self) -> int:
+        return max(1, self.traces_at_once // self.traces_per_problem)
+
+
+class Sampler(Protocol):
+    """Samples traces, with an engine here or many in a cluster."""
+
+    def sample(
+        self, tasks: Iterable[Task], order: SamplingOrder, refused: list[str], should_stop: Callable[[], bool]
+    ) -> Iterator[Sampled]:
+        """Problems as they finish, with all their traces; `refused` gathers those that cannot be sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSampler:
+    solver: Solver
+
+    def sample(
+        self, tasks: Iterable[Task], order: SamplingOrder, refused: list[str], should_stop: Callable[[], bool]
+    ) -> Iterator[Sampled]:
+        watch = Watch()
+        begun: dict[str, Task] = {}
+
+        def problems() -> Iterator[Problem]:
+            for task in tasks:
+                begun[task.id] = task
+                yield task.problem
+
+        results = self.solver.solve_many(
+            problems(), order.search, concurrency=order.concurrency, extractor=watch.keep_text,
+            on_event=watch.on_event, should_stop=should_stop,
+        )  # fmt: skip
+        for result in results:
+            if result.error is not None:
+                refused.append(f"{result.problem_id}: {result.error}")
+            sampled = watch.take(begun.pop(result.problem_id))
+            if result.stop_reason in WHOLE and sampled.traces:
+                yield sampled
 
 
 def sample(
-    solver: Solver, tasks: Iterable[Task], order: SamplingOrder, grading: Grading, refused: list[str],
+    sampler: Sampler, tasks: Iterable[Task], order: SamplingOrder, grading: Grading, refused: list[str],
     should_stop: Callable[[], bool], may_begin: Callable[[], bool] = lambda: True,
 ) -> Iterator[Sampled]:  # fmt: skip
-    """Problems as they finish, with all their traces; `refused` gathers those that cannot be sampled.
+    """Sampled problems with their grades on the way.
 
     Once `may_begin` says no, those that were begun are finished and no more are.
     """
-    watch = Watch()
-    begun: dict[str, Task] = {}
-
-    def problems() -> Iterator[Problem]:
-        for task in takewhile(lambda _: may_begin(), tasks):
-            begun[task.id] = task
-            yield task.problem
-
-    count = order.traces_per_problem
-    # With one seed for all, the traces of all problems would share their luck, and so would every figure made of them.
-    update = {"policy": "sc", "capacity": count, "num_traces": count, "own_noise": True}
-    config = order.config.model_copy(update=update)
-    results = solver.solve_many(
-        problems(),
-        config,
-        concurrency=max(1, order.traces_at_once // count),
-        extractor=watch.keep_text,
-        on_event=watch.on_event,
-        should_stop=should_stop,
-    )
-    for result in results:
-        if result.error is not None:
-            refused.append(f"{result.problem_id}: {result.error}")
-        sampled = watch.take(begun.pop(result.problem_id))
-        if result.stop_reason in _WHOLE and sampled.traces:
-            sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
-            yield sampled
+    for sampled in sampler.sample(takewhile(lambda _: may_begin(), tasks), order, refused, should_stop):
+        sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
+        yield sampled
 
 
 class Grading:

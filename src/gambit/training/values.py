@@ -22,10 +22,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gambit.core.errors import UserError
 from gambit.core.problem import Problem
-from gambit.solver import Solver
 from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
 from gambit.training.dataset import Dataset
-from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample
+from gambit.training.sampling import Grading, Sampled, Sampler, SamplingOrder, Task, sample
 from gambit.training.storage import ProblemRecord, Shard, read_shards
 
 VALUES_FILE = "values.jsonl"
@@ -158,7 +157,7 @@ def at_fractions(fractions: Sequence[float]) -> Cut:
 class ValueRun:
     """One run that adds values to a collection."""
 
-    solver: Solver
+    sampler: Sampler
     folder: Path
     order: SamplingOrder  # as many traces a problem as there are to be rollouts a prefix
     grading: Grading
@@ -188,7 +187,7 @@ class ValueRun:
         keys = {text.key(step).id: text.key(step) for text, step in todo}
         tasks = (_continued(problems[text.problem.id], text, step) for text, step in todo)
         waiting: list[Sampled] = []
-        for sampled in sample(self.solver, tasks, self.order, self.grading, self.refused, self.should_stop):
+        for sampled in sample(self.sampler, tasks, self.order, self.grading, self.refused, self.should_stop):
             waiting.append(sampled)
             is_ready = [all(grade.done() for grade in each.grades) for each in waiting]
             yield from (_value(keys[each.task.id], each) for each in compress(waiting, is_ready))

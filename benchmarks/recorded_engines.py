@@ -1,0 +1,91 @@
+"""Stub engines that give one recorded search for every problem, to test and measure what is around engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from gambit.bench.ray_searches import BenchEngine
+from gambit.config.options import SearchConfig
+from gambit.core import events as ev
+from gambit.core.problem import Problem
+from gambit.pawn.puzzles import Split, generate
+from gambit.results.record import SearchResult
+from gambit.solver import Solver
+from gambit.storage.run_folder import EventCallback, EventSink
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a search told and what it found."""
+
+    events: tuple[ev.Event, ...]
+    result: SearchResult
+
+    @classmethod
+    def of(cls, solver: Solver, question: str, capacity: int) -> Recording:
+        events: list[ev.Event] = []
+        result = solver.solve(Problem(question), SearchConfig(capacity=capacity), on_event=events.append)
+        return cls(tuple(events), dataclasses.replace(result, traces=()))
+
+    def named(self, problem: str) -> Recording:
+        started, *rest = self.events
+        assert isinstance(started, ev.RunStarted)
+        renamed = dataclasses.replace(started, problem_id=problem)
+        return Recording((renamed, *rest), dataclasses.replace(self.result, problem_id=problem))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSolver:
+    """A solver that gives the same recorded search for every problem, after a while."""
+
+    recording: Recording
+    seconds: float = 0.0
+    on_problem: Callable[[str], None] = lambda problem: None
+
+    def solve_many(
+        self, problems: Iterable[Problem], config: SearchConfig, *, out_dir: str | Path | None = None,
+        on_event: EventCallback | None = None, **_: object,
+    ) -> Iterator[SearchResult]:  # fmt: skip
+        for problem in problems:
+            self.on_problem(problem.id)
+            time.sleep(self.seconds)
+            mine = self.recording.named(problem.id)
+            sink = EventSink(problem.id, None if out_dir is None else Path(out_dir) / problem.id, on_event)
+            for event in mine.events:
+                sink.write(event)
+            sink.finish(mine.result)
+            yield mine.result
+
+    @property
+    def engine(self) -> SimpleNamespace:
+        return SimpleNamespace(info=None)
+
+    def equivalent(self, first: str, second: str) -> bool:
+        return first == second
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMaker:
+    """Makes a stub in the process of an engine."""
+
+    recording: bytes  # pickled: a description crosses the border once for each engine
+    seconds: float = 0.0
+    on_problem: Callable[[str], None] = lambda problem: None
+
+    def __call__(self) -> BenchEngine:
+        return BenchEngine(RecordedSolver(pickle.loads(self.recording), self.seconds, self.on_problem))
+
+
+def recorded(capacity: int, solver: Solver) -> bytes:
+    """A search of the bundled model."""
+    puzzle = next(generate(Split.DEV, 0))
+    return pickle.dumps(Recording.of(solver, puzzle.text, capacity))

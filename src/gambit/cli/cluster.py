@@ -1,0 +1,92 @@
+"""Options of the commands that can run their engines under Ray, and the way from them to a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gambit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from gambit.cli.session import Screen
+    from gambit.cluster.jobs import SolverMaker
+    from gambit.cluster.plan import ClusterPlan, EngineNeeds
+    from gambit.config.options import EngineConfig
+    from gambit.scorers.base import Scorer
+
+PANEL = "Many engines"
+MOST_ENGINES = 4096
+
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        rich_help_panel=PANEL,
+        help="Run engines under Ray: in a cluster (its address, or auto), else on this machine alone.",
+    ),
+]
+Engines = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST_ENGINES, metavar="INT", rich_help_panel=PANEL, help="Engines under Ray (default: 1)."),
+]
+GpusPerEngine = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=64,
+        metavar="NUMBER",
+        rich_help_panel=PANEL,
+        help="Part of a GPU, or GPUs (default: as many as one engine computes on, where there are any).",
+    ),
+]
+CpusPerEngine = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=1024,
+        metavar="NUMBER",
+        rich_help_panel=PANEL,
+        help="Cores and threads (default: an even part of this machine's, in a cluster 1).",
+    ),
+]
+
+
+def cluster_plan(
+    ray: str | None, engines: int | None, gpus: float | None, cpus: float | None, engine: EngineConfig
+) -> ClusterPlan | None:
+    """None for a run without Ray; what cannot be meant is refused."""
+    if ray is None:
+        given = {"--engines": engines, "--gpus-per-engine": gpus, "--cpus-per-engine": cpus}
+        for flag, value in given.items():
+            if value is not None:
+                raise UserError(f"{flag} {value:g} is for engines under Ray: add --ray, or leave it out")
+        return None
+    from gambit.cluster.plan import ADDRESS_VARIABLE, OWN, ClusterPlan, check_plan
+
+    plan = ClusterPlan(ray or os.environ.get(ADDRESS_VARIABLE) or OWN, engines or 1, gpus, cpus)
+    check_plan(plan, engine)
+    return plan
+
+
+@contextmanager
+def needs_in_cluster(plan: ClusterPlan, engine: EngineConfig, screen: Screen | None) -> Iterator[EngineNeeds]:
+    """Connects to Ray, or starts it."""
+    from gambit.cluster.plan import connected, engine_needs
+
+    if screen is not None:
+        screen.loading(f"Ray ({plan.address})")
+    with connected(plan) as resources:
+        yield engine_needs(plan, engine, resources)
+
+
+def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None = None) -> SolverMaker:
+    """With the environment that commands give to libraries."""
+    from gambit.cli.session import library_settings
+    from gambit.cluster.jobs import SolverMaker, engine_options
+
+    return SolverMaker(engine_options(engine, needs), scorer, library_settings())

@@ -1,0 +1,172 @@
+"""The process of one engine: makes it from a description, runs jobs on it and streams what they say to the driver."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from gambit.core.errors import GambitWarning, UserError
+
+NEWS_SECONDS = 5.0  # between two messages of a job that has something to tell: they are work for the driver
+
+
+class Closable(Protocol):
+    """An engine, and whatever belongs to it."""
+
+    def close(self) -> None: ...
+
+
+Engine = TypeVar("Engine", bound=Closable)
+EngineT = TypeVar("EngineT", contravariant=True)
+Value = TypeVar("Value")
+ValueT = TypeVar("ValueT", covariant=True)
+Make: TypeAlias = Callable[[], Engine]  # picklable; called in the engine's process
+
+
+@dataclass(slots=True, eq=False)
+class JobDesk:
+    """How a running job talks with the driver."""
+
+    _items: list[object] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_stopped: threading.Event = field(default_factory=threading.Event)
+
+    def tell(self, item: object) -> None:
+        """To the driver, with the next message; from any thread."""
+        with self._lock:
+            self._items.append(item)
+
+    def should_stop(self) -> bool:
+        return self._is_stopped.is_set()
+
+    def stop(self) -> None:
+        self._is_stopped.set()
+
+    def take(self) -> tuple[object, ...]:
+        with self._lock:
+            items, self._items = tuple(self._items), []
+            return items
+
+
+class Job(Protocol[EngineT, ValueT]):
+    """A piece of work for an engine; picklable, as its value and what it tells are."""
+
+    def __call__(self, engine: EngineT, desk: JobDesk, /) -> ValueT: ...
+
+
+# -- messages to the driver ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a job told since the last message."""
+
+    items: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Value]):
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What a job raised, in words: the driver may lack the library that the exception is from."""
+
+    reason: str
+    is_users: bool  # a UserError: no engine would do better
+
+
+Message: TypeAlias = News | Done[object] | Raised
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """An engine that is ready for work."""
+
+    pid: int
+    node: str
+    warnings: tuple[str, ...]  # that its start gave
+
+
+class EngineActor(Generic[Engine]):
+    """A Ray actor once `ray.remote` has been laid around it; plain Python otherwise.
+
+    Jobs run side by side, each call of `run` in a thread of Ray's, so that `stop` and `ping` get through meanwhile.
+    """
+
+    def __init__(self, make: Make[Engine], node: str = "") -> None:
+        self._node = node
+        self._desks: dict[int, JobDesk] = {}
+        self._jobs = ThreadPoolExecutor(thread_name_prefix="gambit-job")
+        self._engine: Engine | None = None
+        self._failure: Raised | None = None
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", GambitWarning)
+            try:
+                self._engine = make()
+            except Exception as error:  # said by `ping`: Ray would wrap it in its own words
+                self._failure = _raised(error)
+        self._warnings = tuple(str(each.message) for each in said)
+
+    def ping(self) -> EngineReport | Raised:
+        """Answers once the engine is loaded, or has failed to."""
+        return self._failure or EngineReport(os.getpid(), self._node or _node_address(), self._warnings)
+
+    def ask(self, question: Callable[[Engine], Value]) -> Value:
+        """Something that is known at once; raises what `question` raises."""
+        return question(self._loaded)
+
+    def run(self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS) -> Iterator[Message]:
+        """Do a job; `number` is the driver's own for it. Ends with Done or Raised."""
+        desk = self._desks[number] = JobDesk()
+        work = self._jobs.submit(job, self._loaded, desk)
+        try:
+            is_over = False
+            while not is_over:
+                is_over = bool(wait([work], timeout=news_seconds).done)
+                if items := desk.take():
+                    yield News(items)
+            yield _end_of(work)
+        finally:
+            desk.stop()
+            del self._desks[number]
+
+    def stop(self, number: int | None = None) -> None:
+        """Ask a job, or all, to end soon."""
+        for each, desk in list(self._desks.items()):
+            if number in (None, each):
+                desk.stop()
+
+    def close(self) -> None:
+        self.stop()
+        self._jobs.shutdown()
+        if self._engine is not None:
+            self._engine.close()
+
+    @property
+    def _loaded(self) -> Engine:
+        assert self._engine is not None, "it failed to start, as `ping` says"
+        return self._engine
+
+
+def _end_of(work: Future[object]) -> Message:
+    error = work.exception()
+    return Done(work.result()) if error is None else _raised(error)
+
+
+def _raised(error: BaseException) -> Raised:
+    words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return Raised(words, isinstance(error, UserError))
+
+
+def _node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())

@@ -1,0 +1,117 @@
+"""How many engines there are to be, what each needs, and the connection to Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gambit.config.options import EngineConfig
+from gambit.core.errors import UserError, first_line
+
+OWN = "local"  # a Ray of this run's own, on this machine
+ADDRESS_VARIABLE = "RAY_ADDRESS"  # set by `ray job submit`, among others
+TENSOR_PARALLEL = "tensor_parallel_size"
+CLIENT = "ray://"
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or Ray prints on stdout, among the results, what the pool says of every death
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """Where engines run, how many, and what of a machine each gets; None: as suits engine and cluster."""
+
+    address: str = OWN
+    num_engines: int = 1
+    gpus: float | None = None
+    cpus: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNeeds:
+    """What Ray sets aside for one engine, always on one machine."""
+
+    gpus: float = 0.0  # several for tensor parallel, a part of one where engines share it
+    cpus: float = 1.0  # and as many threads
+
+    @property
+    def shares_a_gpu(self) -> bool:
+        return 0 < self.gpus < 1
+
+
+def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
+    """Refuse what can be known to be wrong before Ray is started."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("--ray needs the package ray: pip install 'gambit-search[ray]'")
+    if plan.address.startswith(CLIENT):
+        raise UserError(f"--ray {plan.address}: Ray's client protocol cannot stream results; run gambit on a machine "
+                        "of the cluster with --ray auto, or hand it in with `ray job submit`")  # fmt: skip
+    gpus, workers = plan.gpus, workers_of(engine)
+    if gpus is not None and gpus > 1 and gpus != int(gpus):
+        raise UserError(f"--gpus-per-engine {gpus:g}: an engine has a part of one GPU, or whole ones")
+    if gpus is not None and workers > 1 and gpus != workers:
+        raise UserError(f"--gpus-per-engine {gpus:g} and {TENSOR_PARALLEL}={workers} disagree: leave "
+                        f"--gpus-per-engine out, and every engine gets {workers}")  # fmt: skip
+    if gpus and engine.device == "cpu":
+        raise UserError(f"--gpus-per-engine {gpus:g} and --device cpu disagree: leave one of them out")
+
+
+def workers_of(engine: EngineConfig) -> int:
+    """GPUs that one engine computes on together."""
+    found = engine.engine_options.get(TENSOR_PARALLEL, 1)
+    return found if isinstance(found, int) else 1
+
+
+def engine_needs(plan: ClusterPlan, engine: EngineConfig, cluster: Mapping[str, float]) -> EngineNeeds:
+    """`cluster`: what all its machines have together."""
+    num_gpus = cluster.get("GPU", 0.0)
+    gpus = plan.gpus
+    if gpus is None:
+        gpus = float(workers_of(engine)) if num_gpus and engine.device != "cpu" else 0.0
+    if plan.address == OWN and gpus * plan.num_engines > num_gpus:
+        raise UserError(f"{plan.num_engines} engines with {gpus:g} GPUs each need {gpus * plan.num_engines:g}, and "
+                        f"this machine has {num_gpus:g}: ask for fewer --engines, or give each a part of one "
+                        "(--gpus-per-engine 0.5)")  # fmt: skip
+    return EngineNeeds(gpus, _cpus(plan))
+
+
+def _cpus(plan: ClusterPlan) -> float:
+    """Engines on a machine of their own share its cores."""
+    if plan.cpus is not None:
+        return plan.cpus
+    return float(max(1, (os.cpu_count() or 1) // plan.num_engines)) if plan.address == OWN else 1.0
+
+
+@contextmanager
+def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
+    """Meanwhile this process is a driver of Ray; gives what the cluster has. A connection that is there is used."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        yield ray.cluster_resources()
+        return
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if plan.address == OWN:
+            ray.init(address=OWN, include_dashboard=False, num_cpus=_own_cpus(plan), **quiet)
+        else:
+            ray.init(address=plan.address, **quiet)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"--ray {plan.address}: {first_line(error)}; start one with `ray start --head`") from error
+    try:
+        yield ray.cluster_resources()
+    finally:
+        ray.shutdown()
+
+
+def _own_cpus(plan: ClusterPlan) -> int:
+    """At least what the engines were given: on one's own machine nothing is gained by making them wait."""
+    return max(os.cpu_count() or 1, math.ceil(_cpus(plan) * plan.num_engines))

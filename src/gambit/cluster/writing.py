@@ -1,0 +1,29 @@
+"""Writes what an engine elsewhere has found, as a search on this machine would have written it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+from gambit.cluster.jobs import FinishedSearch
+from gambit.core.errors import GambitWarning, StorageError
+from gambit.results.record import SearchResult
+from gambit.storage.run_folder import LOG_FILE, write_result
+
+
+def write_search(found: FinishedSearch, folder: Path) -> SearchResult:
+    """Log and result into `folder`; gives the result as a local search gives it."""
+    if found.log is None:  # refused before it began
+        return found.result
+    result = dataclasses.replace(found.result, out_dir=str(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOG_FILE).write_bytes(found.log)
+        write_result(folder, result)
+    except (OSError, StorageError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        failure = f"the log in {folder} is incomplete: {reason}"
+        warnings.warn(failure, GambitWarning, stacklevel=2)
+        return dataclasses.replace(result, warnings=(*result.warnings, failure), log_error=failure)
+    return result
