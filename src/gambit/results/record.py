@@ -283,6 +283,11 @@ class SearchRecord:
         )
 
 
+def voted(vote: VoteResult) -> ev.Voted:
+    """The event that announces a vote."""
+    return ev.Voted(vote.answer, vote.margin, tuple(dataclasses.asdict(entry) for entry in vote.entries))
+
+
 IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # what an event that cannot be raises
 
 
