@@ -4,11 +4,16 @@ import dataclasses
 import json
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gambit.config.options import SearchConfig
 from gambit.core import events as ev
+from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.types import StopReason
 from gambit.results.record import fold
+from gambit.results.replay import replay_log
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
 from gambit.search.host import SearchHost
@@ -17,7 +22,9 @@ from gambit.search.parts import ranges, split
 from gambit.search.policies.base import requirements_of
 from gambit.search.reporting import PartReporter, ReportTimes, StepGate
 from gambit.search.spreading import run_parts
+from gambit.solver import Solver
 from gambit.solver.part import StartedPart
+from gambit.solver.spread import SpreadSolver
 from scripted import ScriptedEngine
 from searching import make_header, make_search, make_settings, run_one
 
@@ -139,3 +146,116 @@ def test_parts_are_neighbours_and_differ_by_at_most_one(total, count):
     parts = ranges(total, min(count, total))
     assert [number for part in parts for number in part] == list(range(total))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+# -- solvers with the bundled model ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def solvers():
+    with Solver("pawn") as first, Solver("pawn") as second:
+        yield first, second
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"islands": 5},
+        {"islands": 16, "num_traces": 20},
+        {"policy": "sc"},
+        {"islands": 4, "consensus_stop": "certain", "vote": "majority"},
+        {"islands": 4, "budget_tokens": 400},
+        {"islands": 4, "budget_traces": 6},
+        {"policy": "deepconf", "policy_options": {"warmup_traces": 4, "window_tokens": 8}},
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+def test_two_solvers_give_the_answer_of_one_and_a_log_that_replays(solvers, options, seed, tmp_path, recwarn):
+    config = SearchConfig(capacity=16, seed=seed, warmup_tokens=5, check_interval=5, **options)
+    alone = solvers[0].solve(QUESTION, config, out_dir=tmp_path / "alone")
+    with SpreadSolver(solvers) as spread:
+        result = spread.solve(QUESTION, config, out_dir=tmp_path / "spread")
+    assert result.votes == alone.votes and result.traces == alone.traces
+    assert (result.answer, result.tokens, result.counts) == (alone.answer, alone.tokens, alone.counts)
+    assert result.stop_reason is alone.stop_reason and result.pool == alone.pool
+    logs = [list(ev.read_log(tmp_path / name / "events.jsonl")) for name in ("alone", "spread")]
+    assert plain(logs[0]) == plain(logs[1])
+    header = dict(logs[1][0].environment)
+    assert header.pop("engines") == (1 if "policy_options" in options else 2) and header == logs[0][0].environment
+    replayed = replay_log(tmp_path / "spread" / "events.jsonl", str.__eq__)
+    assert replayed.finding is None and replayed.is_chained and replayed.result.votes == result.votes
+    told = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("alone", "spread")]
+    for each in told:
+        del each["seconds"], each["out_dir"], each["warnings"], each["waiting"]
+    assert told[0] == told[1]
+
+
+def test_lengths_of_earlier_problems_count_for_all_engines(solvers, recwarn):
+    config = SearchConfig(preset="auto", capacity=8, islands=2)
+    questions = [QUESTION, "a = 5; b = 9; c = a + b; c?"]
+    headers = []
+    with Solver("pawn") as alone, SpreadSolver(solvers) as spread:
+        for solver in (alone, spread):
+            seen = []
+            on_event = lambda _, event, seen=seen: seen.append(event) if isinstance(event, ev.RunStarted) else None  # noqa: E731
+            list(solver.solve_many(questions, config, on_event=on_event))
+            headers.append([event.settings for event in seen])
+    assert headers[0] == headers[1] and headers[0][0] != headers[0][1]
+
+
+def test_when_memory_is_short_every_engine_has_its_own_and_the_log_still_replays(tmp_path):
+    config = SearchConfig(capacity=16, islands=4, warmup_tokens=5, check_interval=5)
+    with Solver("pawn", kv_budget_tokens=256) as first, Solver("pawn", kv_budget_tokens=256) as second:
+        result = SpreadSolver([first, second]).solve(QUESTION, config, out_dir=tmp_path / "run")
+        again = SpreadSolver([first, second]).solve(QUESTION, config)
+    assert result.counts.evicted or result.waiting.traces, "the budget was meant to be tight"
+    assert result.votes == again.votes and result.counts == again.counts
+    assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).finding is None
+
+
+def test_time_is_up_on_all_engines_at_once(solvers, tmp_path):
+    config = SearchConfig(capacity=64, islands=8, budget_seconds=0.3, max_new_tokens=400, temperature=50.0, top_k=0)
+    result = SpreadSolver(solvers).solve(QUESTION, config, out_dir=tmp_path / "run")
+    assert result.stop_reason is StopReason.BUDGET_SECONDS and result.counts.cancelled
+    assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).finding is None
+    assert solvers[0].solve(QUESTION, SearchConfig(policy="single")).stop_reason is StopReason.COMPLETED
+
+
+def test_a_search_that_somebody_stops_gives_the_best_vote_so_far(solvers):
+    seen = []
+    config = SearchConfig(capacity=16, islands=4, check_interval=5)
+    result = SpreadSolver(solvers).solve(
+        QUESTION, config, on_event=seen.append, should_stop=lambda: any(isinstance(e, ev.Scored) for e in seen)
+    )
+    assert result.stop_reason is StopReason.INTERRUPTED and result.counts.cancelled
+    fold(seen)
+
+
+def test_what_goes_wrong_on_one_engine_ends_all_and_is_told(solvers, tmp_path):
+    class Broken:
+        plan = solvers[1].plan
+
+        def start_part(self, order, tell):
+            return solvers[1].start_part(dataclasses.replace(order, extractor=self.fail), tell)
+
+        @staticmethod
+        def fail(text):
+            raise ValueError("no such answer")
+
+    spread = SpreadSolver([solvers[0], Broken()])
+    config = SearchConfig(capacity=8, islands=4)
+    with pytest.raises(EngineError, match="no such answer"):
+        spread.solve(QUESTION, config, out_dir=tmp_path / "run")
+    assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).result.stop_reason is StopReason.FAILED
+    [failed] = spread.solve_many([QUESTION], config)
+    assert failed.error and failed.stop_reason is StopReason.FAILED
+
+
+def test_what_cannot_be_spread_is_said(solvers):
+    with pytest.warns(GambitWarning, match="of 2 engines 1 can be used: gambit with 1 island"):
+        SpreadSolver(solvers).solve(QUESTION, SearchConfig(capacity=4, islands=1))
+    with pytest.raises(UserError, match="concurrency 2"):
+        next(SpreadSolver(solvers).solve_many([QUESTION], concurrency=2))
+    [refused] = SpreadSolver(solvers).solve_many(["who are you?"])
+    assert refused.error is not None

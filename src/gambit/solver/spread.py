@@ -40,7 +40,7 @@ class PartEngine(Protocol):
 class SpreadSolver:
     """Searches each problem on several engines at once; a `Solver` to its callers.
 
-    >>> with Solver("pawn") as first, Solver("pawn") as second:
+    >>> with Solver() as first, Solver() as second:
     ...     SpreadSolver([first, second]).solve("a = 17; b = 61; c = a + b; c?").answer
 
     Every engine runs some of the islands, or some of the traces of a method whose traces are independent. The same
