@@ -37,6 +37,7 @@ class PartNews:
     events: tuple[ev.Event, ...]
     is_over: bool = False
     error: str | None = None  # what ended it
+    is_engines: bool = False  # its engine is gone, and with it whatever was not told
 
 
 @dataclass(slots=True, eq=False)

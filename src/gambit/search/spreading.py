@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from gambit.core.errors import EngineError
 from gambit.core.types import StopReason
 from gambit.results.record import SearchResult
 from gambit.search.merging import MergedSearch, PartNews
@@ -23,6 +24,10 @@ class RunningPart(Protocol):
 
     def stop(self) -> None:
         """End it soon; a second call does nothing."""
+
+
+class EngineDiedError(EngineError):
+    """The engine of a part died: the search may be begun anew."""
 
 
 StartPart: TypeAlias = Callable[[Tell, int | None], RunningPart]  # whom to tell, and the first allowed step
@@ -57,6 +62,8 @@ def _drive(
     allowed = merged.allowed_step
     while not merged.is_over:
         for index, item in _arrived(news):
+            if item.is_engines:
+                raise EngineDiedError(item.error)
             merged.take(index, item)
             error = error or item.error
         merged.advance()

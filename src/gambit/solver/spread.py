@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,11 +21,14 @@ from gambit.search.lengths import LengthHistory
 from gambit.search.merging import MergedSearch
 from gambit.search.parts import split
 from gambit.search.reporting import ReportTimes, Tell
-from gambit.search.spreading import RunningPart, run_parts
+from gambit.search.spreading import EngineDiedError, RunningPart, run_parts
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
+from gambit.solver.pending import SearchRequest
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.text.answers import Extractor, Grader
+
+MOST_DEATHS = 2  # of engines, by one search
 
 
 class PartEngine(Protocol):
@@ -68,8 +72,9 @@ class SpreadSolver:
         """As `Solver.solve`; callbacks are called on the caller's thread."""
         problem = problem if isinstance(problem, Problem) else Problem(problem)
         callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
-        sink = EventSink(problem.id, None if out_dir is None else Path(out_dir), callback)
-        result = self._search(problem, config or SearchConfig(), sink, extractor, should_stop)
+        folder = None if out_dir is None else Path(out_dir)
+        request = SearchRequest(problem, config or SearchConfig(), folder, extractor, callback)
+        result = self._search(request, should_stop)
         if result.error is not None:
             raise EngineError(result.error)
         return result
@@ -97,9 +102,9 @@ class SpreadSolver:
                 return
             problem = item if isinstance(item, Problem) else Problem(item, id=str(number))
             own_folder = None if folder is None else folder / problem.id
-            sink = EventSink(problem.id, own_folder, on_event, must_log=False)
+            request = SearchRequest(problem, asked, own_folder, extractor, on_event, must_log=False)
             try:
-                yield self._search(problem, asked, sink, extractor, should_stop)
+                yield self._search(request, should_stop)
             except UserError as error:
                 yield SearchResult.failed(problem.id, asked.policy, asked.seed, str(error))
 
@@ -122,36 +127,36 @@ class SpreadSolver:
 
     # -- one search --------------------------------------------------------------------------------------------
 
-    def _search(
-        self,
-        problem: Problem,
-        config: SearchConfig,
-        sink: EventSink,
-        extractor: Extractor | None,
-        should_stop: Callable[[], bool],
-    ) -> SearchResult:
-        try:
-            plan = self._engines[0].plan(problem, config, self._history, len(self._engines))
-            parts = split(plan.settings, plan.requirements.split_by, len(self._engines))
-            news = tuple(note for note in (*plan.notes, *self._idle(plan, len(parts))) if self._is_news(note))
-            merged = MergedSearch(
-                _with_engines(plan.header, len(parts)),
-                plan.settings,
-                plan.requirements,
-                len(parts),
-                sink.write,
-                self._grader.for_vote,
-            )
-            times = _report_times(plan)
-            starts = [
-                partial(_start, engine, problem, config, settings, times, extractor)
-                for engine, settings in zip(self._engines, parts, strict=False)
-            ]
-            result = run_parts(merged, starts, should_stop)
-        except BaseException:
-            sink.close()
-            raise
-        if not problem.prefix_tokens:
+    def _search(self, request: SearchRequest, should_stop: Callable[[], bool]) -> SearchResult:
+        """A search that loses an engine begins anew, on the one that takes its place; after two, it is given up."""
+        for num_lost in itertools.count(1):
+            sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
+            try:
+                return self._attempt(request, sink, should_stop)
+            except EngineDiedError as error:
+                if num_lost == MOST_DEATHS:
+                    config = request.config
+                    return SearchResult.failed(request.problem.id, config.policy, config.seed, str(error))
+                sink.discard()
+            finally:
+                sink.close()
+        raise AssertionError
+
+    def _attempt(self, request: SearchRequest, sink: EventSink, should_stop: Callable[[], bool]) -> SearchResult:
+        num_engines = len(self._engines)
+        plan = self._engines[0].plan(request.problem, request.config, self._history, num_engines)
+        parts = split(plan.settings, plan.requirements.split_by, num_engines)
+        news = tuple(note for note in (*plan.notes, *self._idle(plan, len(parts))) if self._is_news(note))
+        header = _with_engines(plan.header, len(parts))
+        merged = MergedSearch(
+            header, plan.settings, plan.requirements, len(parts), sink.write, self._grader.for_vote
+        )  # fmt: skip
+        starts = [
+            partial(_start, engine, request, settings, _report_times(plan))
+            for engine, settings in zip(self._engines, parts, strict=False)
+        ]
+        result = run_parts(merged, starts, should_stop)
+        if not request.problem.prefix_tokens:
             self._history.remember(merged.record)
         return _kept(result, sink, news)
 
@@ -175,15 +180,14 @@ class SpreadSolver:
 
 def _start(
     engine: PartEngine,
-    problem: Problem,
-    config: SearchConfig,
+    request: SearchRequest,
     settings: SearchSettings,
     times: ReportTimes,
-    extractor: Extractor | None,
     tell: Tell,
     allowed_step: int | None,
 ) -> RunningPart:
-    return engine.start_part(PartOrder(problem, config, settings, times, allowed_step, extractor), tell)
+    order = PartOrder(request.problem, request.config, settings, times, allowed_step, request.extractor)
+    return engine.start_part(order, tell)
 
 
 def _report_times(plan: SearchPlan) -> ReportTimes:
