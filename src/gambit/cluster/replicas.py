@@ -185,9 +185,9 @@ class ReplicaSet(Generic[Engine]):
                     on_item(item)
         except self._ray.exceptions.RayError as error:
             end = Died(first_line(error))
-        except Exception as error:  # of a callback
+        except Exception as error:  # of a callback: no engine would do better
             remote.stop()
-            end = Raised(f"{type(error).__name__}: {error}", is_users=False)
+            end = Raised(f"{type(error).__name__}: {error}", is_users=True)
         replica.jobs.pop(remote.number, None)
         on_end(end)
 

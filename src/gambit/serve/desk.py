@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gambit.async_solver import result_of
+from gambit.cluster.serving import AnySearch, AnySolver, ReplicaSolver
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
 from gambit.core.problem import Problem
@@ -22,7 +23,6 @@ from gambit.serve.live import Bell, Commentary, MemoryLog, heard_within
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.requests import SearchAsk
 from gambit.serve.settings import ApiKey, ServeSettings
-from gambit.solver import PendingSearch, Solver
 
 LAST_SECONDS = 10.0  # for votes and farewells after the deadline of a shutdown
 
@@ -50,7 +50,7 @@ class ServedSearch:
     status: SearchStatus = SearchStatus.QUEUED
     answer: SearchAnswer | None = None
     error: ApiError | None = None
-    pending: PendingSearch | None = None
+    pending: AnySearch | None = None
     log: MemoryLog = field(default_factory=MemoryLog)
     commentary: Commentary = field(default_factory=Commentary)
     created: float = field(default_factory=time.time)
@@ -101,7 +101,7 @@ class ServedSearch:
 class SearchDesk:
     """All searches of a server. Its methods are called on the event loop."""
 
-    def __init__(self, solver: Solver, settings: ServeSettings, metrics: ServerMetrics, max_traces: int) -> None:
+    def __init__(self, solver: AnySolver, settings: ServeSettings, metrics: ServerMetrics, max_traces: int) -> None:
         self.solver = solver
         self.metrics = metrics
         self.queue = AdmissionQueue(settings.max_running, max_traces, settings.max_waiting)
@@ -115,6 +115,19 @@ class SearchDesk:
         self._tasks: dict[ServedSearch, asyncio.Task[None]] = {}
         self._is_probing = False
         self._kv_usage = 0.0
+        if isinstance(solver, ReplicaSolver):
+            solver.when_lost(self._lose_engines)
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether there is one to search on: replicas may all be on their way back."""
+        return self.num_engines > 0
+
+    @property
+    def num_engines(self) -> int:
+        if isinstance(self.solver, ReplicaSolver):
+            return sum(replica.is_ready for replica in self.solver.replicas)
+        return int(self.engine_failure is None)
 
     @property
     def num_open(self) -> int:
@@ -141,6 +154,9 @@ class SearchDesk:
         if self.is_draining:
             headers = {"retry-after": "5", "connection": "close"}
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
+        if not self.has_engine:
+            message = "all engines have died and are being started again"
+            raise ApiError(503, message, code="no_engine", headers={"retry-after": "5"})
 
     def abandon(self, search: ServedSearch) -> None:
         """Nobody wants it any more: it leaves the engine within two steps."""
@@ -278,6 +294,16 @@ class SearchDesk:
             self.died.set()
         finally:
             self._is_probing = False
+
+    def _lose_engines(self, error: BaseException) -> None:
+        """On a thread of the replicas'."""
+
+        def die() -> None:
+            self.engine_failure = error
+            self.died.set()
+
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(die)
 
     # -- going down --------------------------------------------------------------------------------------------
 

@@ -66,6 +66,10 @@ class PendingSearch:
         self.ticket.cancel()
 
     @property
+    def has_begun(self) -> bool:
+        return self.run is not None
+
+    @property
     def record(self) -> SearchRecord:
         """What its events say; it changes on the engine's thread until the search has ended."""
         assert self.run is not None, "the search has not begun"

@@ -28,6 +28,7 @@ from gambit.solver.parts import load_parts
 from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest
 from gambit.storage.run_folder import EventCallback, check_writable
 from gambit.text.answers import Extractor
+from gambit.text.tokenizers import Tokenizer
 
 
 class Solver:
@@ -60,6 +61,15 @@ class Solver:
     def engine(self) -> Engine:
         """What runs the model. Its calls belong to the solver's own thread: look, do not touch."""
         return self._parts.engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._parts.engine.tokenizer
+
+    @property
+    def most_traces(self) -> int | None:
+        """That run at a time; None: as many as the KV cache holds."""
+        return self._parts.engine.info.most_traces
 
     def solve(
         self,
