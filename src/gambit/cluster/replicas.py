@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -21,7 +21,7 @@ from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
 
 T = TypeVar("T")
 CONTROL_CALLS = 4  # that an engine answers beside its jobs, one of them to see that it lives
-POLL_SECONDS = 0.2  # between two looks at whether to stop
+WAIT_SECONDS = 1.0  # at a time, so that signals are heard on every platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,20 @@ class ReplicaSet(Generic[Engine]):
 
     # -- what a driver asks for --------------------------------------------------------------------------------
 
-    def wait(self, replicas: Sequence[Replica[Engine]] | None = None, should_stop: Callable[[], bool] = bool) -> bool:
-        """Until those, or all, are ready; False where the wait was called off."""
-        wanted = self.replicas if replicas is None else replicas
+    def wait(self) -> None:
+        """Until all are ready; raises where one cannot be."""
         with self._changed:
-            while not all(replica.is_ready for replica in wanted):
-                self._check(wanted)
-                if should_stop():
-                    return False
-                self._changed.wait(POLL_SECONDS)
-        return True
+            while not all(replica.is_ready for replica in self.replicas):
+                self._check()
+                self._changed.wait(WAIT_SECONDS)
+
+    def wait_for_one(self) -> None:
+        """Until searches can begin."""
+        with self._changed:
+            while not any(replica.is_ready for replica in self.replicas):
+                if all(replica.state is EngineState.LOST for replica in self.replicas):
+                    self._check()
+                self._changed.wait(WAIT_SECONDS)
 
     def ask(self, replica: Replica[Engine], question: Callable[[Engine], T]) -> T:
         """Something that is known at once; raises what `question` raises."""
@@ -245,10 +249,10 @@ class ReplicaSet(Generic[Engine]):
         if self._user_error is None:
             warnings.warn(f"engine {replica.number} died: {reason}", GambitWarning, stacklevel=2)
 
-    def _check(self, wanted: Sequence[Replica[Engine]]) -> None:
+    def _check(self) -> None:
         if self._user_error is not None:
             raise UserError(self._user_error)
-        if any(replica.state is EngineState.LOST for replica in wanted):
+        if any(replica.state is EngineState.LOST for replica in self.replicas):
             raise self._lost_error()
 
     def _lost_error(self) -> EngineError:

@@ -12,13 +12,13 @@ from gambit.cluster.plan import EngineNeeds
 from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
 from gambit.config.options import SearchConfig
 from gambit.core.problem import Problem
+from gambit.engines.base import EngineInfo
 from gambit.search.lengths import LengthHistory
 from gambit.search.merging import PartNews
 from gambit.search.reporting import Tell
 from gambit.solver import Solver
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
-from gambit.solver.spread import SpreadSolver
 
 PARTS_PER_ENGINE = 2  # one that is ending, and the next
 
@@ -70,18 +70,16 @@ class RemotePart:
 
 @dataclass(frozen=True, slots=True)
 class RemoteEngine:
-    """A solver under Ray, as far as a spread search needs it; calls wait until it is there."""
+    """A solver under Ray, as far as a spread search needs it."""
 
     replicas: ReplicaSet[Solver]
     replica: Replica[Solver]
 
     def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
-        self.replicas.wait([self.replica])
+        self.replicas.wait()  # for the other engines too: the clock of the search does not run yet
         return self.replicas.ask(self.replica, PlanQuestion(problem, config, history, num_engines))
 
     def start_part(self, order: PartOrder, tell: Tell) -> RemotePart:
-        self.replicas.wait([self.replica])
-
         def on_end(end: Done[object] | Raised | Died) -> None:
             if not isinstance(end, Done):
                 error = f"engine {self.replica.number} died: {end.reason}"
@@ -90,10 +88,15 @@ class RemoteEngine:
         return RemotePart(self.replicas.run(self.replica, PartJob(order), tell, on_end))
 
 
+def engine_info(solver: Solver) -> EngineInfo:
+    """Asks an engine what it runs on."""
+    return solver.engine.info
+
+
 @contextmanager
-def spread_solver(make: Make[Solver], num_engines: int, needs: EngineNeeds) -> Iterator[SpreadSolver]:
-    """Engines under Ray as one solver; this process must be a driver of Ray."""
+def spread_replicas(
+    make: Make[Solver], num_engines: int, needs: EngineNeeds
+) -> Iterator[tuple[list[RemoteEngine], ReplicaSet[Solver]]]:
+    """Engines under Ray for a `SpreadSolver`; this process must be a driver of Ray."""
     with ReplicaSet(make, num_engines, needs, jobs_per_replica=PARTS_PER_ENGINE) as replicas:
-        engines = [RemoteEngine(replicas, replica) for replica in replicas.replicas]
-        with SpreadSolver(engines) as solver:
-            yield solver
+        yield [RemoteEngine(replicas, replica) for replica in replicas.replicas], replicas
