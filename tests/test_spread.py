@@ -25,6 +25,7 @@ from gambit.search.spreading import run_parts
 from gambit.solver import Solver
 from gambit.solver.part import StartedPart
 from gambit.solver.spread import SpreadSolver
+from reading import FunctionReader, is_sound
 from scripted import ScriptedEngine
 from searching import make_header, make_search, make_settings, run_one
 
@@ -259,3 +260,15 @@ def test_what_cannot_be_spread_is_said(solvers):
         next(SpreadSolver(solvers).solve_many([QUESTION], concurrency=2))
     [refused] = SpreadSolver(solvers).solve_many(["who are you?"])
     assert refused.error is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"consensus_stop": 0.5, "consensus_min_traces": 3}, {"budget_tokens": 300}])
+def test_each_engine_has_a_verifier_and_their_scores_vote_together(options, tmp_path):
+    config = SearchConfig(capacity=12, islands=4, check_interval=5, warmup_tokens=5, **options)
+    with Solver("pawn", scorer=FunctionReader(is_sound)) as first, Solver("pawn", scorer=FunctionReader(is_sound)) as second:  # fmt: skip
+        alone = first.solve(QUESTION, config)
+        result = SpreadSolver([first, second]).solve(QUESTION, config, out_dir=tmp_path / "run")
+    assert result.votes == alone.votes and result.stop_reason is alone.stop_reason
+    assert result.counts == alone.counts and result.tokens == alone.tokens
+    assert result.verifier is not None and result.verifier.name == alone.verifier.name
+    assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).finding is None

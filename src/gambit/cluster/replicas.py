@@ -153,12 +153,12 @@ class ReplicaSet(Generic[Engine]):
         """Engines give back their memory; those that do not answer in time are killed."""
         with self._changed:
             self._is_closed = True
-        actors = [replica.actor for replica in self.replicas if replica.actor is not None]
-        ends = [actor.close.remote() for actor in actors]
+        ends = [replica.actor.close.remote() for replica in self.replicas if replica.is_ready]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
-        for actor in actors:
-            self._ray.kill(actor)
+        for replica in self.replicas:
+            if replica.actor is not None:
+                self._ray.kill(replica.actor)
         for keeper in self._keepers:
             keeper.join(CLOSE_SECONDS)
 

@@ -8,17 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gambit.cluster.actor import Done, JobDesk, Make, Raised
-from gambit.cluster.plan import EngineNeeds
+from gambit.cluster.jobs import SolverMaker
+from gambit.cluster.jobs import engine_options as fitted_options
+from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs
 from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
-from gambit.config.options import SearchConfig
+from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.core.problem import Problem
 from gambit.engines.base import EngineInfo
+from gambit.models import files as models
 from gambit.search.lengths import LengthHistory
 from gambit.search.merging import PartNews
 from gambit.search.reporting import Tell
 from gambit.solver import Solver
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
+from gambit.solver.spread import SpreadSolver
 
 PARTS_PER_ENGINE = 2  # one that is ending, and the next
 
@@ -100,3 +104,20 @@ def spread_replicas(
     """Engines under Ray for a `SpreadSolver`; this process must be a driver of Ray."""
     with ReplicaSet(make, num_engines, needs, jobs_per_replica=PARTS_PER_ENGINE) as replicas:
         yield [RemoteEngine(replicas, replica) for replica in replicas.replicas], replicas
+
+
+@contextmanager
+def spread_on_ray(
+    model: str = models.BUNDLED, *, engines: int, address: str = OWN, **engine_options: object
+) -> Iterator[SpreadSolver]:
+    """A `SpreadSolver` on engines under Ray: at an address, or on this machine alone.
+
+    `engine_options` are those of `Solver`.
+    """
+    config, plan = build(EngineConfig, {"model": model, **engine_options}), ClusterPlan(address, engines)
+    check_plan(plan, config)
+    with connected(plan) as resources:
+        needs = engine_needs(plan, config, resources)
+        make = SolverMaker(fitted_options(config, needs))
+        with spread_replicas(make, engines, needs) as (found, _), SpreadSolver(found) as solver:
+            yield solver

@@ -203,6 +203,12 @@ class SearchRecord:
         return found if isinstance(found, int) else 1
 
     @property
+    def num_engines(self) -> int:
+        """That it was spread over."""
+        found = self.started.environment.get("engines", 1)
+        return found if isinstance(found, int) else 1
+
+    @property
     def counts(self) -> Counts:
         tree = self.tree
         return Counts(

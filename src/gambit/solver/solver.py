@@ -64,6 +64,7 @@ class Solver:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The model's."""
         return self._parts.engine.tokenizer
 
     @property
