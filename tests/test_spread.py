@@ -265,7 +265,11 @@ def test_what_cannot_be_spread_is_said(solvers):
 @pytest.mark.parametrize("options", [{}, {"consensus_stop": 0.5, "consensus_min_traces": 3}, {"budget_tokens": 300}])
 def test_each_engine_has_a_verifier_and_their_scores_vote_together(options, tmp_path):
     config = SearchConfig(capacity=12, islands=4, check_interval=5, warmup_tokens=5, **options)
-    with Solver("pawn", scorer=FunctionReader(is_sound)) as first, Solver("pawn", scorer=FunctionReader(is_sound)) as second:  # fmt: skip
+
+    def verified():
+        return Solver("pawn", scorer=FunctionReader(is_sound))
+
+    with verified() as first, verified() as second:
         alone = first.solve(QUESTION, config)
         result = SpreadSolver([first, second]).solve(QUESTION, config, out_dir=tmp_path / "run")
     assert result.votes == alone.votes and result.stop_reason is alone.stop_reason

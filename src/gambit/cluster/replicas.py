@@ -67,12 +67,13 @@ class Replica(Generic[Engine]):
     num_deaths: int = 0
     actor: Handle = None
     jobs: dict[int, RemoteJob] = field(default_factory=dict)
+    is_suspect: bool = False  # a job of its says that it is dead, and its keeper has not noticed yet
     failed_starts: int = 0  # in a row
     last_words: str = ""
 
     @property
     def is_ready(self) -> bool:
-        return self.state is EngineState.READY
+        return self.state is EngineState.READY and not self.is_suspect
 
 
 class ReplicaSet(Generic[Engine]):
@@ -91,6 +92,7 @@ class ReplicaSet(Generic[Engine]):
         self._starting = threading.Lock() if needs.shares_a_gpu else None  # each takes its part of what is free
         self._is_closed = False
         self._user_error: str | None = None
+        self._on_change: Callable[[], None] = lambda: None
         self._on_lost: Callable[[EngineError], None] = lambda error: None
         self.replicas = tuple(Replica[Engine](number) for number in range(count))
         self._keepers = [threading.Thread(target=self._keep, args=(each,), daemon=True) for each in self.replicas]
@@ -145,9 +147,9 @@ class ReplicaSet(Generic[Engine]):
         if replica.actor is actor:
             self._ray.kill(actor)
 
-    def when_lost(self, tell: Callable[[EngineError], None]) -> None:
-        """What to do when no replica can be started any more; on a thread of this set's."""
-        self._on_lost = tell
+    def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
+        """What to do when a replica is ready, and when none can be started any more; on a thread of this set's."""
+        self._on_change, self._on_lost = on_change, on_lost
 
     def close(self) -> None:
         """Engines give back their memory; those that do not answer in time are killed."""
@@ -192,6 +194,8 @@ class ReplicaSet(Generic[Engine]):
         except Exception as error:  # of a callback: no engine would do better
             remote.stop()
             end = Raised(f"{type(error).__name__}: {error}", is_users=True)
+        if isinstance(end, Died) and replica.actor is remote.actor:
+            replica.is_suspect = True  # before it looks idle, and draws the next jobs
         replica.jobs.pop(remote.number, None)
         on_end(end)
 
@@ -219,9 +223,10 @@ class ReplicaSet(Generic[Engine]):
             warnings.warn(sentence, GambitWarning, stacklevel=2)
         watch = replica.actor.run.options(num_returns="streaming").remote(next(self._numbers), vigil)
         with self._changed:
-            replica.state, replica.failed_starts = EngineState.READY, 0
+            replica.state, replica.failed_starts, replica.is_suspect = EngineState.READY, 0, False
             replica.node, replica.pid = report.node, report.pid
             self._changed.notify_all()
+        self._on_change()
         for reference in watch:
             self._ray.get(reference)
         raise EngineError("it was closed")

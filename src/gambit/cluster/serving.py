@@ -203,6 +203,10 @@ class RemoteSearch:
             self.ticket.result.set_result(end.value.result)
 
 
+class NoEngineError(EngineError):
+    """All replicas are being started."""
+
+
 class ReplicaSolver:
     """Searches on replicas; a `Solver` to the server in front of them."""
 
@@ -234,9 +238,9 @@ class ReplicaSolver:
         """Whether there is a replica to search on."""
         return any(replica.is_ready for replica in self.replicas)
 
-    def when_lost(self, tell: Callable[[EngineError], None]) -> None:
-        """What to do when no replica can be started any more."""
-        self._set.when_lost(tell)
+    def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
+        """What to do when a replica is ready, and when none can be started any more."""
+        self._set.listen(on_change, on_lost)
 
     def submit(
         self,
@@ -252,7 +256,7 @@ class ReplicaSolver:
         with self._choosing:
             ready = [replica for replica in self.replicas if replica.is_ready]
             if not ready:
-                raise EngineError("no engine is there to search on: one is being started")
+                raise NoEngineError("all engines have died and are being started again")
             replica = min(ready, key=lambda replica: len(replica.jobs))
             on_end = partial(self._end, search, replica, replica.actor)
             search.ticket.job = self._set.run(replica, ServedJob(problem, config), search.take, on_end)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gambit.async_solver import result_of
-from gambit.cluster.serving import AnySearch, AnySolver, ReplicaSolver
+from gambit.cluster.serving import AnySearch, AnySolver, NoEngineError, ReplicaSolver
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
 from gambit.core.problem import Problem
@@ -116,7 +116,7 @@ class SearchDesk:
         self._is_probing = False
         self._kv_usage = 0.0
         if isinstance(solver, ReplicaSolver):
-            solver.when_lost(self._lose_engines)
+            solver.listen(self.changed.ring_from_thread, self._lose_engines)
 
     @property
     def has_engine(self) -> bool:
@@ -155,8 +155,7 @@ class SearchDesk:
             headers = {"retry-after": "5", "connection": "close"}
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
         if not self.has_engine:
-            message = "all engines have died and are being started again"
-            raise ApiError(503, message, code="no_engine", headers={"retry-after": "5"})
+            raise as_api_error(NoEngineError("all engines have died and are being started again"))
 
     def abandon(self, search: ServedSearch) -> None:
         """Nobody wants it any more: it leaves the engine within two steps."""
@@ -202,6 +201,7 @@ class SearchDesk:
         try:
             async with asyncio.timeout(limit):
                 await search.ticket.turn
+                await self._engine_is_there()
         except TimeoutError:
             raise ApiError(503, f"no turn came within the {limit:g} seconds of a request (--request-timeout)",
                            code="timeout_in_queue", headers={"retry-after": "5"}) from None  # fmt: skip
@@ -209,6 +209,14 @@ class SearchDesk:
             return config
         left = max(limit - search.queue_seconds, 0.001)
         return config.model_copy(update={"budget_seconds": min(left, config.budget_seconds or left)})
+
+    async def _engine_is_there(self) -> None:
+        """Who has waited for a turn is not turned away while an engine comes back."""
+        while True:
+            heard = self.changed.listen()
+            if self.has_engine or self.engine_failure is not None:
+                return
+            await heard
 
     def _on_event(self, search: ServedSearch, event: ev.Event) -> None:
         """On the engine's thread."""
