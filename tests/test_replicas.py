@@ -7,9 +7,12 @@ import signal
 import threading
 
 import pytest
+from typer.testing import CliRunner
 
+from gambit.bench.rows import read_rows
+from gambit.cli.app import app
 from gambit.cluster.jobs import SolverMaker
-from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected
+from gambit.cluster.plan import EngineNeeds
 from gambit.cluster.replicas import ReplicaSet
 from gambit.cluster.serving import ReplicaSolver
 from gambit.cluster.spreading import RemoteEngine
@@ -25,13 +28,17 @@ from test_spread import plain
 
 QUESTION = "a = 17; b = 61; c = a * b; d = c - a; d?"
 LONG = {"policy": "sc", "capacity": 8, "num_traces": 5000}  # for as long as a test wants
-pytestmark = pytest.mark.filterwarnings("ignore:engine . died")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore:engine . died"),
+]
 
 
 @pytest.fixture(scope="module")
-def replicas():
-    make, needs = SolverMaker({"model": "pawn"}), EngineNeeds(cpus=1)
-    with connected(ClusterPlan(num_engines=2, cpus=1)), ReplicaSet(make, 2, needs, jobs_per_replica=8) as found:
+def replicas(ray_cluster):
+    make, needs = SolverMaker({"model": "pawn"}), EngineNeeds(cpus=0.5)
+    with ReplicaSet(make, 2, needs, jobs_per_replica=8) as found:
         found.wait()
         yield found
 
@@ -85,8 +92,6 @@ def test_a_search_that_loses_an_engine_begins_anew(spread, both, alone, tmp_path
             kill(both.replicas[1])
             headers.append("killed")
 
-    deaths = both.replicas[1].num_deaths
-    assert not deaths
     result = spread.solve(QUESTION, config, out_dir=tmp_path / "run", on_event=on_event)
     assert len(headers) == 3 and both.replicas[1].num_deaths == 1
     assert result.votes == alone.solve(QUESTION, config).votes
@@ -99,6 +104,36 @@ def test_a_question_that_is_refused_is_refused_in_the_same_words(spread, alone):
     with pytest.raises(UserError) as there:
         spread.solve("who are you?")
     assert str(here.value) == str(there.value)
+
+
+def test_a_bench_run_of_spread_searches_has_the_rows_of_a_local_one(ray_cluster, tmp_path):
+    words = [
+        "bench",
+        "--benchmark",
+        "pawn",
+        "--limit",
+        "2",
+        "--capacity",
+        "6",
+        "--islands",
+        "3",
+        "--policies",
+        "gambit",
+    ]
+    spread = ["--ray", ray_cluster.address, "--engines", "2", "--cpus-per-engine", "0.5", "--spread"]
+    for name, more in (("local", ["--no-report"]), ("spread", spread)):
+        done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / name), *more])
+        assert done.exit_code == 0, done.output
+    local, rows = (sorted(read_rows(tmp_path / name), key=lambda row: row.problem) for name in ("local", "spread"))
+    for here, there in zip(local, rows, strict=True):
+        assert (there.answer, there.generated, there.unique_lengths, there.pool, there.revotes) == (
+            here.answer, here.generated, here.unique_lengths, here.pool, here.revotes
+        )  # fmt: skip
+    assert {row.engines for row in rows} == {2} and {row.engines for row in local} == {1}
+    report = (tmp_path / "spread" / "report.md").read_text()
+    assert "1 at a time on 2 engines together" in report
+    cells = json.loads((tmp_path / "spread" / "report.json").read_text())["cells"]
+    assert cells[0]["wall_seconds"] == pytest.approx(2 * sum(row.seconds.total for row in rows), rel=0.02)
 
 
 # -- a server in front of them ---------------------------------------------------------------------------------------

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from gambit.cluster.actor import Done, Engine, EngineActor, EngineReport, Job, JobDesk, Make, News, Raised
+from gambit.cluster.actor import (
+    NEWS_SECONDS,
+    Done,
+    Engine,
+    EngineActor,
+    EngineReport,
+    Job,
+    JobDesk,
+    Make,
+    News,
+    Raised,
+)
 from gambit.cluster.plan import EngineNeeds
 from gambit.cluster.pool import CLOSE_SECONDS
 from gambit.cluster.slots import MOST_FAILED_STARTS, EngineState, Handle
@@ -133,12 +144,13 @@ class ReplicaSet(Generic[Engine]):
         job: Job[Engine, Any],
         on_item: Callable[[Any], None],
         on_end: Callable[[Done[Any] | Raised | Died], None],
+        news_seconds: float = NEWS_SECONDS,
     ) -> RemoteJob:
         """Begin a job; both callbacks are called on a thread of its own, `on_end` once."""
         number, actor = next(self._numbers), replica.actor
         remote = RemoteJob(actor, number)
         replica.jobs[number] = remote
-        stream = actor.run.options(num_returns="streaming").remote(number, job)
+        stream = actor.run.options(num_returns="streaming").remote(number, job, news_seconds)
         threading.Thread(target=self._follow, args=(replica, remote, stream, on_item, on_end), daemon=True).start()
         return remote
 

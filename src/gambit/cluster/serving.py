@@ -68,16 +68,14 @@ class _EventFeed:
     def __init__(self, desk: JobDesk) -> None:
         self.pending: PendingSearch | None = None
         self._desk = desk
-        self._sent = self._spoke = -1.0
+        self._spoke = -THOUGHT_SECONDS
 
     def on_event(self, event: ev.Event) -> None:
         now = time.monotonic()
         if isinstance(event, ev.Scored) and self.pending is not None and now - self._spoke >= THOUGHT_SECONDS:
             self._spoke = now
             self._tell_thought(event, self.pending)
-        is_due = now - self._sent >= NEWS_SECONDS
-        self._sent = now if is_due else self._sent
-        self._desk.tell(event, at_once=is_due)
+        self._desk.tell(event)
 
     def _tell_thought(self, event: ev.Scored, pending: PendingSearch) -> None:
         tree = pending.record.tree
@@ -259,7 +257,7 @@ class ReplicaSolver:
                 raise NoEngineError("all engines have died and are being started again")
             replica = min(ready, key=lambda replica: len(replica.jobs))
             on_end = partial(self._end, search, replica, replica.actor)
-            search.ticket.job = self._set.run(replica, ServedJob(problem, config), search.take, on_end)
+            search.ticket.job = self._set.run(replica, ServedJob(problem, config), search.take, on_end, NEWS_SECONDS)
         return search
 
     def _end(
