@@ -1,11 +1,14 @@
 """A thousand requests from 64 clients on one server: none may be lost or mixed up, and nothing may be left behind.
 
     python benchmarks/serve_load.py --out benchmarks/results/serve_load.json        # some minutes
+    python benchmarks/serve_load.py --engines 2 --kills 5 --requests 500 --connections 1000 \
+        --out benchmarks/results/serve_load_ray.json                                # the same on engines under Ray
 
 The bundled model behind `gambit serve`, with two keys. Requests differ at random in puzzle, search method, format,
 streaming, budgets and seed; some clients leave early, some send what is no request. Every answer is checked against its
 own puzzle: each line of the winner's thinking must be a definition of it. The server's memory is read after every
-hundred requests, and its KV cache by the same small search before and after.
+hundred requests, and its KV cache by the same small search before and after. With `--kills`, engines are killed at
+random moments: what they were searching must end with an error that says so, and everything else as if nothing were.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import random
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -68,9 +72,35 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
+    def kill_an_engine(self, rng: random.Random) -> None:
+        """SIGKILL to one of the processes under Ray that descend from this server's."""
+        parents = {int(path.parent.name): _parent(path) for path in Path("/proc").glob("[0-9]*/stat")}
+        engines = [pid for pid in parents if self._is_ancestor(pid, parents) and "ray::EngineActor" in _command(pid)]
+        if engines:
+            os.kill(rng.choice(engines), signal.SIGKILL)
+
+    def _is_ancestor(self, pid: int, parents: dict[int, int]) -> bool:
+        while pid > 1 and pid != self.process.pid:
+            pid = parents.get(pid, 0)
+        return pid == self.process.pid
+
     def close(self) -> int:
         self.process.terminate()
         return self.process.wait(timeout=60)
+
+
+def _parent(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return 0
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def foreign_lines(puzzle: Puzzle, thinking: str) -> list[str]:
@@ -129,10 +159,12 @@ class LoadClient:
             else:
                 reply = await self._http.post("/v1/chat/completions", json=body, headers=headers)
                 status, found = reply.status_code, reply.json()
-            if status != 429:
+            if status not in (429, 503):
                 break
-            self._tally.ends["told to wait (429)"] += 1
+            self._tally.ends[f"told to wait ({status})"] += 1
             await asyncio.sleep(5 * self._rng.random())
+        if "error" in found and "engine of this search died" in found["error"]["message"]:
+            return "told that its engine died"
         assert status == 200, (status, found)
         return self._checked(puzzle, body, found)
 
@@ -157,10 +189,14 @@ class LoadClient:
                 if not line.startswith("data: {"):
                     continue
                 last = json.loads(line.removeprefix("data: "))
-                assert "error" not in last, last
+                if "error" in last:
+                    continue
                 for name in message:
                     message[name] += last["choices"][0]["delta"].get(name) or ""
-        assert is_done and last["choices"][0]["finish_reason"], "a stream without its end"
+        assert is_done, "a stream without its end"
+        if "error" in last:
+            return 200, last
+        assert last["choices"][0]["finish_reason"], "a stream without its end"
         return 200, {**last, "choices": [{**last["choices"][0], "message": message}], "usage": None}
 
     def _checked(self, puzzle: Puzzle, body: dict[str, object], found: dict[str, object]) -> str:
@@ -207,12 +243,17 @@ def crowd(url: str, count: int) -> dict[str, object]:
     return {"silent": count, "health": status, "seconds": round(seconds, 3)}
 
 
-async def load(server: Server, tally: Tally, num_requests: int, num_clients: int) -> None:
+async def load(server: Server, tally: Tally, num_requests: int, num_clients: int, num_kills: int) -> None:
     numbers: asyncio.Queue[int] = asyncio.Queue()
     for number in range(num_requests):
         numbers.put_nowait(number)
 
+    rng = random.Random(0)
+    deaths = set(rng.sample(range(num_requests // 10, num_requests * 9 // 10), num_kills))
+
     def after() -> None:
+        if len(tally.seconds) in deaths:
+            server.kill_an_engine(rng)
         if len(tally.seconds) % 100 == 0:
             tally.memory_mib.append(round(server.memory_mib, 1))
             print(len(tally.seconds), tally.memory_mib[-1], dict(tally.ends), flush=True)
@@ -226,19 +267,25 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--connections", type=int, default=10_000, help="silent ones, opened at the end")
+    parser.add_argument("--engines", type=int, help="engines under Ray; default: one, without Ray")
+    parser.add_argument("--kills", type=int, default=0, help="of these engines, at random moments")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    server, tally = Server("--max-waiting", str(MAX_WAITING), "--max-running", str(MAX_RUNNING)), Tally()
+    cluster = ["--ray", "--engines", str(options.engines)] if options.engines else []
+    server = Server("--max-waiting", str(MAX_WAITING), "--max-running", str(MAX_RUNNING), *cluster)
+    tally = Tally()
     asyncio.run(warm_up(server.url))
     before = kv_peak(server.url)
     began = time.monotonic()
-    asyncio.run(load(server, tally, options.requests, options.clients))
+    asyncio.run(load(server, tally, options.requests, options.clients, options.kills))
     seconds = time.monotonic() - began
     crowded = crowd(server.url, options.connections)
     after = kv_peak(server.url)
     report = {
         "requests": options.requests,
         "clients": options.clients,
+        "engines": options.engines or 1,
+        "engines_killed": options.kills,
         "seconds": round(seconds, 1),
         "ends": dict(tally.ends.most_common()),
         "wrong": tally.wrong,

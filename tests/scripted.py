@@ -49,6 +49,7 @@ class ScriptedEngine:
     finish_chance: float = 0.05
     kv_tokens: int = 1 << 30
     admit_chance: float = 1.0  # below 1, children wait without a reason
+    own_noise: bool = False  # a trace's tokens, thoughts and end follow from its random numbers alone
     scores: Mapping[int, float] = field(default_factory=dict)  # trace id -> every score of it
     running: dict[TraceKey, ScriptedTrace] = field(default_factory=dict)
     waiting: dict[TraceKey, ScriptedTrace] = field(default_factory=dict)
@@ -118,16 +119,17 @@ class ScriptedEngine:
         scored, finished = [], []
         low = self._fold_confidence()
         for key, trace in list(self.running.items()):
-            token = self.rng.randrange(1 << 30)
+            rng = self._rng_of(trace)
+            token = rng.randrange(1 << 30)
             trace.tokens.append(token)
             self.emitted[key].append(token)
-            if self.rng.random() < self.thought_chance:
-                score = self.scores.get(key.trace, self.rng.random())
+            if rng.random() < self.thought_chance:
+                score = self.scores.get(key.trace, rng.random())
                 trace.score = trace.score.add(score)
                 thought = ThoughtScore(key.trace, score, len(trace.tokens), self._embedding(key))
                 scored.append((key.search, thought))
             is_long = len(trace.tokens) >= trace.spec.max_new_tokens
-            if is_long or key in low or self.rng.random() < self.finish_chance:
+            if is_long or key in low or rng.random() < self.finish_chance:
                 by_rule = EndReason.CONFIDENCE if key in low else EndReason.STOP
                 reason = EndReason.LENGTH if is_long else by_rule
                 done = TraceEnd(key.trace, reason, tuple(trace.tokens), self.tracks.end(key))
@@ -148,6 +150,9 @@ class ScriptedEngine:
             for search in {*num_tokens, *(s for s, _ in evicted)}
         }
         return StepBatch(searches, self.used, self.kv_tokens, StepSeconds())
+
+    def _rng_of(self, trace: ScriptedTrace) -> random.Random:
+        return random.Random(f"{self.seed} {trace.spec.noise} {len(trace.tokens)}") if self.own_noise else self.rng
 
     def _fold_confidence(self) -> set[TraceKey]:
         followed = [key for key in self.running if key in self.tracks]

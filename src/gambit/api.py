@@ -11,6 +11,9 @@ A `SearchConfig` says how to search; fields left out come from the model's prese
         result = solver.solve("a = 3; b = 5; c = a * b; c?", SearchConfig(capacity=8))
     print(result.answer, result.votes)
 
+A `SpreadSolver` runs each search on several solvers, some of its islands on each; `spread_on_ray` makes one whose
+solvers are under Ray.
+
 **Extend.** Policies, scorers, engines and benchmarks are found by name through the entry-point groups
 `gambit.policies`, `gambit.scorers`, `gambit.engines` and `gambit.benchmarks`; docs/extending.md has an example of each.
 
@@ -33,8 +36,9 @@ from __future__ import annotations
 
 from gambit.async_solver import AsyncSolver, SearchStream
 from gambit.bench.datasets import Benchmark, Item
+from gambit.cluster.spreading import spread_on_ray
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
-from gambit.config.presets import SearchSettings
+from gambit.config.presets import SearchPart, SearchSettings
 from gambit.config.trust import ScorerTrust
 from gambit.core.errors import EngineError, GambitError, GambitWarning, UserError
 from gambit.core.events import (
@@ -104,6 +108,7 @@ from gambit.search.policies.base import (
     Prune,
     Requirements,
     ScoreUse,
+    SplitBy,
     Start,
     Stop,
     ThoughtNeed,
@@ -114,6 +119,7 @@ from gambit.search.policies.base import (
     top_up,
 )
 from gambit.solver import PendingSearch, Solver
+from gambit.solver.spread import SpreadSolver
 from gambit.storage.run_folder import EventCallback
 from gambit.text.answers import AnswerKind, Extractor, Grader
 from gambit.text.boundary import BoundaryRule, ThoughtState, advance, boundary_rule
@@ -136,6 +142,8 @@ __all__ = [  # noqa: RUF022 # in groups
     "SearchConfig",
     "SearchStream",
     "Solver",
+    "SpreadSolver",
+    "spread_on_ray",
     "VoteKind",
     # results
     "Counts",
@@ -196,6 +204,8 @@ __all__ = [  # noqa: RUF022 # in groups
     "Requirements",
     "Sampling",
     "ScoreUse",
+    "SplitBy",
+    "SearchPart",
     "SearchSettings",
     "ThoughtSplit",
     "Start",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
@@ -119,7 +121,27 @@ class SearchStream:
             ending.cancel()
 
 
-async def result_of(pending: PendingSearch) -> SearchResult:
+class AwaitedTicket(Protocol):
+    """What is asked of the ticket of a search: its result, and that it may go."""
+
+    @property
+    def result(self) -> Future[SearchResult]: ...
+
+    def abandon(self) -> None: ...
+
+
+class AwaitedSearch(Protocol):
+    """A search that was handed in, here or elsewhere."""
+
+    @property
+    def ticket(self) -> AwaitedTicket: ...
+
+    def result(self) -> SearchResult: ...
+
+    def abandon(self) -> None: ...
+
+
+async def result_of(pending: AwaitedSearch) -> SearchResult:
     """The result of a search that was handed in; cancelling this ends the search."""
     done = asyncio.wrap_future(pending.ticket.result)
     try:

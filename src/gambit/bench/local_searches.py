@@ -1,4 +1,4 @@
-"""Carries out the searches of a bench run on one engine of this process."""
+"""Carries out the searches of a bench run one after the other: on an engine of this process, or on all of a cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from gambit.core.errors import StorageError, UserError
 from gambit.core.problem import Problem
 from gambit.core.types import StopReason
 from gambit.solver import Solver
+from gambit.solver.spread import SpreadSolver
 from gambit.storage.run_folder import LOG_FILE
 
 
 class LocalSearches:
     """Groups one after the other, so that methods do not share a batch and the seconds of each can be measured."""
 
-    def __init__(self, solver: Solver, folder: Path, should_stop: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, solver: Solver | SpreadSolver, folder: Path, should_stop: Callable[[], bool] = lambda: False
+    ) -> None:
         self._solver = solver
         self._folder = folder
         self._should_stop = should_stop
@@ -86,8 +89,9 @@ class LocalSearches:
         times: dict[str, float] = {}
 
         def on_event(problem: str, event: ev.Event) -> None:
-            if isinstance(event, ev.RunStarted):
+            if isinstance(event, ev.RunStarted):  # also of a search that begins anew, since it lost an engine
                 times[problem] = time.time()
+                begun[problem].clear()
             begun[problem].append(event)  # measured once the search is over: nothing here may cost it time
 
         for result in self._solver.solve_many(

@@ -52,6 +52,7 @@ def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equa
         unique_lengths=tuple(len(trace.own_tokens) for trace in done),
         total_lengths=tuple(trace.num_tokens for trace in done),
         series=series_of(samples),
+        engines=record.num_engines,
     )
 
 

@@ -88,6 +88,8 @@ def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:
     bench = plan.recipe.bench
     num_engines = len({row.engine for row in rows})
     engines = "one engine" if num_engines == 1 else f"each of {num_engines} engines"
+    if (width := max((row.engines for row in rows), default=1)) > 1:
+        engines = f"{width} engines together"
     problems = sum(info.num_problems for info in plan.benchmarks)
     seeds = "one seed" if len(bench.seeds) == 1 else f"{len(bench.seeds)} seeds"
     methods = ", ".join(summary.variants[:8]) + (" …" if len(summary.variants) > 8 else "")

@@ -96,6 +96,7 @@ class Row:
     series: Series = field(default_factory=Series)
     shard: str = "1/1"
     engine: int = 0  # its number, in a run on several
+    engines: int = 1  # that it was spread over
     log: str | None = None  # the event log, relative to the run's folder
     pool: str = ""  # islands, swaps and warm-up of a search with tournaments, and why these
     winning_islands: int = 0  # distinct ones behind the answer

@@ -178,7 +178,7 @@ def summarise(
 def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turns: Turns) -> Cell:
     rows = table.of_variant(variant)
     good = [row for row in rows if row.error is None]
-    wall = sum(map(_busy_seconds, _by_engine(good)))
+    wall = sum(_busy_seconds(group) * group[0].engines for group in _by_engine(good))
     generated = sum(row.generated for row in good)
     return Cell(
         variant=variant,
@@ -252,8 +252,8 @@ def _ratio(table: ProblemTable, variant: str, baseline: str, measure: Measure) -
 
 
 def _by_engine(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    def engine(row: Row) -> tuple[str, int]:
-        return row.shard, row.engine
+    def engine(row: Row) -> tuple[str, int, int]:
+        return row.shard, row.engine, row.engines
 
     for _, group in itertools.groupby(sorted(rows, key=engine), key=engine):
         yield list(group)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, cluster_plan
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options, yaml_value
 from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
@@ -82,6 +82,7 @@ def bench(
     engines: Engines = None,
     gpus_per_engine: GpusPerEngine = None,
     cpus_per_engine: CpusPerEngine = None,
+    spread: Spread = False,
     help_all: HelpAll = False,
     **flags: str | bool | None,
 ) -> None:
@@ -113,7 +114,7 @@ def bench(
         if dry_run:
             return _show_plan(plan_recipe)
         engine = build(EngineConfig, plan_recipe.engine)
-        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine)
+        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine, spread=spread)
         return _run(plan_recipe, engine, cluster, folder, resume, not no_report, is_quiet=quiet)
 
     exit_with(body)
@@ -274,7 +275,7 @@ def _search(
     from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
     from gambit.bench.runner import Runner
     from gambit.cli.bench_progress import BenchProgress
-    from gambit.cli.bench_session import local_searches, ray_searches
+    from gambit.cli.bench_session import local_searches, ray_searches, spread_searches
     from gambit.cli.session import only_our_warnings
     from gambit.cli.signals import StopSignal
 
@@ -287,7 +288,8 @@ def _search(
         if cluster is None:
             opened = stack.enter_context(local_searches(engine, plan, folder, progress))
         else:
-            opened = stack.enter_context(ray_searches(cluster, engine, plan, folder, progress))
+            searches_of = spread_searches if cluster.is_spread else ray_searches
+            opened = stack.enter_context(searches_of(cluster, engine, plan, folder, progress))
         stop = stack.enter_context(StopSignal(progress.stopping))
         environment = opened.stamp(stop)
         if environment is not None:

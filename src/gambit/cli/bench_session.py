@@ -13,11 +13,12 @@ from gambit.bench.ray_searches import BenchMaker, RaySearches, StampQuestion
 from gambit.bench.stamp import stamp
 from gambit.bench.tasks import Searches
 from gambit.cli.bench_progress import BenchProgress
-from gambit.cli.cluster import needs_in_cluster, solver_maker
+from gambit.cli.cluster import loaded_in_cluster, needs_in_cluster, solver_maker
 from gambit.cli.pool_screen import engine_lines
 from gambit.cli.session import loaded
 from gambit.cluster.plan import ClusterPlan
 from gambit.cluster.pool import EnginePool
+from gambit.cluster.spreading import engine_info
 from gambit.config.options import EngineConfig
 from gambit.core.events import Json
 
@@ -39,6 +40,19 @@ def local_searches(
     with loaded(engine, progress) as solver:
         yield BenchSession(
             lambda _: stamp(solver.engine.info, plan.identity),
+            lambda should_stop: LocalSearches(solver, folder, should_stop),
+        )
+
+
+@contextmanager
+def spread_searches(
+    cluster: ClusterPlan, engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchProgress
+) -> Iterator[BenchSession]:
+    """One search after the other, each on all engines."""
+    with loaded_in_cluster(cluster, engine, progress) as (solver, replicas):
+        info = replicas.ask(replicas.replicas[0], engine_info)
+        yield BenchSession(
+            lambda _: stamp(info, plan.identity),
             lambda should_stop: LocalSearches(solver, folder, should_stop),
         )
 

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from gambit.cli.session import Screen
     from gambit.cluster.jobs import SolverMaker
     from gambit.cluster.plan import ClusterPlan, EngineNeeds
+    from gambit.cluster.replicas import ReplicaSet
     from gambit.config.options import EngineConfig
     from gambit.scorers.base import Scorer
+    from gambit.solver import Solver
+    from gambit.solver.spread import SpreadSolver
 
 PANEL = "Many engines"
 MOST_ENGINES = 4096
@@ -44,6 +47,14 @@ GpusPerEngine = Annotated[
         help="Part of a GPU, or GPUs (default: as many as one engine computes on, where there are any).",
     ),
 ]
+Spread = Annotated[
+    bool,
+    typer.Option(
+        "--spread",
+        rich_help_panel=PANEL,
+        help="Run every search on all engines at once, some of its islands on each.",
+    ),
+]
 CpusPerEngine = Annotated[
     float | None,
     typer.Option(
@@ -57,10 +68,18 @@ CpusPerEngine = Annotated[
 
 
 def cluster_plan(
-    ray: str | None, engines: int | None, gpus: float | None, cpus: float | None, engine: EngineConfig
+    ray: str | None,
+    engines: int | None,
+    gpus: float | None,
+    cpus: float | None,
+    engine: EngineConfig,
+    *,
+    spread: bool = False,
 ) -> ClusterPlan | None:
     """None for a run without Ray; what cannot be meant is refused."""
     if ray is None:
+        if spread:
+            raise UserError("--spread is for engines under Ray: add --ray --engines 2, or leave it out")
         given = {"--engines": engines, "--gpus-per-engine": gpus, "--cpus-per-engine": cpus}
         for flag, value in given.items():
             if value is not None:
@@ -68,7 +87,9 @@ def cluster_plan(
         return None
     from gambit.cluster.plan import ADDRESS_VARIABLE, OWN, ClusterPlan, check_plan
 
-    plan = ClusterPlan(ray or os.environ.get(ADDRESS_VARIABLE) or OWN, engines or 1, gpus, cpus)
+    plan = ClusterPlan(ray or os.environ.get(ADDRESS_VARIABLE) or OWN, engines or 1, gpus, cpus, spread)
+    if spread and plan.num_engines == 1:
+        raise UserError("--spread needs more than one engine: add --engines 2, or leave it out")
     check_plan(plan, engine)
     return plan
 
@@ -90,3 +111,22 @@ def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None
     from gambit.cluster.jobs import SolverMaker, engine_options
 
     return SolverMaker(engine_options(engine, needs), scorer, library_settings())
+
+
+@contextmanager
+def loaded_in_cluster(
+    plan: ClusterPlan, engine: EngineConfig, screen: Screen
+) -> Iterator[tuple[SpreadSolver, ReplicaSet[Solver]]]:
+    """Engines of which each runs a part of every search, as one solver, and these engines."""
+    from gambit.cluster.spreading import spread_replicas
+    from gambit.solver.spread import SpreadSolver
+
+    with needs_in_cluster(plan, engine, screen) as needs:
+        screen.loading(engine.model)
+        make = solver_maker(engine, needs)
+        with (
+            spread_replicas(make, plan.num_engines, needs) as (engines, replicas),
+            SpreadSolver(engines) as solver,
+        ):
+            replicas.wait()
+            yield solver, replicas

@@ -28,6 +28,7 @@ from gambit.text.answers import Equivalent
 
 if TYPE_CHECKING:
     from gambit.solver import Solver
+    from gambit.solver.spread import SpreadSolver
 
 MOST_PUZZLES = 10**9
 # benchmarks/results/islands_noise.json, which a test holds this line to
@@ -89,7 +90,7 @@ class Searched:
 
 
 def searches(
-    solver: Solver,
+    solver: Solver | SpreadSolver,
     problem: Problem,
     seed: int,
     folder: Path,

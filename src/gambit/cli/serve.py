@@ -7,12 +7,21 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.cli.cluster import (
+    CpusPerEngine,
+    Engines,
+    GpusPerEngine,
+    Ray,
+    cluster_plan,
+    needs_in_cluster,
+    solver_maker,
+)
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.session import loaded, only_our_warnings
@@ -21,6 +30,8 @@ from gambit.cli.terminal import FAILURE, OK, exit_with, failed, say
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from gambit.cluster.plan import ClusterPlan
+    from gambit.cluster.serving import AnySolver
     from gambit.config.options import EngineConfig, SearchConfig
     from gambit.serve.settings import ApiKey, ServeSettings
 
@@ -134,6 +145,10 @@ def serve(
             min=0.1, metavar="NUMBER", help="Seconds for which a stream may be silent.", rich_help_panel=LIMITS
         ),
     ] = 15.0,
+    ray: Ray = None,
+    engines: Engines = None,
+    gpus_per_engine: GpusPerEngine = None,
+    cpus_per_engine: CpusPerEngine = None,
     help_all: HelpAll = False,
     **flags: str | bool | None,
 ) -> None:
@@ -157,8 +172,9 @@ def serve(
             response_seconds=response_seconds, keep_alive_seconds=sse_keep_alive_interval, out_dir=out,
             log_prompts=log_prompts, ssl_certfile=ssl_certfile, ssl_keyfile=ssl_keyfile,
         )  # fmt: skip
+        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine)
         _check(settings, engine)
-        return _run(settings, search, engine)
+        return _run(settings, search, engine, cluster)
 
     exit_with(lambda: _with_libraries(body))
 
@@ -209,20 +225,42 @@ def _check(settings: ServeSettings, engine: EngineConfig) -> None:
     check_model(engine.model)
 
 
-def _run(settings: ServeSettings, search: SearchConfig, engine: EngineConfig) -> int:
+def _run(settings: ServeSettings, search: SearchConfig, engine: EngineConfig, cluster: ClusterPlan | None) -> int:
     from gambit.serve.server import bound_socket, serve
 
     bound = bound_socket(settings.host, settings.port)
     scheme = "https" if settings.ssl_certfile else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{scheme}://{host}:{bound.getsockname()[1]}"
-    with only_our_warnings(), loaded(engine, _Console()) as solver, _request_log():
+    with only_our_warnings(), _loaded_solver(engine, cluster, settings) as solver, _request_log():
         failure = serve(
             solver, settings, search, bound, lambda _: say(f"{', '.join(settings.served_names)} at {address}/v1")
         )
     if failure is not None:
         return failed(failure, f"the engine has failed: {failure}", FAILURE)
     return OK
+
+
+@contextmanager
+def _loaded_solver(engine: EngineConfig, cluster: ClusterPlan | None, settings: ServeSettings) -> Iterator[AnySolver]:
+    """On an engine of this process, or on engines under Ray, of which the first must be ready."""
+    console = _Console()
+    if cluster is None:
+        with loaded(engine, console) as solver:
+            yield solver
+        return
+    from gambit.cluster.replicas import ReplicaSet
+    from gambit.cluster.serving import ReplicaSolver
+
+    with needs_in_cluster(cluster, engine, console) as needs:
+        console.loading(f"{engine.model} on {cluster.num_engines} engines")
+        make = solver_maker(engine, needs)
+        with (
+            ReplicaSet(make, cluster.num_engines, needs, jobs_per_replica=settings.max_running) as replicas,
+            closing(ReplicaSolver(engine.model, replicas)) as remote,
+        ):
+            replicas.wait_for_one()
+            yield remote
 
 
 class _Console:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, cluster_plan, loaded_in_cluster
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.results import Shown, Style, Tally
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gambit.core.events import Event
     from gambit.results.record import SearchResult
     from gambit.solver import Solver
+    from gambit.solver.spread import SpreadSolver
     from gambit.storage.problems import Problems
 
 Grade = Callable[[str | None, str], bool]
@@ -77,6 +78,7 @@ def solve(
     engines: Engines = None,
     gpus_per_engine: GpusPerEngine = None,
     cpus_per_engine: CpusPerEngine = None,
+    spread: Spread = False,
     help_all: HelpAll = False,
     **flags: str | bool | None,
 ) -> None:
@@ -89,13 +91,13 @@ def solve(
         from gambit.storage.problems import columns_of, new_run_folder, read_problems
 
         search, engine = read_configs(config, flags)
-        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine)
+        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine, spread=spread)
         problems = read_problems(problem, file, sys.stdin, columns_of(columns))
         folder = out or new_run_folder()
         style = Style(as_json, quiet, problems.is_many)
         job = SolveJob(problems, search, engine, folder, concurrency, style, output, cluster)
         _check(job)
-        return _run(job) if cluster is None else _run_on_ray(job, cluster)
+        return _run(job) if cluster is None or cluster.is_spread else _run_on_ray(job, cluster)
 
     exit_with(body)
 
@@ -124,8 +126,9 @@ def _check(job: SolveJob) -> None:
     from gambit.models.files import check_model
     from gambit.storage.run_folder import check_free, check_new_file, check_writable
 
-    if job.cluster is not None and not job.problems.is_many:
-        raise UserError("--ray spreads the problems of a file over engines: give --file, or leave --ray out")
+    if job.cluster is not None and not job.cluster.is_spread and not job.problems.is_many:
+        raise UserError("--ray hands the problems of a file to engines: give --file, or --spread to search one problem "
+                        "on all of them, or leave --ray out")  # fmt: skip
     check_engine(job.engine)
     check_free(job.folder)
     check_writable(job.folder)
@@ -152,7 +155,9 @@ def _check_questions(problems: Problems, model: str) -> None:
 def _run(job: SolveJob) -> int:
     """Load, search, show."""
     num_problems = len(job.problems.problems)
-    with open_session(job.engine, job.folder, num_problems, is_quiet=job.style.is_quiet) as session:
+    with open_session(
+        job.engine, job.folder, num_problems, is_quiet=job.style.is_quiet, cluster=job.cluster
+    ) as session:
         code = _show_all(job, _results(job, session), session.solver.grade, session.display)
     return session.stop.exit_code or code
 
@@ -188,7 +193,7 @@ def _run_on_ray(job: SolveJob, cluster: ClusterPlan) -> int:
 class SolveSession:
     """A loaded model with what surrounds it on a terminal."""
 
-    solver: Solver
+    solver: Solver | SpreadSolver
     display: Display
     stop: StopSignal
 
@@ -199,7 +204,12 @@ class SolveSession:
 
 @contextmanager
 def open_session(
-    engine: EngineConfig, folder: Path, num_problems: int = 1, *, is_quiet: bool = False
+    engine: EngineConfig,
+    folder: Path,
+    num_problems: int = 1,
+    *,
+    is_quiet: bool = False,
+    cluster: ClusterPlan | None = None,
 ) -> Iterator[SolveSession]:
     from gambit.cli.display import Display
     from gambit.cli.signals import StopSignal
@@ -207,11 +217,23 @@ def open_session(
     with (
         Display(stderr(), is_live=is_watched() and not is_quiet, num_problems=num_problems) as display,
         only_our_warnings(display, is_quiet=is_quiet),
-        loaded(engine, display) as solver,
+        _loaded_solver(engine, cluster, display) as solver,
         StopSignal(display.stopping) as stop,
         _log_hint(folder),
     ):
         yield SolveSession(solver, display, stop)
+
+
+@contextmanager
+def _loaded_solver(
+    engine: EngineConfig, cluster: ClusterPlan | None, display: Display
+) -> Iterator[Solver | SpreadSolver]:
+    if cluster is None:
+        with loaded(engine, display) as solver:
+            yield solver
+    else:
+        with loaded_in_cluster(cluster, engine, display) as (spread, _):
+            yield spread
 
 
 @contextmanager

@@ -6,13 +6,14 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from gambit.core.errors import GambitWarning, UserError
 
 NEWS_SECONDS = 5.0  # between two messages of a job that has something to tell: they are work for the driver
+MOST_JOBS = 1024  # side by side; threads are made as they are needed
 
 
 class Closable(Protocol):
@@ -34,18 +35,47 @@ class JobDesk:
 
     _items: list[object] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _has_urgent: threading.Event = field(default_factory=threading.Event)
     _is_stopped: threading.Event = field(default_factory=threading.Event)
+    _on_stop: Callable[[], None] = lambda: None
+    _on_word: Callable[[Any], None] = lambda word: None
 
-    def tell(self, item: object) -> None:
+    # -- for the job -------------------------------------------------------------------------------------------
+
+    def tell(self, item: object, *, at_once: bool = False) -> None:
         """To the driver, with the next message; from any thread."""
         with self._lock:
             self._items.append(item)
+        if at_once:
+            self._has_urgent.set()
 
     def should_stop(self) -> bool:
         return self._is_stopped.is_set()
 
+    def listen(self, on_stop: Callable[[], None], on_word: Callable[[Any], None] = lambda word: None) -> None:
+        """What to do when it is to end, and with what the driver says to it; on another thread."""
+        with self._lock:
+            self._on_stop, self._on_word = on_stop, on_word
+        if self.should_stop():
+            on_stop()
+
+    # -- for the actor -----------------------------------------------------------------------------------------
+
+    def say(self, word: object) -> None:
+        """From the driver to the job."""
+        self._on_word(word)
+
     def stop(self) -> None:
         self._is_stopped.set()
+        self._on_stop()
+
+    def wake(self) -> None:
+        self._has_urgent.set()
+
+    def wait(self, seconds: float) -> None:
+        """For something that is to be told at once, and no longer than a message may wait."""
+        self._has_urgent.wait(seconds)
+        self._has_urgent.clear()
 
     def take(self) -> tuple[object, ...]:
         with self._lock:
@@ -103,7 +133,7 @@ class EngineActor(Generic[Engine]):
     def __init__(self, make: Make[Engine], node: str = "") -> None:
         self._node = node
         self._desks: dict[int, JobDesk] = {}
-        self._jobs = ThreadPoolExecutor(thread_name_prefix="gambit-job")
+        self._jobs = ThreadPoolExecutor(MOST_JOBS, thread_name_prefix="gambit-job")
         self._engine: Engine | None = None
         self._failure: Raised | None = None
         with warnings.catch_warnings(record=True) as said:
@@ -127,16 +157,23 @@ class EngineActor(Generic[Engine]):
         """Do a job; `number` is the driver's own for it. Ends with Done or Raised."""
         desk = self._desks[number] = JobDesk()
         work = self._jobs.submit(job, self._loaded, desk)
+        work.add_done_callback(lambda _: desk.wake())
         try:
             is_over = False
             while not is_over:
-                is_over = bool(wait([work], timeout=news_seconds).done)
+                desk.wait(news_seconds)
+                is_over = work.done()
                 if items := desk.take():
                     yield News(items)
             yield _end_of(work)
         finally:
             desk.stop()
             del self._desks[number]
+
+    def say(self, number: int, word: object) -> None:
+        """To a job that runs."""
+        if (desk := self._desks.get(number)) is not None:
+            desk.say(word)
 
     def stop(self, number: int | None = None) -> None:
         """Ask a job, or all, to end soon."""

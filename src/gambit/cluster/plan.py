@@ -31,6 +31,7 @@ class ClusterPlan:
     num_engines: int = 1
     gpus: float | None = None
     cpus: float | None = None
+    is_spread: bool = False  # every search runs on all engines at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,14 @@ def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchPart:
+    """What one engine runs of a search that is spread over several: some islands, or some independent traces."""
+
+    islands: range
+    first_trace: int = 0  # its traces draw the random numbers of the whole search's from this one on
+
+
+@dataclass(frozen=True, slots=True)
 class SearchSettings:
     """One run's settings, nothing left open."""
 
@@ -116,6 +124,7 @@ class SearchSettings:
     why: str = ""  # these islands, swaps and warm-up, in one sentence
     doubt: Doubt | None = None  # None: they stay as they are
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
+    part: SearchPart | None = None  # None: all of the search
 
     def options_of(self, kind: type[Model]) -> Model:
         """The policy's own options."""
@@ -124,9 +133,11 @@ class SearchSettings:
         return options
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the log's header."""
+        """Plain values, for the log's header, which is that of the whole search."""
         options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
-        return dataclasses.asdict(dataclasses.replace(self, policy_options=None)) | {"policy_options": options}
+        values = dataclasses.asdict(dataclasses.replace(self, policy_options=None, part=None))
+        del values["part"]
+        return values | {"policy_options": options}
 
 
 @dataclass(frozen=True, slots=True)

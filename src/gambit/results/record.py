@@ -213,6 +213,12 @@ class SearchRecord:
         return found if isinstance(found, int) else 1
 
     @property
+    def num_engines(self) -> int:
+        """That it was spread over."""
+        found = self.started.environment.get("engines", 1)
+        return found if isinstance(found, int) else 1
+
+    @property
     def counts(self) -> Counts:
         tree = self.tree
         return Counts(
@@ -296,6 +302,11 @@ class SearchRecord:
             pool=self.pool,
             traces=outline_of(self.tree),
         )
+
+
+def voted(vote: VoteResult) -> ev.Voted:
+    """The event that announces a vote."""
+    return ev.Voted(vote.answer, vote.margin, tuple(dataclasses.asdict(entry) for entry in vote.entries))
 
 
 IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # what an event that cannot be raises

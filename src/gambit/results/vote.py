@@ -100,6 +100,7 @@ class VoteResult:
         return tuple(entry.forms for entry in self.entries)
 
 
+NO_VOTE = VoteResult(None, (), 0.0, 0)
 Combine = Callable[[Iterable[float]], float]
 
 

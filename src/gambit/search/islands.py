@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gambit.config.presets import SearchSettings
+
 
 @dataclass(frozen=True, slots=True)
 class Islands:
@@ -16,9 +18,17 @@ class Islands:
     count: int
     capacity: int
     num_traces: int
+    played: range | None = None  # those that are searched here; None: all
+    first_noise: int = 0
+
+    @classmethod
+    def of(cls, settings: SearchSettings) -> Islands:
+        pool, part = (settings.islands, settings.capacity, settings.num_traces), settings.part
+        return cls(*pool) if part is None else cls(*pool, part.islands, part.first_trace)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.count))
+        """The islands that are searched here."""
+        return iter(range(self.count) if self.played is None else self.played)
 
     def places(self, island: int) -> int:
         """Most of its traces that are in the pool at once; islands differ by at most one."""
@@ -33,7 +43,12 @@ class Islands:
 
         With one island these are the traces' ids, and with a root on each too.
         """
-        return island + self.count * ordinal
+        return self.first_noise + island + self.count * ordinal
+
+    @property
+    def num_wanted(self) -> int:
+        """Traces that have to be completed here."""
+        return sum(map(self.share, self))
 
     def are_complete(self, completed: Iterable[int]) -> bool:
         """`completed`: the islands of the completed traces, one entry each."""

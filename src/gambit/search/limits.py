@@ -25,6 +25,7 @@ class SearchLimits:
         self._settings = settings
         self.islands = islands
         self._tree = tree
+        self._num_wanted = islands.num_wanted
         self._began = time.monotonic()
 
     def start_clock(self) -> None:
@@ -53,25 +54,43 @@ class SearchLimits:
     @property
     def has_enough_traces(self) -> bool:
         """Whether as many are complete as were asked for, on every island."""
-        if self._tree.count(TraceState.FINISHED) < self._settings.num_traces:
+        if self._tree.count(TraceState.FINISHED) < self._num_wanted:
             return False
         return self.islands.are_complete(trace.island for trace in self._tree.in_state(TraceState.FINISHED))
 
     def due_reason(self, num_generated: int, *, is_settled: bool) -> StopReason | None:
-        """Why the search must stop now; None where it goes on. `is_settled`: its vote cannot change any more."""
+        """Why the search must stop now; None where it goes on. `is_settled`: its vote cannot change any more.
+
+        A part of a search ends with its own traces: whoever has all parts watches over budgets and the vote.
+        """
+        if self._settings.part is not None:
+            return self.end_of_traces
+        if (reason := self.reason_in_pool(num_generated, is_settled=is_settled)) is not None:
+            return reason
+        return StopReason.BUDGET_SECONDS if self.is_time_up else None
+
+    def reason_in_pool(self, num_generated: int, *, is_settled: bool) -> StopReason | None:
+        """As `due_reason`, whatever the time: the same in every run with the same seed."""
         settings, tree = self._settings, self._tree
         completed = tree.count(TraceState.FINISHED)
         if settings.budget_traces is not None and completed >= settings.budget_traces:
             return StopReason.BUDGET_TRACES
-        if self.has_enough_traces:
-            return StopReason.COMPLETED
-        if tree.num_live == 0:
-            return StopReason.EXHAUSTED
+        if (reason := self.end_of_traces) is not None:
+            return reason
         if is_settled:
             return StopReason.CONSENSUS
         # The cap is never passed: a step that might generate more than what is left is not taken.
         if settings.budget_tokens is not None and num_generated + tree.num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS
-        if self.seconds >= self._seconds_to_search:
-            return StopReason.BUDGET_SECONDS
         return None
+
+    @property
+    def is_time_up(self) -> bool:
+        return self.seconds >= self._seconds_to_search
+
+    @property
+    def end_of_traces(self) -> StopReason | None:
+        """Enough traces are complete, or none is left."""
+        if self.has_enough_traces:
+            return StopReason.COMPLETED
+        return StopReason.EXHAUSTED if self._tree.num_live == 0 else None

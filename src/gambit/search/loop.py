@@ -14,7 +14,8 @@ from gambit.core import events as ev
 from gambit.core.tree import LIVE, TraceState
 from gambit.core.types import PressureAction, SearchStep, StepBatch, StopReason, TraceKey
 from gambit.engines.base import Engine, SearchSpec
-from gambit.results.record import SearchRecord, SearchResult
+from gambit.results.record import SearchRecord, SearchResult, voted
+from gambit.results.vote import NO_VOTE, Consensus
 from gambit.search.consensus import is_over
 from gambit.search.execution import Execution
 from gambit.search.islands import Islands
@@ -73,7 +74,7 @@ class Search:
             callbacks,
             keeps_ghosts=settings.ghost_parents,
             reads_pruned=self._requirements.pruned_answers,
-            spread=None if settings.doubt is None else SpreadMeter(settings.doubt),
+            spread=self._spread_meter(settings),
         )
         self.result: SearchResult | None = None
         self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
@@ -88,7 +89,7 @@ class Search:
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
         self._settings = settings
         self._spec = spec
-        islands = Islands(settings.islands, settings.capacity, settings.num_traces)
+        islands = Islands.of(settings)
         self._judge = TraceJudge(engine, spec.search, self._recorder, self._verification(verifier))
         self._execution = Execution(engine, spec.search, settings, islands, self._recorder, self._judge)
         self._limits = SearchLimits(settings, islands, self.record.tree)
@@ -96,6 +97,11 @@ class Search:
         self._num_steps = 0
         self._kv = (0, 0)
         self._spent = _Spent()
+
+    @staticmethod
+    def _spread_meter(settings: SearchSettings) -> SpreadMeter | None:
+        """None for a part of a search: all parts would have to split their islands alike."""
+        return None if settings.doubt is None or settings.part is not None else SpreadMeter(settings.doubt)
 
     def _verification(self, use: VerifierUse | None) -> Verification | None:
         if use is None:
@@ -119,6 +125,7 @@ class Search:
         self._callbacks.on_event(self.record.started)
         self._ask_policy()
         self._stop_if_due()
+        self._tell_of_step()
 
     def absorb(self, step: SearchStep, batch: StepBatch) -> None:
         """Apply what an engine step did, then let the policy act if it is its turn."""
@@ -140,10 +147,20 @@ class Search:
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
             self._collect_scores(self.record.vote_kind.needs_scores)
-            equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
-            self._is_settled = is_over(consensus, self.record, self._requirements, equivalent)
+            self._is_settled = self._has_settled(consensus)
         self._stop_if_due()
         self._spent.search += time.perf_counter() - began - (self._judge.seconds_waited - waited)
+        self._tell_of_step()
+
+    def _tell_of_step(self) -> None:
+        if not self.is_stopped:
+            self._callbacks.after_step(self._num_steps)
+
+    def _has_settled(self, consensus: Consensus) -> bool:
+        if self._settings.part is not None:
+            return False  # others vote too
+        equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
+        return is_over(consensus, self.record, self._requirements, equivalent)
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         """Cancel what still runs and leave the engine; `conclude` then takes the vote."""
@@ -168,15 +185,17 @@ class Search:
         """Take the vote. Comparing answers takes time and needs no engine: any thread may do it.
 
         `budget_seconds` covers it; answers not compared by then are equal only if they are spelled alike, and in a
-        hurried vote all that were not compared before.
+        hurried vote all that were not compared before. A part of a search has no vote of its own.
         """
         deadline = -math.inf if is_hurried else self._limits.vote_deadline
         failure = self._judge.finish(self._num_steps, deadline, is_asked=self.failure is None)
         if failure is not None:
             self.failure, self._error = failure, str(failure)
+        if self._settings.part is not None:
+            self.result = dataclasses.replace(self.record.result(NO_VOTE), error=self._error)
+            return self.result
         vote = self.record.vote(self._callbacks.equivalent_until(deadline))
-        votes = tuple(dataclasses.asdict(entry) for entry in vote.entries)
-        self._recorder.emit(ev.Voted(vote.answer, vote.margin, votes))
+        self._recorder.emit(voted(vote))
         self.result = dataclasses.replace(self.record.result(vote), error=self._error)
         return self.result
 

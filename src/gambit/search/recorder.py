@@ -24,6 +24,7 @@ class Callbacks:
     on_event: Callable[[ev.Event], None]
     decode: Decode | None = None  # for policies that read thoughts
     embed: Embed | None = None  # and compare them as text
+    after_step: Callable[[int], None] = lambda step: None  # everything of an engine step has been recorded
 
 
 class Recorder:

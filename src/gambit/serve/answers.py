@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gambit.cluster.serving import AnySearch, AnySolver
 from gambit.core.tree import Trace, TraceTree
 from gambit.core.types import EndReason, StopReason
 from gambit.results.record import SearchResult
 from gambit.results.vote import Ballot, VoteEntry
 from gambit.serve.requests import SearchAsk
-from gambit.solver import PendingSearch, Solver
 from gambit.text.answers import AnswerKind
 from gambit.text.boundary import THINK_END, THINK_START
 
@@ -60,7 +60,7 @@ class SearchAnswer:
 
 
 def answer_of(
-    search_id: str, ask: SearchAsk, pending: PendingSearch, result: SearchResult, solver: Solver
+    search_id: str, ask: SearchAsk, pending: AnySearch, result: SearchResult, solver: AnySolver
 ) -> SearchAnswer:
     """The best-voted answers; where none can be read, the text of the trace with the best score."""
     tree, warnings = pending.record.tree, [*ask.warnings, *pending.notes]
@@ -106,7 +106,7 @@ def _standing(tree: TraceTree, trace: Trace) -> tuple[bool, bool, float, int]:
 
 
 def _choice(
-    ask: SearchAsk, pending: PendingSearch, solver: Solver, trace: int | None, answer: str | None, *, is_cut: bool
+    ask: SearchAsk, pending: AnySearch, solver: AnySolver, trace: int | None, answer: str | None, *, is_cut: bool
 ) -> AnswerChoice:
     if trace is None:
         return AnswerChoice(None, "", "length", None, answer)
@@ -119,7 +119,7 @@ def _choice(
     return AnswerChoice(reasoning, content, "stop" if is_whole else "length", trace, answer)
 
 
-def _said(solver: Solver, tree: TraceTree, trace: int, thinks: bool) -> tuple[str | None, str]:
+def _said(solver: AnySolver, tree: TraceTree, trace: int, thinks: bool) -> tuple[str | None, str]:
     """What a trace thought, without tags, and what it said after that."""
     text = solver.text_of(tree.tokens_of(trace))
     before, tag, after = text.partition(THINK_END)
@@ -128,7 +128,7 @@ def _said(solver: Solver, tree: TraceTree, trace: int, thinks: bool) -> tuple[st
     return before.strip().removeprefix(THINK_START).strip(), after.strip()
 
 
-def _num_said(solver: Solver, tree: TraceTree, trace: int, thinks: bool) -> int:
+def _num_said(solver: AnySolver, tree: TraceTree, trace: int, thinks: bool) -> int:
     """Tokens after the thinking."""
     tokens = tree.tokens_of(trace)
     end = solver.think_end

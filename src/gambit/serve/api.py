@@ -62,9 +62,11 @@ class Api:
         """Whether searches are taken: what a balancer asks."""
         if self.desk.engine_failure is not None:
             return JSONResponse({"status": "the engine has failed"}, 503)
-        return (
-            JSONResponse({"status": "shutting down"}, 503) if self.desk.is_draining else JSONResponse({"status": "ok"})
-        )
+        if self.desk.is_draining:
+            return JSONResponse({"status": "shutting down"}, 503)
+        if not self.desk.has_engine:
+            return JSONResponse({"status": "all engines are being started again"}, 503)
+        return JSONResponse({"status": "ok"})
 
     async def ping(self, request: Request) -> Response:
         """Whether the process does its work: who fails here is to be restarted."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from starlette.routing import Router
 
+from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
 from gambit.serve.api import Api
 from gambit.serve.desk import SearchDesk
@@ -17,7 +18,6 @@ from gambit.serve.page import LivePage
 from gambit.serve.requests import AskReader
 from gambit.serve.responses import ResponseStore
 from gambit.serve.settings import ServeSettings
-from gambit.solver import Solver
 
 MOST_TRACES_AT_A_TIME = 1024  # where the engine names no limit of its own
 
@@ -30,10 +30,10 @@ class ServedApp:
     desk: SearchDesk
 
 
-def make_app(solver: Solver, settings: ServeSettings, base: SearchConfig) -> ServedApp:
+def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> ServedApp:
     """To be called on the event loop that will run it."""
     metrics = ServerMetrics()
-    max_traces = settings.max_traces or solver.engine.info.most_traces or MOST_TRACES_AT_A_TIME
+    max_traces = settings.max_traces or solver.most_traces or MOST_TRACES_AT_A_TIME
     desk = SearchDesk(solver, settings, metrics, max_traces)
     ids = ModelIds.of(settings.served_names, int(time.time()))
     reader = AskReader(ids, base, max_traces, solver.capacity_of)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gambit.async_solver import result_of
+from gambit.cluster.serving import AnySearch, AnySolver, NoEngineError, ReplicaSolver
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
 from gambit.core.problem import Problem
@@ -22,7 +23,6 @@ from gambit.serve.live import Bell, Commentary, MemoryLog, heard_within
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.requests import SearchAsk
 from gambit.serve.settings import ApiKey, ServeSettings
-from gambit.solver import PendingSearch, Solver
 
 LAST_SECONDS = 10.0  # for votes and farewells after the deadline of a shutdown
 
@@ -50,7 +50,7 @@ class ServedSearch:
     status: SearchStatus = SearchStatus.QUEUED
     answer: SearchAnswer | None = None
     error: ApiError | None = None
-    pending: PendingSearch | None = None
+    pending: AnySearch | None = None
     log: MemoryLog = field(default_factory=MemoryLog)
     commentary: Commentary = field(default_factory=Commentary)
     created: float = field(default_factory=time.time)
@@ -101,7 +101,7 @@ class ServedSearch:
 class SearchDesk:
     """All searches of a server. Its methods are called on the event loop."""
 
-    def __init__(self, solver: Solver, settings: ServeSettings, metrics: ServerMetrics, max_traces: int) -> None:
+    def __init__(self, solver: AnySolver, settings: ServeSettings, metrics: ServerMetrics, max_traces: int) -> None:
         self.solver = solver
         self.metrics = metrics
         self.queue = AdmissionQueue(settings.max_running, max_traces, settings.max_waiting)
@@ -115,6 +115,19 @@ class SearchDesk:
         self._tasks: dict[ServedSearch, asyncio.Task[None]] = {}
         self._is_probing = False
         self._kv_usage = 0.0
+        if isinstance(solver, ReplicaSolver):
+            solver.listen(self.changed.ring_from_thread, self._lose_engines)
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether there is one to search on: replicas may all be on their way back."""
+        return self.num_engines > 0
+
+    @property
+    def num_engines(self) -> int:
+        if isinstance(self.solver, ReplicaSolver):
+            return sum(replica.is_ready for replica in self.solver.replicas)
+        return int(self.engine_failure is None)
 
     @property
     def num_open(self) -> int:
@@ -141,6 +154,8 @@ class SearchDesk:
         if self.is_draining:
             headers = {"retry-after": "5", "connection": "close"}
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
+        if not self.has_engine:
+            raise as_api_error(NoEngineError("all engines have died and are being started again"))
 
     def abandon(self, search: ServedSearch) -> None:
         """Nobody wants it any more: it leaves the engine within two steps."""
@@ -186,6 +201,7 @@ class SearchDesk:
         try:
             async with asyncio.timeout(limit):
                 await search.ticket.turn
+                await self._engine_is_there()
         except TimeoutError:
             raise ApiError(503, f"no turn came within the {limit:g} seconds of a request (--request-timeout)",
                            code="timeout_in_queue", headers={"retry-after": "5"}) from None  # fmt: skip
@@ -193,6 +209,14 @@ class SearchDesk:
             return config
         left = max(limit - search.queue_seconds, 0.001)
         return config.model_copy(update={"budget_seconds": min(left, config.budget_seconds or left)})
+
+    async def _engine_is_there(self) -> None:
+        """Who has waited for a turn is not turned away while an engine comes back."""
+        while True:
+            heard = self.changed.listen()
+            if self.has_engine or self.engine_failure is not None:
+                return
+            await heard
 
     def _on_event(self, search: ServedSearch, event: ev.Event) -> None:
         """On the engine's thread."""
@@ -278,6 +302,16 @@ class SearchDesk:
             self.died.set()
         finally:
             self._is_probing = False
+
+    def _lose_engines(self, error: BaseException) -> None:
+        """On a thread of the replicas'."""
+
+        def die() -> None:
+            self.engine_failure = error
+            self.died.set()
+
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(die)
 
     # -- going down --------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gambit.cluster.serving import NoEngineError
 from gambit.core.errors import UserError
 
 KINDS = {
@@ -60,4 +61,6 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, UserError):
         return bad_request(str(error))
+    if isinstance(error, NoEngineError):
+        return ApiError(503, str(error), code="no_engine", headers={"retry-after": "5"})
     return ApiError(500, f"the search failed: {error}" if str(error) else f"the search failed: {type(error).__name__}")

@@ -66,6 +66,7 @@ class ServerMetrics:
             *_gauge("gambit:num_traces_admitted", "Places of the running searches' pools.", desk.queue.num_traces),
             *_gauge("gambit:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", desk.kv_usage()),
             *_gauge("gambit:engine_healthy", "1 while the engine works.", int(desk.engine_failure is None)),
+            *_gauge("gambit:num_engines_ready", "Engines that searches can go to.", desk.num_engines),
             *_counter("gambit:prompt_tokens_total", "Tokens of prompts.", [("", self.prompt_tokens)]),
             *_counter("gambit:generation_tokens_total", "Generated tokens.", [("", self.generated_tokens)]),
             *_counter(

@@ -245,7 +245,7 @@ class LivePage:
             return inert_json(dataclasses.replace(content, run=run)), texts
         record, solver = history.record, self.desk.solver
         tokens = chain(record.started.prompt_tokens, *(trace.own_tokens for trace in record.tree.traces))
-        text = read_tokens(tokens, solver.engine.tokenizer)
+        text = read_tokens(tokens, solver.tokenizer)
         content, texts = data.build(history, text, solver.equivalent)
         return inert_json(content), texts
 
@@ -265,7 +265,7 @@ def _progress(record: SearchRecord) -> list[tuple[str, str]]:
 def _row(search: ServedSearch) -> dict[str, object]:
     result = None if search.answer is None else search.answer.result
     pending = search.pending
-    running = pending.record.tree if search.status is SearchStatus.RUNNING and pending and pending.run else None
+    running = pending.record.tree if search.status is SearchStatus.RUNNING and pending and pending.has_begun else None
     num_completed = result.counts.completed if result else running.count(TraceState.FINISHED) if running else 0
     return {
         "id": search.id,

@@ -13,12 +13,12 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
 from gambit.core.errors import UserError
 from gambit.serve.app import make_app
 from gambit.serve.desk import SearchDesk
 from gambit.serve.settings import ServeSettings
-from gambit.solver import Solver
 
 MAX_HEADER_BYTES = 32 * 1024
 FAREWELL_SECONDS = 5  # for streams of the page to end
@@ -39,7 +39,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    solver: Solver,
+    solver: AnySolver,
     settings: ServeSettings,
     base: SearchConfig,
     bound: socket.socket,
@@ -50,7 +50,7 @@ def serve(
 
 
 async def _serve(
-    solver: Solver,
+    solver: AnySolver,
     settings: ServeSettings,
     base: SearchConfig,
     bound: socket.socket,

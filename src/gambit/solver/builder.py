@@ -6,9 +6,11 @@ import dataclasses
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gambit.config.options import PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings, resolve, system_prompt_of
+from gambit.core import events as ev
 from gambit.core.errors import GambitWarning, UserError
 from gambit.core.problem import ChatMessage, Problem
 from gambit.engines.base import SearchSpec, check_prompt
@@ -23,7 +25,7 @@ from gambit.search.choice import (
 )
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
-from gambit.search.policies.base import requirements_of
+from gambit.search.policies.base import Policy, Requirements, requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.solver.header import run_header
@@ -35,6 +37,30 @@ from gambit.text.boundary import continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
 
 
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """A search as it is known before it begins; picklable."""
+
+    settings: SearchSettings
+    requirements: Requirements
+    header: ev.RunStarted
+    notes: tuple[str, ...]
+    thinks: bool  # whether its traces begin inside a think block
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What a search on this solver's engine is made of."""
+
+    prompt: EncodedPrompt
+    settings: SearchSettings
+    policy: Policy[object]
+    requirements: Requirements
+    verifier: VerifierUse | None
+    header: ev.RunStarted
+    notes: tuple[str, ...]
+
+
 class SearchBuilder:
     """Builds a solver's searches, one after the other, on the engine's thread."""
 
@@ -44,43 +70,57 @@ class SearchBuilder:
         self._num_searches = 0
         self._said: set[str] = set()
 
+    def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
+        """What whoever spreads a search over several engines must know of it; `history` is of all of them."""
+        draft = self._draft(request, history, num_engines)
+        return SearchPlan(draft.settings, draft.requirements, draft.header, draft.notes, draft.prompt.thinks)
+
     def build(self, request: SearchRequest) -> PreparedSearch:
+        parts, config, prefix = self._parts, request.config, request.problem.prefix_tokens
+        draft = self._draft(request, self.history)
+        embed = embedder_of(draft.requirements)
+        news = tuple(note for note in draft.notes if self._is_news(note))
+        sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
+        self._num_searches += 1
+        spec = SearchSpec(
+            self._num_searches,
+            draft.header.prompt_tokens,
+            continued(rule_for(parts.rule, draft.prompt), prefix),
+            parts.stop_ids,
+            keeps_histories=draft.settings.ghost_parents,
+            confidence_window=confidence_window(draft.requirements, config),
+            embedding_size=_embedding_size(draft.requirements.embedding_size, draft.verifier),
+            has_verifier=draft.verifier is not None,
+        )
+        callbacks = Callbacks(
+            self._answer_reader(request.extractor or extractor_for(config.answer), prefix),
+            parts.grader.for_vote,
+            sink.write,
+            parts.engine.tokenizer.decode,
+            embed,
+            *(() if request.part is None else (request.part.reporter.after_step,)),
+        )
+        search = Search(parts.engine, draft.policy, draft.settings, spec, draft.header, callbacks, draft.verifier)
+        return PreparedSearch(search, sink, news, draft.notes, draft.prompt.thinks)
+
+    def _draft(self, request: SearchRequest, history: LengthHistory, num_engines: int = 1) -> _Draft:
         parts, problem, config = self._parts, request.problem, request.config
         parts.check_question(problem.last_message)
         prompt = self._encode(problem, config)
         tokens = (*prompt.token_ids, *problem.prefix_tokens)
         check_prompt(parts.engine.info, len(tokens))
-        settings, found = self._resolve(config, prompt, problem)
+        if request.part is None:
+            settings, found = self._resolve(config, prompt, problem, history)
+        else:
+            settings, found = request.part.settings, []
         policy = make_policy(config, settings, is_probability=parts.judge.is_probability)
         requirements = requirements_of(policy)
         verifier = self._verifier_use(problem, tokens) if needs_scores(requirements, config) else None
-        embed = embedder_of(requirements)
-        found += self._crowding(settings.capacity * request.concurrency)
+        found += self._crowding(-(-settings.capacity * request.concurrency // num_engines))
         found += _short_context(verifier, len(tokens) + settings.max_new_tokens)
-        notes = (*prompt.notes, *found)
-        news = tuple(note for note in notes if self._is_news(note))
-        sink = EventSink(problem.id, request.out_dir, request.on_event, must_log=request.must_log)
-        self._num_searches += 1
-        spec = SearchSpec(
-            self._num_searches,
-            tokens,
-            continued(rule_for(parts.rule, prompt), problem.prefix_tokens),
-            parts.stop_ids,
-            keeps_histories=settings.ghost_parents,
-            confidence_window=confidence_window(requirements, config),
-            embedding_size=_embedding_size(requirements.embedding_size, verifier),
-            has_verifier=verifier is not None,
-        )
-        started = run_header(parts, problem, config, settings, policy, tokens)
-        callbacks = Callbacks(
-            self._answer_reader(request.extractor or extractor_for(config.answer), problem.prefix_tokens),
-            parts.grader.for_vote,
-            sink.write,
-            parts.engine.tokenizer.decode,
-            embed,
-        )
-        search = Search(parts.engine, policy, settings, spec, started, callbacks, verifier)
-        return PreparedSearch(search, sink, news, notes, prompt.thinks)
+        notes = (*prompt.notes, *found) if request.part is None else ()  # the whole has said what there is to say
+        header = run_header(parts, problem, config, settings, policy, tokens)
+        return _Draft(prompt, settings, policy, requirements, verifier, header, notes)
 
     def _encode(self, problem: Problem, config: SearchConfig) -> EncodedPrompt:
         return encode_problem(
@@ -91,11 +131,11 @@ class SearchBuilder:
         )
 
     def _resolve(
-        self, config: SearchConfig, prompt: EncodedPrompt, problem: Problem
+        self, config: SearchConfig, prompt: EncodedPrompt, problem: Problem, history: LengthHistory
     ) -> tuple[SearchSettings, list[str]]:
         parts, defaults = self._parts, self._parts.defaults
         if config.preset is PresetSource.AUTO:
-            defaults = self.history.added_to(defaults)
+            defaults = history.added_to(defaults)
         settings, notes = resolve(
             with_fixed_pool(config),
             defaults,

@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit.config.options import SearchConfig
+from gambit.config.presets import SearchSettings
 from gambit.core.problem import Problem
 from gambit.results.record import SearchRecord, SearchResult
 from gambit.search.host import SearchTicket
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
+from gambit.search.reporting import PartReporter
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.text.answers import Extractor
+
+
+@dataclass(frozen=True, slots=True)
+class PartRequest:
+    """What a part of a search has of the whole: its settings, resolved once for all, and whom it tells."""
+
+    settings: SearchSettings
+    reporter: PartReporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,7 @@ class SearchRequest:
     on_event: EventCallback | None
     concurrency: int = 1
     must_log: bool = True  # False: tried before, so that a folder that has become unwritable costs the log alone
+    part: PartRequest | None = None  # of a search that is spread over several engines; None: all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,10 @@ class PendingSearch:
     def cancel(self) -> None:
         """End it within two engine steps, with the best vote so far."""
         self.ticket.cancel()
+
+    @property
+    def has_begun(self) -> bool:
+        return self.run is not None
 
     @property
     def record(self) -> SearchRecord:

@@ -19,12 +19,16 @@ from gambit.scorers.base import Scorer
 from gambit.scorers.choice import warn_of_other_weights
 from gambit.scorers.readers.base import Reader
 from gambit.search.choice import with_fixed_pool
+from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
-from gambit.solver.builder import SearchBuilder
+from gambit.search.reporting import PartReporter, StepGate, Tell
+from gambit.solver.builder import SearchBuilder, SearchPlan
+from gambit.solver.part import PartOrder, StartedPart
 from gambit.solver.parts import load_parts
-from gambit.solver.pending import PendingSearch, SearchRequest
+from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest
 from gambit.storage.run_folder import EventCallback, check_writable
 from gambit.text.answers import Extractor
+from gambit.text.tokenizers import Tokenizer
 
 
 class Solver:
@@ -57,6 +61,16 @@ class Solver:
     def engine(self) -> Engine:
         """What runs the model. Its calls belong to the solver's own thread: look, do not touch."""
         return self._parts.engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self._parts.engine.tokenizer
+
+    @property
+    def most_traces(self) -> int | None:
+        """That run at a time; None: as many as the KV cache holds."""
+        return self._parts.engine.info.most_traces
 
     def solve(
         self,
@@ -144,6 +158,30 @@ class Solver:
         finally:
             for left in pending:
                 left.abandon()
+
+    def plan(
+        self,
+        problem: Problem,
+        config: SearchConfig,
+        history: LengthHistory,
+        num_engines: int = 1,
+    ) -> SearchPlan:
+        """How a search would go; for `SpreadSolver`."""
+        return self._builder.plan(SearchRequest(problem, config, None, None, None), history, num_engines)
+
+    def start_part(self, order: PartOrder, tell: Tell) -> StartedPart:
+        """Run a part of a search that is spread over several solvers; for `SpreadSolver`."""
+        gate = StepGate(order.allowed_step)
+        reporter = PartReporter(tell, order.times, gate)
+        request = SearchRequest(
+            order.problem,
+            order.config,
+            None,
+            order.extractor,
+            lambda _, event: reporter.on_event(event),
+            part=PartRequest(order.settings, reporter),
+        )
+        return StartedPart(self._submit(request, lambda: False).ticket, reporter, gate)
 
     def equivalent(self, first: str, second: str) -> bool:
         """Whether two answers are equal, as the votes decide it; what they have compared is remembered."""

@@ -76,6 +76,13 @@ class EventSink:
         if self._log is not None:
             self._log.close()
 
+    def discard(self) -> None:
+        """Close the log and remove it: its search begins anew."""
+        self.close()
+        if self._log is not None:
+            self._log.path.unlink(missing_ok=True)
+        self._log = None
+
     def _give_up(self, error: OSError | StorageError) -> None:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         self._failure = f"the log in {self._out_dir} is incomplete: {reason}"

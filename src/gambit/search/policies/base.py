@@ -169,6 +169,14 @@ class ScoreUse(StrEnum):
     NEVER = "never"
 
 
+class SplitBy(StrEnum):
+    """What of a search may run on different engines, since it depends on nothing outside itself."""
+
+    NOTHING = "nothing"
+    ISLANDS = "islands"
+    TRACES = "traces"
+
+
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """What a policy wants of a search; everything but scores is off unless asked for, and then costs nothing."""
@@ -180,6 +188,7 @@ class Requirements:
     confidence_window: int = 0  # tokens; finished traces then bring their confidence
     thoughts: ThoughtNeed | None = None  # views then bring the thoughts that ended, embedded
     embedding_size: int = 0  # of the engine's boundary states, for thoughts that are embedded by them
+    split_by: SplitBy = SplitBy.NOTHING  # how the search may be spread over several engines
 
 
 class NoOptions(BaseModel):

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, NoOptions, PoolView, Requirements, ScoreUse, Wake, top_up
+from gambit.search.policies.base import Decision, NoOptions, PoolView, Requirements, ScoreUse, SplitBy, Wake, top_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SelfConsistency:
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True)
+        return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True, split_by=SplitBy.TRACES)
 
     def initial_state(self) -> None:
         return None

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gambit.config.presets import SearchSettings
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, PoolView, Requirements, Wake, top_up
+from gambit.search.policies.base import Decision, PoolView, Requirements, SplitBy, Wake, top_up
 
 
 class StepOptions(BaseModel):
@@ -52,7 +52,7 @@ class StepPruning:
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(has_fixed_size=True, pruned_answers=self.pruned_vote)
+        return Requirements(has_fixed_size=True, pruned_answers=self.pruned_vote, split_by=SplitBy.TRACES)
 
     def initial_state(self) -> None:
         return None

@@ -25,6 +25,7 @@ from gambit.search.policies.base import (
     Requirements,
     ScoreSpread,
     ScoreUse,
+    SplitBy,
     SplitIslands,
     Start,
     TraceView,
@@ -70,7 +71,7 @@ class Tournament:
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> Tournament:
         return cls(
-            Islands(settings.islands, settings.capacity, settings.num_traces),
+            Islands.of(settings),
             settings.swap_size,
             settings.check_interval,
             settings.warmup_tokens,
@@ -96,7 +97,8 @@ class Tournament:
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(scores=ScoreUse.ROUNDS)  # a completed island is over, whatever its scores
+        # A completed island is over, whatever its scores.
+        return Requirements(scores=ScoreUse.ROUNDS, split_by=SplitBy.ISLANDS)
 
     @property
     def swaps_per_island(self) -> int:

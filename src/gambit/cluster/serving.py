@@ -1,0 +1,293 @@
+"""Replicas behind one server: searches go to the engine that is least busy, and their events come back as they happen.
+
+The server keeps everything that clients share (queue, limits, ids, logs) and has the tokenizer; replicas only search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from gambit.cluster.actor import Done, JobDesk, Raised
+from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
+from gambit.cluster.slots import Handle
+from gambit.config.options import SearchConfig
+from gambit.config.presets import resolved_capacity
+from gambit.core import events as ev
+from gambit.core.errors import EngineError, UserError
+from gambit.core.problem import Problem
+from gambit.models import files as models
+from gambit.results.record import SearchRecord, SearchResult, extended
+from gambit.search.choice import with_fixed_pool
+from gambit.solver import PendingSearch, Solver
+from gambit.storage.run_folder import EventSink
+from gambit.text.answers import Grader
+from gambit.text.boundary import boundary_rule
+from gambit.text.prompts import stop_ids
+from gambit.text.tokenizers import Tokenizer, load_tokenizer
+
+NEWS_SECONDS = 0.2  # between two messages of a running search
+THOUGHT_SECONDS = 1.0  # between two thoughts that are told in words
+MOST_THOUGHT_TOKENS = 400
+LET_GO = "let go"  # nobody reads its vote
+
+
+# -- in the process of a replica -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LiveThought:
+    """What a live trace has said lately; comes before the event of the thought that it ends with."""
+
+    trace: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEnd:
+    """How a search on a replica ended: its result, or why there is none."""
+
+    result: SearchResult | None
+    notes: tuple[str, ...] = ()
+    thinks: bool = False
+    error: str | None = None
+    is_users: bool = False
+
+
+class _EventFeed:
+    """Sends the events of a search to the server, and now and then the words of a leading trace."""
+
+    def __init__(self, desk: JobDesk) -> None:
+        self.pending: PendingSearch | None = None
+        self._desk = desk
+        self._spoke = -THOUGHT_SECONDS
+
+    def on_event(self, event: ev.Event) -> None:
+        now = time.monotonic()
+        if isinstance(event, ev.Scored) and self.pending is not None and now - self._spoke >= THOUGHT_SECONDS:
+            self._spoke = now
+            self._tell_thought(event, self.pending)
+        self._desk.tell(event)
+
+    def _tell_thought(self, event: ev.Scored, pending: PendingSearch) -> None:
+        tree = pending.record.tree
+        leader = max(event.traces, key=lambda trace: tree.score_of(tree.traces[trace]) or 0.0)
+        start = max(event.num_tokens[event.traces.index(leader)] - MOST_THOUGHT_TOKENS, 0)
+        try:
+            tokens = pending.live_tokens(leader, start)
+        except LookupError:  # it ended with this very step
+            return
+        self._desk.tell(LiveThought(leader, start, tuple(tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedJob:
+    """Searches for a client of the server."""
+
+    problem: Problem
+    config: SearchConfig
+
+    def __call__(self, solver: Solver, desk: JobDesk) -> ServedEnd:
+        feed = _EventFeed(desk)
+        pending = feed.pending = solver.submit(self.problem, self.config, on_event=feed.on_event)
+        desk.listen(pending.cancel, lambda _: pending.ticket.abandon())
+        try:
+            result = pending.result()
+        except Exception as error:
+            if not pending.ticket.failed_alone:
+                raise
+            words = str(error) or type(error).__name__
+            return ServedEnd(None, error=words, is_users=isinstance(error, UserError))
+        return ServedEnd(dataclasses.replace(result, traces=()), pending.notes, pending.thinks)
+
+
+# -- in the process of the server ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class RemoteTicket:
+    """The result to come of a search on a replica. What goes wrong there is of this search alone."""
+
+    result: Future[SearchResult] = field(default_factory=Future)
+    failed_alone: bool = True
+    job: RemoteJob | None = None
+
+    def cancel(self) -> None:
+        """End it soon, with the best vote so far."""
+        if self.job is not None:
+            self.job.stop()
+
+    def abandon(self) -> None:
+        """As `cancel`, for one whose vote nobody reads."""
+        if self.job is not None:
+            self.job.say(LET_GO)
+            self.job.stop()
+
+
+@dataclass(slots=True, eq=False)
+class RemoteSearch:
+    """A search on a replica, as `PendingSearch` is one on this process' engine."""
+
+    sink: EventSink
+    ticket: RemoteTicket = field(default_factory=RemoteTicket)
+    notes: tuple[str, ...] = ()
+    thinks: bool = False
+    _record: SearchRecord | None = None
+    _thought: LiveThought | None = None
+
+    @property
+    def record(self) -> SearchRecord:
+        """What its events say, as far as they have come."""
+        assert self._record is not None, "the search has not begun"
+        return self._record
+
+    @property
+    def has_begun(self) -> bool:
+        return self._record is not None
+
+    def cancel(self) -> None:
+        self.ticket.cancel()
+
+    def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
+        """What a live trace has said, if it is the one that its replica told of last."""
+        thought = self._thought
+        if thought is None or thought.trace != trace or thought.start > start:
+            raise LookupError(trace)
+        return thought.tokens[start - thought.start :]
+
+    def result(self) -> SearchResult:
+        """Waits for it."""
+        try:
+            result = dataclasses.replace(self.ticket.result.result(), out_dir=self.sink.folder)
+        except BaseException:
+            self.abandon()
+            raise
+        failure = self.sink.finish(result)
+        if failure is None:
+            return result
+        return dataclasses.replace(result, warnings=(*result.warnings, failure), log_error=failure)
+
+    def abandon(self) -> None:
+        """End it, and wait for that."""
+        self.ticket.cancel()
+        self.ticket.result.exception()
+        self.sink.close()
+
+    # -- on the thread that follows its replica ----------------------------------------------------------------
+
+    def take(self, item: ev.Event | LiveThought) -> None:
+        if isinstance(item, LiveThought):
+            self._thought = item
+            return
+        self._record = extended(self._record, item)
+        self.sink.write(item)
+
+    def end(self, end: Done[ServedEnd] | Raised | Died) -> None:
+        if not isinstance(end, Done):
+            self.ticket.result.set_exception(EngineError(f"the engine of this search died: {end.reason}"))
+        elif end.value.result is None:
+            kind = UserError if end.value.is_users else EngineError
+            self.ticket.result.set_exception(kind(end.value.error))
+        else:
+            self.notes, self.thinks = end.value.notes, end.value.thinks
+            self.ticket.result.set_result(end.value.result)
+
+
+class NoEngineError(EngineError):
+    """All replicas are being started."""
+
+
+class ReplicaSolver:
+    """Searches on replicas; a `Solver` to the server in front of them."""
+
+    def __init__(self, model: str, replicas: ReplicaSet[Solver]) -> None:
+        source = models.locate(model)
+        generation = models.generation_of(source)
+        self.tokenizer: Tokenizer = load_tokenizer(source)
+        self.think_end = boundary_rule(self.tokenizer).think_end
+        self._named = models.named_model(model)
+        self._defaults = models.defaults_of(source, generation)
+        self._stop_ids = stop_ids(self.tokenizer, generation.eos_ids)
+        self._grader = Grader()
+        self._set = replicas
+        self._choosing = threading.Lock()
+
+    @property
+    def most_traces(self) -> int | None:
+        """That run at a time on all replicas together; None: as many as their KV caches hold."""
+        first = next(replica for replica in self.replicas if replica.is_ready)
+        each = self._set.ask(first, _most_traces)
+        return None if each is None else each * len(self.replicas)
+
+    @property
+    def replicas(self) -> tuple[Replica[Solver], ...]:
+        return self._set.replicas
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a replica to search on."""
+        return any(replica.is_ready for replica in self.replicas)
+
+    def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
+        """What to do when a replica is ready, and when none can be started any more."""
+        self._set.listen(on_change, on_lost)
+
+    def submit(
+        self,
+        problem: Problem,
+        config: SearchConfig,
+        *,
+        out_dir: Path | None = None,
+        on_event: Callable[[ev.Event], None] | None = None,
+    ) -> RemoteSearch:
+        """Begin a search on the replica that runs fewest."""
+        callback = None if on_event is None else lambda _, event: on_event(event)
+        search = RemoteSearch(EventSink(problem.id, out_dir, callback))
+        with self._choosing:
+            ready = [replica for replica in self.replicas if replica.is_ready]
+            if not ready:
+                raise NoEngineError("all engines have died and are being started again")
+            replica = min(ready, key=lambda replica: len(replica.jobs))
+            on_end = partial(self._end, search, replica, replica.actor)
+            search.ticket.job = self._set.run(replica, ServedJob(problem, config), search.take, on_end, NEWS_SECONDS)
+        return search
+
+    def _end(
+        self, search: RemoteSearch, replica: Replica[Solver], actor: Handle, end: Done[ServedEnd] | Raised | Died
+    ) -> None:
+        if isinstance(end, Raised) and not end.is_users:
+            self._set.discard(replica, actor)  # the engine itself has failed
+        search.end(end)
+
+    def check_question(self, question: str) -> None:
+        if self._named is not None:
+            self._named.check_question(question)
+
+    def capacity_of(self, config: SearchConfig) -> int:
+        return resolved_capacity(with_fixed_pool(config), self._defaults)
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        spoken = tokens[:-1] if tokens and tokens[-1] in self._stop_ids else tokens
+        return self.tokenizer.decode(spoken)
+
+    def equivalent(self, first: str, second: str) -> bool:
+        return self._grader.equivalent(first, second)
+
+    def close(self) -> None:
+        self._grader.close()
+
+
+def _most_traces(solver: Solver) -> int | None:
+    return solver.most_traces
+
+
+AnySolver: TypeAlias = Solver | ReplicaSolver
+AnySearch: TypeAlias = PendingSearch | RemoteSearch

@@ -1,0 +1,123 @@
+"""One search over engines under Ray: each runs some of its islands, the driver puts them together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gambit.cluster.actor import Done, JobDesk, Make, Raised
+from gambit.cluster.jobs import SolverMaker
+from gambit.cluster.jobs import engine_options as fitted_options
+from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs
+from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
+from gambit.config.options import EngineConfig, SearchConfig, build
+from gambit.core.problem import Problem
+from gambit.engines.base import EngineInfo
+from gambit.models import files as models
+from gambit.search.lengths import LengthHistory
+from gambit.search.merging import PartNews
+from gambit.search.reporting import Tell
+from gambit.solver import Solver
+from gambit.solver.builder import SearchPlan
+from gambit.solver.part import PartOrder
+from gambit.solver.spread import SpreadSolver
+
+PARTS_PER_ENGINE = 2  # one that is ending, and the next
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuestion:
+    """Asks an engine how a search would go."""
+
+    problem: Problem
+    config: SearchConfig
+    history: LengthHistory
+    num_engines: int
+
+    def __call__(self, solver: Solver) -> SearchPlan:
+        return solver.plan(self.problem, self.config, self.history, self.num_engines)
+
+
+@dataclass(frozen=True, slots=True)
+class PartJob:
+    """Runs a part of a search on its engine."""
+
+    order: PartOrder
+
+    def __call__(self, solver: Solver, desk: JobDesk) -> None:
+        is_over = threading.Event()
+
+        def tell(news: PartNews) -> None:
+            desk.tell(news, at_once=True)
+            if news.is_over:
+                is_over.set()
+
+        part = solver.start_part(self.order, tell)
+        desk.listen(part.stop, part.allow)
+        is_over.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePart:
+    """A part that runs in another process."""
+
+    job: RemoteJob
+
+    def allow(self, step: int | None) -> None:
+        self.job.say(step)
+
+    def stop(self) -> None:
+        self.job.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """A solver under Ray, as far as a spread search needs it."""
+
+    replicas: ReplicaSet[Solver]
+    replica: Replica[Solver]
+
+    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
+        self.replicas.wait()  # for the other engines too: the clock of the search does not run yet
+        return self.replicas.ask(self.replica, PlanQuestion(problem, config, history, num_engines))
+
+    def start_part(self, order: PartOrder, tell: Tell) -> RemotePart:
+        def on_end(end: Done[object] | Raised | Died) -> None:
+            if not isinstance(end, Done):
+                error = f"engine {self.replica.number} died: {end.reason}"
+                tell(PartNews(-1, (), is_over=True, error=error, is_engines=True))
+
+        return RemotePart(self.replicas.run(self.replica, PartJob(order), tell, on_end))
+
+
+def engine_info(solver: Solver) -> EngineInfo:
+    """Asks an engine what it runs on."""
+    return solver.engine.info
+
+
+@contextmanager
+def spread_replicas(
+    make: Make[Solver], num_engines: int, needs: EngineNeeds
+) -> Iterator[tuple[list[RemoteEngine], ReplicaSet[Solver]]]:
+    """Engines under Ray for a `SpreadSolver`; this process must be a driver of Ray."""
+    with ReplicaSet(make, num_engines, needs, jobs_per_replica=PARTS_PER_ENGINE) as replicas:
+        yield [RemoteEngine(replicas, replica) for replica in replicas.replicas], replicas
+
+
+@contextmanager
+def spread_on_ray(
+    model: str = models.BUNDLED, *, engines: int, address: str = OWN, **engine_options: object
+) -> Iterator[SpreadSolver]:
+    """A `SpreadSolver` on engines under Ray: at an address, or on this machine alone.
+
+    `engine_options` are those of `Solver`.
+    """
+    config, plan = build(EngineConfig, {"model": model, **engine_options}), ClusterPlan(address, engines)
+    check_plan(plan, config)
+    with connected(plan) as resources:
+        needs = engine_needs(plan, config, resources)
+        make = SolverMaker(fitted_options(config, needs))
+        with spread_replicas(make, engines, needs) as (found, _), SpreadSolver(found) as solver:
+            yield solver

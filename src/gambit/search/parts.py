@@ -1,0 +1,40 @@
+"""A search in parts that run on different engines: what each part plays."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from gambit.config.presets import SearchPart, SearchSettings
+from gambit.search.policies.base import SplitBy
+
+
+def split(settings: SearchSettings, split_by: SplitBy, num_engines: int) -> tuple[SearchSettings, ...]:
+    """The settings of each part; one part, the whole search, where there is nothing to split."""
+    pieces = {SplitBy.ISLANDS: settings.islands, SplitBy.TRACES: min(settings.capacity, settings.num_traces)}
+    count = min(num_engines, pieces.get(split_by, 1))
+    if count <= 1:
+        return (dataclasses.replace(settings, part=SearchPart(range(settings.islands))),)
+    if split_by is SplitBy.ISLANDS:
+        return tuple(
+            dataclasses.replace(settings, part=SearchPart(islands)) for islands in ranges(settings.islands, count)
+        )
+    return tuple(_some_traces(settings, count))
+
+
+def _some_traces(settings: SearchSettings, count: int) -> Iterator[SearchSettings]:
+    """Independent traces: each part has its own numbers of them and its own places."""
+    shares = zip(ranges(settings.num_traces, count), ranges(settings.capacity, count), strict=True)
+    for traces, places in shares:
+        part = SearchPart(range(settings.islands), traces.start)
+        swap_size = min(settings.swap_size, len(places))
+        yield dataclasses.replace(
+            settings, capacity=len(places), num_traces=len(traces), swap_size=swap_size, part=part
+        )
+
+
+def ranges(total: int, count: int) -> list[range]:
+    """Neighbours together, in parts that differ by at most one."""
+    starts = [total * index // count for index in range(count + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(starts)]

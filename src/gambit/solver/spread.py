@@ -1,0 +1,206 @@
+"""One search wider than an engine: its islands run on several, and all of their traces vote together."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from gambit.config.options import SearchConfig
+from gambit.config.presets import SearchSettings
+from gambit.core import events as ev
+from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.problem import ChatMessage, Problem
+from gambit.results.record import SearchResult
+from gambit.search.lengths import LengthHistory
+from gambit.search.merging import MergedSearch
+from gambit.search.parts import split
+from gambit.search.reporting import ReportTimes, Tell
+from gambit.search.spreading import EngineDiedError, RunningPart, run_parts
+from gambit.solver.builder import SearchPlan
+from gambit.solver.part import PartOrder
+from gambit.solver.pending import SearchRequest
+from gambit.storage.run_folder import EventCallback, EventSink, check_writable
+from gambit.text.answers import Extractor, Grader
+
+MOST_DEATHS = 2  # of engines, by one search
+
+
+class PartEngine(Protocol):
+    """A solver as far as a spread search needs it; it may be in another process."""
+
+    def plan(
+        self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1
+    ) -> SearchPlan: ...
+
+    def start_part(self, order: PartOrder, tell: Tell) -> RunningPart: ...
+
+
+class SpreadSolver:
+    """Searches each problem on several engines at once; a `Solver` to its callers.
+
+    >>> with Solver() as first, Solver() as second:
+    ...     SpreadSolver([first, second]).solve("a = 17; b = 61; c = a + b; c?").answer
+
+    Every engine runs some of the islands, or some of the traces of a method whose traces are independent. The same
+    seed gives the same traces and votes as on one engine with the memory of all. The engines stay their owner's.
+    """
+
+    def __init__(self, engines: Sequence[PartEngine]) -> None:
+        if not engines:
+            raise UserError("a search needs at least one engine")
+        self._engines = tuple(engines)
+        self._history = LengthHistory()
+        self._grader = Grader()
+        self._said: set[str] = set()
+
+    def solve(
+        self,
+        problem: str | Sequence[ChatMessage] | Problem,
+        config: SearchConfig | None = None,
+        *,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: Callable[[ev.Event], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> SearchResult:
+        """As `Solver.solve`; callbacks are called on the caller's thread."""
+        problem = problem if isinstance(problem, Problem) else Problem(problem)
+        callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
+        folder = None if out_dir is None else Path(out_dir)
+        request = SearchRequest(problem, config or SearchConfig(), folder, extractor, callback)
+        result = self._search(request, should_stop)
+        if result.error is not None:
+            raise EngineError(result.error)
+        return result
+
+    def solve_many(
+        self,
+        problems: Iterable[str | Problem],
+        config: SearchConfig | None = None,
+        *,
+        concurrency: int = 1,
+        out_dir: Path | str | None = None,
+        extractor: Extractor | None = None,
+        on_event: EventCallback | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[SearchResult]:
+        """As `Solver.solve_many`, one problem after the other: each has all engines."""
+        if concurrency != 1:
+            raise UserError(f"concurrency {concurrency}: a search that is spread over all engines runs alone")
+        folder = None if out_dir is None else Path(out_dir)
+        if folder is not None:
+            check_writable(folder)
+        asked = config or SearchConfig()
+        for number, item in enumerate(problems):
+            if should_stop():
+                return
+            problem = item if isinstance(item, Problem) else Problem(item, id=str(number))
+            own_folder = None if folder is None else folder / problem.id
+            request = SearchRequest(problem, asked, own_folder, extractor, on_event, must_log=False)
+            try:
+                yield self._search(request, should_stop)
+            except UserError as error:
+                yield SearchResult.failed(problem.id, asked.policy, asked.seed, str(error))
+
+    def equivalent(self, first: str, second: str) -> bool:
+        """Whether two answers are equal, as the votes decide it."""
+        return self._grader.equivalent(first, second)
+
+    def grade(self, answer: str | None, gold: str) -> bool:
+        """Whether an answer is right; no answer is wrong."""
+        return self._grader.grade(answer, gold)
+
+    def close(self) -> None:
+        self._grader.close()
+
+    def __enter__(self) -> SpreadSolver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- one search --------------------------------------------------------------------------------------------
+
+    def _search(self, request: SearchRequest, should_stop: Callable[[], bool]) -> SearchResult:
+        """A search that loses an engine begins anew, on the one that takes its place; after two, it is given up."""
+        for num_lost in itertools.count(1):
+            sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
+            try:
+                return self._attempt(request, sink, should_stop)
+            except EngineDiedError as error:
+                if num_lost == MOST_DEATHS:
+                    config = request.config
+                    return SearchResult.failed(request.problem.id, config.policy, config.seed, str(error))
+                sink.discard()
+            finally:
+                sink.close()
+        raise AssertionError
+
+    def _attempt(self, request: SearchRequest, sink: EventSink, should_stop: Callable[[], bool]) -> SearchResult:
+        num_engines = len(self._engines)
+        plan = self._engines[0].plan(request.problem, request.config, self._history, num_engines)
+        parts = split(plan.settings, plan.requirements.split_by, num_engines)
+        news = tuple(note for note in (*plan.notes, *self._idle(plan, len(parts))) if self._is_news(note))
+        header = _with_engines(plan.header, len(parts))
+        merged = MergedSearch(
+            header, plan.settings, plan.requirements, len(parts), sink.write, self._grader.for_vote
+        )  # fmt: skip
+        starts = [
+            partial(_start, engine, request, settings, _report_times(plan))
+            for engine, settings in zip(self._engines, parts, strict=False)
+        ]
+        result = run_parts(merged, starts, should_stop)
+        if not request.problem.prefix_tokens:
+            self._history.remember(merged.record)
+        return _kept(result, sink, news)
+
+    def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
+        if num_parts == len(self._engines):
+            return []
+        what = f"{plan.settings.islands} island{'s' * (plan.settings.islands > 1)}"
+        return [
+            f"of {len(self._engines)} engines {num_parts} can be used: {plan.settings.policy} with {what} and "
+            f"{plan.settings.num_traces} traces has no more parts that do not depend on each other; give more --islands"
+        ]
+
+    def _is_news(self, note: str) -> bool:
+        """Each warning is said once."""
+        if note in self._said:
+            return False
+        self._said.add(note)
+        warnings.warn(note, GambitWarning, stacklevel=5)
+        return True
+
+
+def _start(
+    engine: PartEngine,
+    request: SearchRequest,
+    settings: SearchSettings,
+    times: ReportTimes,
+    tell: Tell,
+    allowed_step: int | None,
+) -> RunningPart:
+    order = PartOrder(request.problem, request.config, settings, times, allowed_step, request.extractor)
+    return engine.start_part(order, tell)
+
+
+def _report_times(plan: SearchPlan) -> ReportTimes:
+    settings = plan.settings
+    return ReportTimes(settings.check_interval, settings.consensus is not None or settings.budget_traces is not None)
+
+
+def _with_engines(header: ev.RunStarted, num_engines: int) -> ev.RunStarted:
+    return dataclasses.replace(header, environment={**header.environment, "engines": num_engines})
+
+
+def _kept(result: SearchResult, sink: EventSink, news: tuple[str, ...]) -> SearchResult:
+    """With its file beside the log."""
+    result = dataclasses.replace(result, warnings=news, out_dir=sink.folder)
+    failure = sink.finish(result)
+    return result if failure is None else dataclasses.replace(result, warnings=(*news, failure), log_error=failure)
