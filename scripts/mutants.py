@@ -13,9 +13,11 @@ interrupted goes on where it stopped. A survivor that no test can tell from the 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,7 @@ from scripts.mutation.reach import FileRecord, Part, Reach, record
 from scripts.mutation.targets import GROUP_OF, GROUPS, ROOT, TESTS, all_mutants
 
 REASONS = Path(__file__).with_name("equivalent_mutants.json")
+PR_SET_PDEATHSIG = 1  # of Linux
 NO_REASON = "a test is missing"
 KILLED, SURVIVED, SKIPPED = "killed", "survived", "skipped"
 # A GPU is no place for so many processes, and its driver wants more address space than they have.
@@ -106,6 +109,7 @@ def on_workers(task: str, items: Sequence[object], options: argparse.Namespace, 
 
 def _start_worker(folder: Path, options: argparse.Namespace, reach: Reach) -> None:
     global _worker
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # an interrupted run leaves nothing behind
     _worker = Worker(folder, options, reach)
 
 

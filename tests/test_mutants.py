@@ -60,19 +60,21 @@ def test_a_statement_ends_where_its_body_begins() -> None:
     assert found[4] == found[5] == (4, 5) and found[6] == (6, 6)
 
 
-def test_a_mutant_gets_the_tests_that_run_its_statement_quickest_first() -> None:
-    mutant = next(mutant for mutant in all_mutants() if mutant.module == MODULES[0])
+def test_a_mutant_gets_the_tests_that_run_its_statement_those_that_concern_it_first() -> None:
+    mutant = next(mutant for mutant in all_mutants() if mutant.module == "gambit/core/tree.py")
     here, elsewhere = {(mutant.module, mutant.line)}, {("gambit/other.py", mutant.line)}
-    slow = FileRecord("test_b.py", {"b::one": 3.0, "b::two": 5.0}, {"b::one": here, "b::two": here}, ())
-    quick = FileRecord(
-        "test_a.py", {"a::x": 0.5, "a::y": 0.2, "a::z": 0.1}, {"a::x": here, "a::y": here, "a::z": elsewhere}, ()
+    own = FileRecord(
+        "test_tree.py",
+        {"t::long": 9.0, "t::slow": 3.0, "t::x": 0.5, "t::y": 0.2, "t::z": 0.1},
+        {"t::long": here, "t::slow": here, "t::x": here, "t::y": here, "t::z": elsewhere},
+        (),
     )
-    early, late = Reach([slow, quick]).parts(mutant, 20)
-    assert [part.tests for part in early] == [("a::y", "a::x")] and [part.tests for part in late] == [
-        ("b::one", "b::two")
-    ]
-    early, late = Reach([slow, quick]).parts(mutant, 10)
-    assert [part.tests for part in late] == [("b::one",)], "no more than half of the time for one file"
+    other = FileRecord("test_view.py", {"v::one": 0.1, "v::two": 6.0}, {"v::one": here, "v::two": here}, ())
+    early, late = Reach([other, own]).parts(mutant, 10)
+    assert [part.tests for part in early] == [("t::y", "t::x")]
+    assert [part.tests for part in late] == [("v::one",), ("t::slow",)], "and no more than there is time for"
+    early, late = Reach([other]).parts(mutant, 10)
+    assert [part.tests for part in early] == [("v::one",)] and not late
 
 
 def test_lines_that_a_shared_fixture_ran_count_for_each_of_its_tests() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import json
 import mmap
 import shutil
@@ -17,10 +18,16 @@ from scripts.mutation import tracer
 from scripts.mutation.bench import Bench, Json
 from scripts.mutation.operators import Mutant
 from scripts.mutation.plugins import OUTSIDE, Watch
-from scripts.mutation.targets import MODULES, ROOT, SOURCE
+from scripts.mutation.targets import MODULES, ROOT, SOURCE, concerns
 
 RECORDING_SECONDS = 900.0
 FIRST_SECONDS = 2.0  # of the quickest files, tried before the others: most mutants die there
+
+
+class TimedTest(NamedTuple):
+    file: str
+    id: str
+    seconds: float
 
 
 class Part(NamedTuple):
@@ -48,10 +55,20 @@ def record(bench: Bench, file: str, cache: Path) -> Json:
 
 
 def digest(file: str) -> str:
-    tests = ROOT / "tests"
-    helpers = [path for path in tests.glob("*.py") if not path.name.startswith("test_")]
-    paths = sorted([*(SOURCE / "gambit").rglob("*.py"), *helpers])
-    return hashlib.sha256(b"".join(path.read_bytes() for path in [*paths, tests / file])).hexdigest()[:16]
+    """Of the sources, of a test file, and of the files beside it that it imports."""
+    paths = [*sorted((SOURCE / "gambit").rglob("*.py")), *sorted(with_imports(ROOT / "tests" / file, set()))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
+def with_imports(path: Path, found: set[Path]) -> set[Path]:
+    if path in found or not path.is_file():
+        return found
+    found.add(path)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in [node.module] if isinstance(node, ast.ImportFrom) else names:
+            with_imports(path.with_name(f"{name}.py"), found)
+    return with_imports(path.with_name("conftest.py"), found)
 
 
 def watched(bench: Bench, file: str, watch: Watch) -> Json:
@@ -126,10 +143,9 @@ class FileRecord:
             reached[test] = set().union(*(ran.get(number, set()) for number in numbers))
         return cls(file, seconds, reached, tuple(failed))
 
-    def part(self, wanted: set[tuple[str, int]]) -> Part | None:
-        """The tests that run one of these lines."""
-        tests = sorted((test for test, ran in self.lines.items() if ran & wanted), key=self.seconds.__getitem__)
-        return Part(self.file, tuple(tests), sum(self.seconds[test] for test in tests)) if tests else None
+    def tests(self, wanted: set[tuple[str, int]]) -> list[TimedTest]:
+        """Those that run one of these lines."""
+        return [TimedTest(self.file, test, self.seconds[test]) for test, ran in self.lines.items() if ran & wanted]
 
 
 def places(lines: dict[str, list[int]]) -> Iterator[tuple[str, int]]:
@@ -144,26 +160,31 @@ class Reach:
         self._statements = {module: statements((SOURCE / module).read_text(encoding="utf-8")) for module in MODULES}
 
     def parts(self, mutant: Mutant, most_seconds: float) -> tuple[list[Part], list[Part]]:
-        """The quickest files, and the others; in all no more than some seconds beyond the first."""
+        """First the quick ones of the files that concern the module, then theirs and others' up to some seconds."""
         first, last = self._statements[mutant.module][mutant.line]
         wanted = {(mutant.module, line) for line in range(first, last + 1)}
-        found = sorted(filter(None, (each.part(wanted) for each in self._records)), key=lambda part: part.seconds)
-        total, early, late = 0.0, [], []
-        for part in (shortened(part, most_seconds) for part in found):
-            total += part.seconds
-            if total <= FIRST_SECONDS or not early:
-                early.append(part)
-            elif total <= most_seconds:
-                late.append(part)
-        return early, late
+        found = [(concerns(each.file, mutant.module), each) for each in self._records]
+        own = [test for is_own, each in found if is_own for test in each.tests(wanted)]
+        other = [test for is_own, each in found if not is_own for test in each.tests(wanted)]
+        own, early = within(own, most_seconds), within(own, FIRST_SECONDS)
+        late = [test for test in own if test not in set(early)] + within(other, most_seconds / 2)
+        return by_file(early or late), by_file(late if early else [])
 
 
-def shortened(part: Part, most_seconds: float) -> Part:
-    """A file with very many tests that run a line shows with the quickest of them what it has to show."""
-    if part.seconds <= most_seconds / 2:
-        return part
-    count = max(1, int(len(part.tests) * most_seconds / 2 / part.seconds))
-    return Part(part.file, part.tests[:count], most_seconds / 2)
+def within(tests: Iterable[TimedTest], seconds: float) -> list[TimedTest]:
+    """The quickest, as many as there is time for, and one in any case."""
+    ordered = sorted(tests, key=lambda test: test.seconds)
+    ends = itertools.accumulate(test.seconds for test in ordered)
+    return [test for number, (test, end) in enumerate(zip(ordered, ends, strict=True)) if end <= seconds or not number]
+
+
+def by_file(tests: Iterable[TimedTest]) -> list[Part]:
+    """The quickest file first, and in it the quickest test."""
+    files: dict[str, list[TimedTest]] = {}
+    for test in sorted(tests, key=lambda test: test.seconds):
+        files.setdefault(test.file, []).append(test)
+    parts = (Part(name, tuple(t.id for t in of), sum(t.seconds for t in of)) for name, of in files.items())
+    return sorted(parts, key=lambda part: part.seconds)
 
 
 def statements(source: str) -> dict[int, tuple[int, int]]:
