@@ -26,6 +26,8 @@ class PuppetEngine:
     submitted: list[TraceSpec] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
+    ranked: list[Mapping[TraceKey, float]] = field(default_factory=list)
+    seconds: StepSeconds = field(default_factory=StepSeconds)  # of every step
     at: int = 0
 
     info = EngineInfo("puppet", "none", "none", "none", 1, 1 << 20, 1 << 20, 16)
@@ -44,6 +46,9 @@ class PuppetEngine:
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         self.stopped += [key.trace for key in keys]
         return {key: (0,) * self.lengths.pop(key.trace) for key in keys}
+
+    def rank(self, scores: Mapping[TraceKey, float]) -> None:
+        self.ranked.append(scores)
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         return {trace: Progress(n, self.thinking.get(trace, True)) for trace, n in self.lengths.items()}
@@ -65,7 +70,7 @@ class PuppetEngine:
         lost = [trace for trace in step.evicted if trace.action is not PressureAction.QUEUE]
         for gone in (*step.finished, *lost):
             self.lengths.pop(gone.trace, None)
-        return StepBatch({1: step}, 0, 1 << 20, StepSeconds())
+        return StepBatch({1: step}, sum(self.lengths.values()), 1 << 20, self.seconds)
 
 
 def admit(*traces: int, reused: int = 0) -> tuple[Admission, ...]:

@@ -16,6 +16,7 @@ from gambit.search.choice import load_policy
 from gambit.search.loop import Search
 from gambit.search.policies.base import requirements_of
 from gambit.search.recorder import Callbacks
+from gambit.search.verification import VerifierUse
 from gambit.text.boundary import BoundaryRule
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
@@ -77,6 +78,7 @@ def make_search(
     wrap: Callable[..., object] = lambda policy: policy,
     decode: Callable[..., str] = lambda tokens: "".join(" Wait" if token % 5 == 0 else " so" for token in tokens),
     equivalent_until: Callable[[float], Callable[[str, str], bool]] = lambda deadline: str.__eq__,
+    verifier: VerifierUse | None = None,
 ) -> Watched:
     def on_event(event: ev.Event) -> None:
         watched.events.append(event)
@@ -93,8 +95,9 @@ def make_search(
         confidence_window=requirements.confidence_window,
         embedding_size=requirements.embedding_size,
         keeps_histories=settings.ghost_parents,
+        has_verifier=verifier is not None,
     )
-    watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), callbacks))
+    watched = Watched(Search(engine, policy, settings, spec, make_header(settings, vote), callbacks, verifier))
     return watched
 
 

@@ -1,0 +1,66 @@
+"""What is mutated, and the tests that may notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.mutation.operators import Mutant, mutants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
+
+
+class Group(NamedTuple):
+    """Modules and the test files that concern them."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ANSWERS = "gambit/text/answers"
+GROUPS = {
+    "tree": Group(("gambit/core/tree.py",), ("tree", "loop", "log", "islands")),
+    "loop": Group(
+        tuple(f"gambit/search/{name}.py" for name in ("loop", "execution", "judging", "limits")),
+        ("loop", "judging", "log", "consensus", "islands", "search_properties"),
+    ),
+    "tournament": Group(("gambit/search/policies/tournament.py",), ("tournament", "islands")),
+    "vote": Group(("gambit/results/vote.py", "gambit/results/ballots.py"), ("vote", "ballots", "consensus", "log")),
+    "answers": Group(
+        tuple(
+            f"{ANSWERS}/{name}.py"
+            for name in ("brackets", "equality", "extraction", "forms", "notation", "numbers", "relations", "units")
+        ),
+        ("answer_forms", "answer_extraction"),
+    ),
+    "grader": Group(
+        tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")), ("grader", "answer_forms")
+    ),
+    "events": Group(("gambit/core/events.py", "gambit/core/chain.py"), ("log", "tree")),
+    "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("rows", "files", "storage")),
+}
+GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}
+MODULES = tuple(GROUP_OF)
+# Files that concern none of them in the first place, but look at what they do.
+OTHERS = (
+    "baselines", "deepconf", "golden", "hard_times", "host", "originals", "slim_sc", "solver", "trust", "verification",
+    "view",
+)  # fmt: skip
+TESTS = tuple(f"test_{name}.py" for name in sorted({*OTHERS, *(n for group in GROUPS.values() for n in group.tests)}))
+
+
+def concerns(file: str, module: str) -> bool:
+    return file.removeprefix("test_").removesuffix(".py") in GROUPS[GROUP_OF[module]].tests
+
+
+def all_mutants() -> list[Mutant]:
+    seen: Counter[str] = Counter()
+    mutants = []
+    for module in MODULES:
+        for mutant in mutants_of(module, (SOURCE / module).read_text(encoding="utf-8")):
+            seen[mutant.key] += 1
+            mutants.append(replace(mutant, number=seen[mutant.key]))
+    return mutants

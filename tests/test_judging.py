@@ -1,0 +1,221 @@
+"""Whose scores count in the loop: a verifier's for as long as there is one, then the engine's own."""
+
+import dataclasses
+import math
+
+import pytest
+
+from gambit.core import events as ev
+from gambit.core.errors import EngineError
+from gambit.core.types import EndReason, SearchStep, StopReason, ThoughtScore, TraceEnd, TraceKey
+from gambit.results.vote import Consensus
+from gambit.scorers.readers.base import Question
+from gambit.scorers.readers.thread import ReaderThread
+from gambit.search.loop import Search
+from gambit.search.verification import VerifierUse
+from puppet import PuppetEngine, admit
+from reading import DyingReader, FunctionReader, HeldReader
+from searching import make_search, make_settings, run_one
+
+SETTINGS = {"capacity": 3, "swap_size": 1, "check_interval": 2, "warmup_tokens": 1}
+SCORES = {0: 0.9, 1: 0.5, 2: 0.2, 3: 0.8, 4: 0.7}  # the verifier's, by trace; the engine thinks the opposite
+
+
+def thoughts(length, *traces):
+    return tuple(ThoughtScore(trace, 1 - SCORES[trace], length) for trace in traces)
+
+
+def ends(*traces, length):
+    return tuple(TraceEnd(trace, EndReason.STOP, (7,) * (length - 1) + (1,)) for trace in traces)
+
+
+def story():
+    """Thoughts end at the second and fourth token; in the tournaments after them the worst trace loses its place."""
+    return [
+        SearchStep(admitted=admit(0, 1, 2), num_generated=3),
+        SearchStep(num_generated=3, scored=thoughts(2, 0, 1, 2)),
+        SearchStep(admitted=admit(3, reused=2), num_generated=3),  # for 2
+        SearchStep(num_generated=3, scored=thoughts(4, 0, 1, 3)),
+        SearchStep(admitted=admit(4, reused=4), num_generated=3),  # for 1
+        SearchStep(num_generated=3, finished=ends(0, 3, 4, length=6)),
+    ]
+
+
+def short_story():
+    """One thought, and answers before any tournament."""
+    return [
+        SearchStep(admitted=admit(0, 1, 2), num_generated=3),
+        SearchStep(num_generated=3, scored=thoughts(2, 0, 1, 2)),
+        SearchStep(num_generated=3, finished=ends(0, 1, length=3)),
+        SearchStep(num_generated=1, finished=ends(2, length=4)),
+    ]
+
+
+def driven(search):
+    """To its stop; its vote is still to be taken."""
+    search.begin()
+    while not search.is_stopped:
+        batch = search._engine.step()
+        search.absorb(batch.searches[1], batch)
+    return search
+
+
+@pytest.fixture
+def verifier():
+    """Makes the use of a verifier, and ends its thread."""
+    threads = []
+
+    def use(reader, **options):
+        threads.append(ReaderThread(lambda: reader))
+        return VerifierUse(threads[-1], Question((), (1, 2, 3)), lambda tokens: "x" * len(tokens), **options)
+
+    yield use
+    for thread in threads:
+        thread.close()
+
+
+def by_trace(reading):
+    return SCORES[reading.key.trace]
+
+
+def of(kind, watched):
+    return [event for event in watched.events if isinstance(event, kind)]
+
+
+def test_a_tournament_goes_by_the_verifier_and_the_engine_is_told(verifier):
+    engine = PuppetEngine(story())
+    watched = run_one(engine, make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
+    assert not of(ev.Scored, watched), "the engine's own scores are kept back"
+    pruned, branched = of(ev.Pruned, watched)[0], of(ev.Branched, watched)[0]
+    assert (pruned.trace, pruned.score, branched.parent) == (2, 0.2, 0)
+    first, second, *_ = engine.ranked
+    assert first == {TraceKey(1, 0): 0.9, TraceKey(1, 1): 0.5, TraceKey(1, 2): 0.2}
+    assert second == pytest.approx({TraceKey(1, 0): 0.9, TraceKey(1, 1): 0.5, TraceKey(1, 3): (0.9 + 0.8) / 2})
+    verified = of(ev.Verified, watched)
+    assert [event.step for event in verified[:2]] == [2, 4]
+    assert verified[0].traces == (0, 1, 2) and verified[0].ended_steps == (2, 2, 2)
+    assert verified[0].engine_scores == pytest.approx((0.1, 0.5, 0.8))
+
+
+def test_a_child_begins_with_what_both_make_of_its_parent(verifier):
+    engine = PuppetEngine(story())
+    run_one(engine, make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
+    child = engine.submitted[3]
+    assert (child.parent, child.inherited, child.rank) == (TraceKey(1, 0), 2, 0.9)
+    assert (child.score.count, child.score.total) == (1, pytest.approx(0.1)), "the engine goes on with its own scores"
+
+
+def test_without_a_verifier_a_child_has_no_rank():
+    engine = PuppetEngine(story())
+    watched = run_one(engine, make_settings(**SETTINGS, budget_tokens=8))
+    child = engine.submitted[3]
+    assert (child.parent, child.rank, child.score.count) == (TraceKey(1, 2), None, 1)
+    assert not engine.ranked and not of(ev.Verified, watched) and of(ev.Scored, watched)[0].step == 2
+
+
+def test_the_vote_has_the_scores_of_the_answers(verifier):
+    reader = FunctionReader(by_trace)
+    settings = make_settings(**{**SETTINGS, "check_interval": 99})
+    watched = run_one(PuppetEngine(short_story()), settings, verifier=verifier(reader))
+    stopped, verified, totals, voted = watched.events[-4:]
+    assert isinstance(stopped, ev.Stopped) and isinstance(verified, ev.Verified) and isinstance(voted, ev.Voted)
+    assert verified.step == 4 and sorted(zip(verified.traces, verified.num_tokens, strict=True)) == [
+        (0, 2), (1, 2), (2, 2), (2, 3),
+    ]  # fmt: skip
+    assert (totals.step, totals.thoughts, totals.tokens, totals.lost) == (4, 4, 5, None)
+
+
+def test_an_optional_verifier_that_is_lost_gives_way_to_the_engines_scores(verifier):
+    steps = story()
+    steps[4] = dataclasses.replace(steps[4], scored=thoughts(5, 3))
+    engine = PuppetEngine(steps)
+    use = verifier(DyingReader(by_trace, lives=3), is_optional=True)
+    watched = run_one(engine, make_settings(**SETTINGS), verifier=use)
+    result = watched.search.result
+    assert result.stop_reason is StopReason.COMPLETED and "out of breath" in result.verifier.lost
+    second = of(ev.Verified, watched)[1]
+    assert second.scores == second.engine_scores == pytest.approx((0.1, 0.5, 0.2))
+    assert engine.ranked[1] == pytest.approx({TraceKey(1, 0): 0.5, TraceKey(1, 1): 0.5, TraceKey(1, 3): 0.55})
+    (scored,) = of(ev.Scored, watched)
+    assert (scored.step, scored.traces, scored.num_tokens) == (5, (3,), (5,)) and scored.scores == pytest.approx((0.2,))
+    assert engine.ranked[2] == pytest.approx({TraceKey(1, 3): (0.9 + 0.2 + 0.2) / 3}), "told as soon as it is known"
+
+
+def test_children_of_a_search_without_its_verifier_begin_with_the_engines_scores(verifier):
+    steps = story()
+    steps[4] = dataclasses.replace(steps[4], scored=thoughts(5, 3, 4))
+    steps[5:] = [SearchStep(num_generated=3, scored=thoughts(6, 0)), SearchStep(admitted=admit(5, reused=6))]
+    engine = PuppetEngine(steps)
+    use = verifier(DyingReader(by_trace, lives=3), is_optional=True)
+    run_one(engine, make_settings(**SETTINGS, budget_tokens=20), verifier=use)
+    child = engine.submitted[5]
+    own = {0: (0.1, 0.1, 0.1), 3: (0.1, 0.2, 0.2), 4: (0.1, 0.2, 0.3)}[child.parent.trace]
+    assert child.inherited == 6 and (child.score.count, child.score.total) == (3, pytest.approx(sum(own)))
+
+
+def test_a_verifier_lost_at_the_vote_fails_the_search_and_leaves_a_log_with_an_end(verifier):
+    reader = DyingReader(by_trace, lives=3)  # the thoughts, and none of the answers
+    settings = make_settings(**{**SETTINGS, "check_interval": 99})
+    watched = make_search(PuppetEngine(short_story()), settings, verifier=verifier(reader))
+    search = driven(watched.search)
+    result = search.conclude()
+    assert isinstance(search.failure, EngineError) and "out of breath" in result.error
+    assert result.stop_reason is StopReason.COMPLETED and isinstance(watched.events[-1], ev.Voted)
+
+
+def test_a_search_that_has_failed_does_not_wait_for_scores(verifier):
+    reader = HeldReader(by_trace)
+    watched = make_search(PuppetEngine(short_story()), make_settings(check_interval=99), verifier=verifier(reader))
+    search = watched.search
+    search.begin()
+    search.fail(RuntimeError("a callback of the caller's"))
+    result = search.conclude()
+    reader.go.set()
+    assert result.error == "a callback of the caller's" and not of(ev.Verified, watched)
+    assert isinstance(watched.events[-2], ev.VerifierTotals) and not reader.seen
+
+
+def test_a_hurried_vote_waits_for_no_score(verifier):
+    reader = HeldReader(by_trace)
+    settings = make_settings(**{**SETTINGS, "check_interval": 99})
+    watched = make_search(PuppetEngine(short_story()), settings, verifier=verifier(reader))
+    result = driven(watched.search).conclude(is_hurried=True)
+    reader.go.set()
+    assert result.verifier.thoughts == 0 and not of(ev.Verified, watched)
+
+
+def test_a_look_at_the_vote_collects_the_scores_it_weighs_by(verifier):
+    """Self-consistency with votes by score: nobody asks for scores before a trace completes."""
+    settings = make_settings("sc", capacity=3, check_interval=99, consensus=Consensus(0.9, 2))
+    watched = run_one(
+        PuppetEngine(short_story()),
+        settings,
+        verifier=verifier(FunctionReader(by_trace)),
+        answer_of=lambda tokens: "same",
+    )
+    result = watched.search.result
+    assert result.stop_reason is StopReason.CONSENSUS and result.votes[0].weight == pytest.approx(1.4)
+    assert [event.step for event in of(ev.Verified, watched)] == [3]
+
+
+def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):
+    settings = make_settings("sc", capacity=3, check_interval=99, consensus=Consensus(0.9, 2))
+    use = verifier(FunctionReader(by_trace))
+    watched = run_one(
+        PuppetEngine(short_story()), settings, verifier=use, vote="majority", answer_of=lambda tokens: "same"
+    )
+    stopped = watched.events.index(of(ev.Stopped, watched)[0])
+    assert all(watched.events.index(event) > stopped for event in of(ev.Verified, watched))
+
+
+def test_the_engine_must_have_been_told_of_the_verifier(verifier):
+    use = verifier(FunctionReader(by_trace))
+    it = make_search(PuppetEngine([]), make_settings(**SETTINGS)).search
+    with pytest.raises(AssertionError, match="evict by its own scores"):
+        Search(it._engine, it._policy, it._settings, it._spec, it.record.started, it._callbacks, use)
+
+
+def test_waiting_for_the_verifier_is_no_work_of_the_searchs_own(verifier):
+    watched = run_one(PuppetEngine(story()), make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
+    sample = of(ev.Sample, watched)[-1]
+    assert 0 <= sample.seconds_search < sample.seconds_total < math.inf
