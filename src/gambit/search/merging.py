@@ -182,6 +182,7 @@ class MergedSearch:
         if isinstance(event, ev.Scored | ev.Verified):
             return dataclasses.replace(event, traces=tuple(part.ids[trace] for trace in event.traces))
         assert not isinstance(event, ev.RunStarted | ev.Sample | ev.Stopped | ev.Voted | ev.Waited | ev.VerifierTotals)
+        assert not isinstance(event, ev.IslandsSplit), "a part of a search does not split its islands"
         if isinstance(event, ev.Branched):
             event = dataclasses.replace(event, parent=part.ids[event.parent])
         return dataclasses.replace(event, trace=part.ids[event.trace])

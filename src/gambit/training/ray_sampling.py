@@ -19,7 +19,7 @@ from gambit.results.record import SearchResult
 from gambit.solver import Solver
 from gambit.training.collect import CollectPlan, readings_of, state_reader
 from gambit.training.sampling import WHOLE, Sampled, SamplingOrder, Task, Watch
-from gambit.training.states import StateReader
+from gambit.training.states import NoStates, StateReader
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class CollectEngine:
     """A solver and the model that reads states, in one process."""
 
     solver: Solver
-    reader: StateReader
+    reader: StateReader | NoStates
     _reading: threading.Lock = field(default_factory=threading.Lock)  # one pass at a time: memory is planned for one
 
     def read(self, sampled: Sampled) -> list[dict[str, torch.Tensor]]:
