@@ -78,9 +78,9 @@ def save_stack(folder, names, collection, aggregation="last"):
     header = collection.header
     info = StackInfo(
         base_model="pawn", base_model_hash=header.model_hash, hidden_size=header.hidden_size, parts=names,
-        boundary_rule=header.boundary_rule, lines=lines_of(names), trust=ScorerTrust((0.7, 0.8, 0.8, 0.9), 40).to_json(),
+        boundary_rule=header.boundary_rule, lines=lines_of(names), closeness_layer=5,
+        trust=ScorerTrust((0.7, 0.8, 0.8, 0.9), 40).to_json(),
         without={name: lines_of([each for each in names if each != name]) for name in names},
-        closeness_layer=5,
     )  # fmt: skip
     if {"closeness", "support"} & set(names):
         state = folder / STATE_FILE if "state" in names else None
