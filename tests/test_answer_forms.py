@@ -60,6 +60,70 @@ def grader() -> Iterator[Grader]:
         ("2**10", "2^{10}"),
         ("**12**", "12"),
         ("No solution.", "no solution"),
+        ("90°", r"90^\circ"),
+        ("28 percent", "28%"),
+        ("20 degrees Fahrenheit", "20 fahrenheit"),
+        ("x = 145 deg", r"x=145^\circ"),
+        ("$5", "5 dollar"),
+        ("$5$", "5"),
+        ("-$5.50", "-11/2 dollar"),
+        ("$x$ and $y$", "x, y"),
+        ("√(2)", r"\sqrt{2}"),
+        ("sqrt(2", "sqrt(2"),
+        ("sqrt(sqrt(2)+1)", r"\sqrt{\sqrt{2}+1}"),
+        (r"0.1\overline{6}", "1/6"),
+        (r"2.\overline{3}", "7/3"),
+        (r"-.\overline{45}", "-5/11"),
+        (r"1.20\overline{5}", "217/180"),
+        (r"-3\frac{1}{2}", "-7/2"),
+        ("-3 1/2", "-7/2"),
+        (r"\frac{1}{0}", r"\frac{1}{0}"),
+        ("1.5 Million", "1500000"),
+        ("-0.1234567", "-0.1234567"),
+        ("-12.3456789", "-12.3456789"),
+        ("0.12345", "2469/20000"),
+        ("0.123456", "0.123456"),
+        ("1/64", "1/64"),
+        ("1/128", "1/128"),
+        ("0.000001", "0.000001"),
+        ("1" * 400, "1" * 400),
+        ("12 345", "12345"),
+        ("5,100,2", "5, 100, 2"),
+        ("0101_2", "101_2"),
+        ("000_2", "0_2"),
+        ("-(1 01)_{2}", "-101_2"),
+        (".1_2", "0.1_2"),
+        ("12_{ten}", "12"),
+        ("12.50_{10}", "25/2"),
+        ("1F base 16", "1F_16"),
+        ("1G_{16}", "1G_{16}"),
+        ("1G_{17}", "1G_17"),
+        ("11_1", "11_1"),
+        ("1,2_3", "1, 2_3"),
+        (r"x \ne 3", r"x\in(-\infty, 3)\cup(3, \infty)"),
+        (r"3 \le x", r"x\in[3, \infty)"),
+        (r"-2 \le x < 7", r"x\in[-2, 7)"),
+        ("x < 1 or x > 2", r"x\in(-\infty, 1)\cup(2, \infty)"),
+        ("x < 1 or y > 2", r"x\in(-\infty, 1), y\in(2, \infty)"),
+        (r"x < 1 \land y > 2", r"x<1\land y>2"),
+        ("1 or 2", "1, 2"),
+        ("2, 2", "2"),
+        (r"\{2, 2, 3\}", r"\{2, 3\}"),
+        ("(2, 2)", "(2, 2)"),
+        (r"\langle 1, 2 \rangle", "(1, 2)"),
+        (r"3 \pm \sqrt{2}", r"3+\sqrt{2}, 3-\sqrt{2}"),
+        (r"\pm 2", "2, -2"),
+        (r"\pm 1 \pm 2", r"\pm 1\pm 2"),
+        (r"x = 2 + 3 = 5", "x=5"),
+        ("2 + 3 = 5", "5"),
+        ("a + b = 5", "a+b=5"),
+        ("f(x) = 2", "f(x)=2"),
+        ("(x, y) = (1, 2)", r"(x,y)\in(1, 2)"),
+        (r"A = \begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}", r"A=\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\begin{pmatrix} 1, 2 \end{pmatrix}, 3", r"\begin{pmatrix}1, 2\end{pmatrix}, 3"),
+        ("AB", "AB"),
+        ("Yes", "yes"),
+        ("3:20", "3:20"),
         ("2*sqrt((1+sqrt(3))/2)", r"2\cdot\sqrt{(1+\sqrt{3})/2}"),
     ],
 )
@@ -120,10 +184,18 @@ def depth_of(form: Value | Group | Matrix) -> int:
     return 1 + max((depth_of(item) for item in form.items), default=0) if isinstance(form, Group) else 0
 
 
-@pytest.mark.parametrize(("opening", "closing"), [(r"1, (", ")"), (r"1 \cup (2, ", ")"), (r"(1, \{2, ", r"\})")])
-def test_structure_is_read_to_a_limited_depth(opening: str, closing: str) -> None:
-    assert depth_of(read(f"{opening * 2}0{closing * 2}")) >= 2
-    assert depth_of(read(f"{opening * 30}0{closing * 30}")) <= MAX_DEPTH + 2
+@pytest.mark.parametrize(
+    ("opening", "closing", "levels"), [(r"1, (", ")", 1), (r"1 \cup (2, ", ")", 2), (r"(1, \{2, ", r"\})", 2)]
+)
+def test_structure_is_read_to_a_limited_depth(opening: str, closing: str, levels: int) -> None:
+    for times in (1, 2, 3, 4, 6, 30):
+        expected = min(times * levels, MAX_DEPTH + 1)
+        assert depth_of(read(f"{opening * times}0{closing * times}")) == expected
+
+
+def test_an_answer_that_is_too_long_is_a_word() -> None:
+    prose = "7 + " * 500 + "1"
+    assert read(prose) == Value(prose, Kind.WORD)
 
 
 def test_braces_that_only_group_are_no_structure() -> None:
@@ -163,7 +235,37 @@ def test_inequalities_are_sets_where_their_bounds_are_constants(text: str, found
         ("x min", ("x min", "")),
         (r"2\cos 15^\circ", (r"2\cos 15^\circ", "")),
         (r"5^\circ F", ("5", "fahrenheit")),
+        (r"5^\circ C", ("5", "celsius")),
+        (r"5^\circ", ("5", "degree")),
+        ("20 degrees Celsius", ("20", "celsius")),
+        ("20 degrees east", ("20", "")),
         ("9 am", ("9", "am")),
+        ("3:20 P.M.", ("3:20", "pm")),
+        (r"28\ \%", ("28", "percent")),
+        ("%", ("%", "")),
+        (r"-\$5", ("-5", "dollar")),
+        ("€5", ("5", "euro")),
+        ("£ 5", ("5", "sterling")),
+        ("¥5", ("5", "yen")),
+        ("₹5", ("5", "rupee")),
+        ("30 m/s", ("30", "meter/second")),
+        ("30 km/h", ("30", "kilometer/hour")),
+        ("30 km/h/s", ("30 km/h/s", "")),
+        ("30 m", ("30 m", "")),
+        ("30 M", ("30 M", "")),
+        ("12 square feet", ("12", "foot^2")),
+        ("12 cubic cm", ("12", "centimeter^3")),
+        ("12 Cubic Inches", ("12", "inch^3")),
+        ("12 ft squared", ("12", "foot^2")),
+        ("12 cm^{3}", ("12", "centimeter^3")),
+        ("12 sq units", ("12", "")),
+        ("12 cm mm", ("12 cm", "millimeter")),
+        ("12 red apples.", ("12", "")),
+        ("3 ox", ("3 ox", "")),
+        ("3 times two", ("3 times two", "")),
+        ("3 4 cats", ("3 4 cats", "")),
+        ("two cats", ("two cats", "")),
+        (r"\frac{1}{2} cup sugar", (r"\frac{1}{2}", "")),
     ],
 )
 def test_units(answer: str, expected: tuple[str, str]) -> None:

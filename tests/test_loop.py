@@ -1,5 +1,6 @@
 """The loop: ends, budgets, failures, interruptions, ghosts as parents, and the log on disk."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -15,17 +16,21 @@ from gambit.core.types import (
     Eviction,
     OnPressure,
     PressureAction,
+    Sampling,
     SearchStep,
+    StepSeconds,
     StopReason,
+    StopRule,
     ThoughtScore,
     TraceEnd,
+    TraceKey,
 )
 from gambit.results.record import fold
 from gambit.results.replay import replay
 from gambit.results.vote import Consensus
 from gambit.search import limits, loop
 from gambit.search.batch import run_searches
-from gambit.search.policies.base import Branch, Prune, Start, Stop, Wake
+from gambit.search.policies.base import Branch, Discard, Evict, Prune, Start, Stop, Wake
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one
@@ -325,3 +330,245 @@ def test_a_log_of_another_format_is_refused(tmp_path):
     path.write_text(path.read_text().replace('"format":2', '"format":99', 1))
     with pytest.raises(UserError, match="format 99"):
         replay(path, lambda a, b: a == b)
+
+
+# -- when the policy is asked ------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Starts three traces, then decides what it is told to, and notes at which steps it was asked."""
+
+    def __init__(self, wake, decisions=()):
+        self.wake, self.steps, self.views = wake, [], []
+        self._decisions = decisions
+
+    def initial_state(self):
+        return 0
+
+    def decide(self, state, view):
+        self.steps.append(view.step)
+        self.views.append(view)
+        rule = OnPressure(PressureAction.GHOST)
+        return state + 1, [Start(3, rule)] if not state else self._decisions
+
+    def __call__(self, policy):
+        return self
+
+
+def score(trace, length, value=0.5):
+    return ThoughtScore(trace, value, length)
+
+
+def asked_at(wake, *steps, decisions=(), **options):
+    policy = Asked(wake, decisions)
+    settings = make_settings(**{"capacity": 3, "check_interval": 99, "num_traces": 3, **options})
+    steps = [SearchStep(admitted=admit(0, 1, 2), num_generated=3), *steps]
+    watched = run_one(PuppetEngine(steps), settings, wrap=policy)
+    return policy, watched
+
+
+STEP = SearchStep(num_generated=3)
+LAST = SearchStep(num_generated=3, finished=tuple(TraceEnd(i, EndReason.STOP, (i, i)) for i in range(3)))
+
+
+def test_a_policy_is_asked_every_so_many_steps_in_which_something_was_said():
+    policy, _ = asked_at(Wake(every_steps=2), STEP, SearchStep(), STEP, STEP, STEP, SearchStep(), LAST)
+    assert policy.steps == [0, 2, 4], "a step without a token is no step, and the last one is the end"
+
+
+def test_a_policy_is_asked_when_a_trace_completes_or_is_pruned_by_the_engine():
+    gone = Eviction(0, PressureAction.PRUNE, 0.5, 3, (1, 2, 3))
+    ghost = Eviction(1, PressureAction.GHOST, 0.5, 4, (1, 2, 3, 4))
+    done = TraceEnd(2, EndReason.STOP, (1, 2, 3, 4, 5))
+    steps = [STEP, SearchStep(evicted=(gone,), num_generated=2), SearchStep(evicted=(ghost,), num_generated=1),
+             SearchStep(num_generated=1, finished=(done,))]  # fmt: skip
+    assert asked_at(Wake(on_completion=True), *steps)[0].steps == [0, 3, 5]
+    assert asked_at(Wake(on_boundary=True), *steps)[0].steps == [0]
+
+
+def test_a_policy_is_asked_when_a_thought_ends():
+    steps = [STEP, SearchStep(num_generated=3, scored=(score(1, 3),)), STEP, LAST]
+    assert asked_at(Wake(on_boundary=True), *steps)[0].steps == [0, 3]
+    assert asked_at(Wake(on_completion=True), *steps)[0].steps == [0, 5], "and when the last traces complete"
+
+
+def test_once_enough_traces_are_complete_only_votes_are_left_to_decide():
+    rule = OnPressure(PressureAction.GHOST)
+    steps = [STEP, SearchStep(num_generated=3, finished=LAST.finished[:2])]
+    decisions = [Discard(0, "late"), Prune(2, "weak"), Branch(2, 3, rule)]
+    _, watched = asked_at(Wake(on_completion=True), *steps, decisions=decisions, num_traces=2)
+    kinds = [type(event) for event in watched.events]
+    assert ev.Discarded in kinds and not {ev.Pruned, ev.Branched} & set(kinds)
+    (discarded,) = [event for event in watched.events if isinstance(event, ev.Discarded)]
+    assert (discarded.step, discarded.trace, discarded.reason) == (3, 0, "late")
+    assert watched.search.result.num_abstained == 0 and sum(vote.traces for vote in watched.search.result.votes) == 1
+
+
+def test_a_policy_sees_the_pool_as_it_is():
+    steps = [SearchStep(num_generated=3, scored=(score(1, 2, 0.75),)),
+             SearchStep(num_generated=3, finished=(TraceEnd(0, EndReason.STOP, (1, 2, 3)),)), STEP,
+             SearchStep(num_generated=2, finished=LAST.finished[1:])]  # fmt: skip
+    policy, _ = asked_at(Wake(every_steps=4), *steps)
+    view = policy.views[1]
+    assert (view.step, view.num_created, [trace.id for trace in view.traces]) == (4, 3, [1, 2])
+    assert [(trace.score, trace.num_scored, trace.num_tokens) for trace in view.traces] == [(0.75, 1, 4), (None, 0, 4)]
+    assert [(done.id, done.answer, done.num_tokens) for done in view.finished] == [(0, "0", 3)]
+    assert view.thoughts == ()
+
+
+def test_a_policy_may_stop_the_search_and_what_it_began_before_that_still_counts():
+    decisions = [Branch(0, 2, OnPressure(PressureAction.GHOST)), Stop()]
+    _, watched = asked_at(Wake(every_steps=2), STEP, decisions=decisions, capacity=9)
+    assert watched.search.result.stop_reason is StopReason.POLICY
+    cancelled = [event for event in watched.events if isinstance(event, ev.Cancelled)]
+    assert [(event.step, event.trace, len(event.tokens)) for event in cancelled] == [
+        (2, 0, 2),
+        (2, 1, 2),
+        (2, 2, 2),
+        (2, 3, 0),
+    ]
+
+
+# -- what is recorded --------------------------------------------------------------------------------------------------
+
+
+def test_samples_say_how_the_pool_and_the_seconds_are():
+    engine = PuppetEngine(
+        [
+            SearchStep(admitted=admit(0, 1), num_generated=2),
+            SearchStep(evicted=(Eviction(0, PressureAction.GHOST, None, 1, (1,)),), num_generated=1),
+            SearchStep(admitted=admit(2), num_generated=2),
+            SearchStep(num_generated=2, finished=(TraceEnd(1, EndReason.STOP, (1, 2, 3, 4)),)),
+            SearchStep(num_generated=1, finished=(TraceEnd(2, EndReason.STOP, (1, 2)),)),
+        ],
+        seconds=StepSeconds(4.0, 2.0, 1.0),
+    )
+    settings = make_settings(capacity=3, check_interval=2, num_traces=2, warmup_tokens=99)
+    watched = run_one(engine, settings)
+    samples = [event for event in watched.events if isinstance(event, ev.Sample)]
+    pools = [(each.step, each.running, each.waiting, each.ghosts, each.completed, each.generated) for each in samples]
+    assert pools == [(0, 0, 3, 0, 0, 0), (2, 1, 1, 1, 0, 3), (4, 1, 0, 1, 1, 7), (5, 0, 0, 1, 2, 8)]
+    assert [each.kv_used_tokens for each in samples] == [0, 4, 4, 0]
+    assert [each.kv_capacity_tokens for each in samples] == [0, 1 << 20, 1 << 20, 1 << 20]
+    assert [each.seconds_engine for each in samples] == [0.0, 8.0, 16.0, 20.0]
+    assert [each.seconds_scoring for each in samples] == [0.0, 4.0, 8.0, 10.0]
+    assert [each.seconds_scheduling for each in samples] == [0.0, 2.0, 4.0, 5.0]
+    assert all(0 <= a.seconds_total <= b.seconds_total < 60 for a, b in itertools.pairwise(samples))
+
+
+def test_a_policy_that_sleeps_has_samples_at_the_same_steps():
+    _, watched = asked_at(Wake(), STEP, STEP, SearchStep(), STEP, LAST, check_interval=2)
+    samples = [event.step for event in watched.events if isinstance(event, ev.Sample)]
+    assert samples == [0, 2, 4, 5], "a step without a token brings none, and the end has its own"
+
+
+def test_new_traces_are_told_all_that_was_decided():
+    rule, other = OnPressure(PressureAction.QUEUE), OnPressure(PressureAction.PRUNE)
+    engine = PuppetEngine([SearchStep(admitted=admit(0, 1, 2), num_generated=3), STEP, STEP])
+    sampling = Sampling(temperature=0.5, top_p=0.9, top_k=7, seed=3)
+    settings = make_settings(
+        capacity=9, islands=3, max_new_tokens=77, sampling=sampling, child_temperature=2.0, ghost_parents=True,
+        budget_tokens=12,
+    )  # fmt: skip
+    watched = make_search(engine, settings)
+    stop_rule = StopRule(4, 1.5)
+    acting = Acting(
+        [Start(1, rule, island=0), Start(2, rule, stop_rule, island=1)],
+        [Branch(2, 2, other), Evict(1, "floor"), Branch(1, 1, other)],
+    )
+    acting.wake = Wake(every_steps=2)
+    watched.search._policy_state, watched.search._policy = 0, acting
+    list(run_searches(engine, [watched.search]))
+    first, second, third, child, ghosts_child = engine.submitted
+    assert [spec.key for spec in engine.submitted] == [TraceKey(1, i) for i in range(5)]
+    assert [spec.island for spec in engine.submitted] == [0, 1, 1, 1, 1]
+    assert [spec.noise_id for spec in engine.submitted] == [0, 1, 4, 7, 10], "by the place on their island"
+    assert [spec.stop_rule for spec in engine.submitted] == [None, stop_rule, stop_rule, None, None]
+    assert [spec.on_pressure for spec in engine.submitted] == [rule, rule, rule, other, other]
+    assert {spec.max_new_tokens for spec in engine.submitted} == {77}
+    assert first.sampling == second.sampling == third.sampling == sampling
+    assert child.sampling == ghosts_child.sampling == dataclasses.replace(sampling, temperature=1.0)
+    assert (child.parent, child.inherited, child.prefix, child.history_of) == (TraceKey(1, 2), 2, (), None)
+    assert (ghosts_child.parent, ghosts_child.inherited, ghosts_child.prefix) == (None, 1, (0,))
+    assert ghosts_child.history_of == TraceKey(1, 1)
+    evicted = [event for event in watched.events if isinstance(event, ev.Evicted)]
+    assert [(event.step, event.trace, event.reason, event.tokens) for event in evicted] == [(2, 1, "floor", (0, 0))]
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+class Mute(PuppetEngine):
+    """Cannot say how far it has got."""
+
+    def progress(self, search):
+        if self.at:
+            raise EngineError("no answer")
+        return super().progress(search)
+
+
+def begun(engine, **options):
+    watched = make_search(engine, make_settings(**{"capacity": 2, "check_interval": 99, **options}))
+    watched.search.begin()
+    batch = engine.step()
+    watched.search.absorb(batch.searches[1], batch)
+    return watched
+
+
+def test_a_failed_search_leaves_an_engine_that_does_not_answer():
+    engine = Mute([SearchStep(admitted=admit(0, 1), num_generated=2)])
+    watched = begun(engine)
+    watched.search.fail(ValueError("first"))
+    watched.search.fail(KeyError("second"))
+    assert watched.search.is_stopped and str(watched.search.failure) == "first" and engine.closed[0] == 1
+    cancelled = [event for event in watched.events if isinstance(event, ev.Cancelled)]
+    assert [(event.trace, event.tokens) for event in cancelled] == [(0, ()), (1, ())]
+    assert watched.search.conclude().stop_reason is StopReason.FAILED
+
+
+def test_an_error_without_words_is_named():
+    watched = begun(PuppetEngine([SearchStep(admitted=admit(0, 1), num_generated=2)]))
+    watched.search.fail(ZeroDivisionError())
+    assert watched.search.conclude().error == "ZeroDivisionError"
+
+
+def test_a_search_that_is_stopped_by_its_caller_needs_an_engine_that_answers():
+    watched = begun(Mute([SearchStep(admitted=admit(0, 1), num_generated=2)]))
+    with pytest.raises(EngineError, match="no answer"):
+        watched.search.stop(StopReason.INTERRUPTED)
+
+
+def test_traces_that_the_engine_has_ended_are_not_stopped_again():
+    engine = PuppetEngine([SearchStep(admitted=admit(0, 1), num_generated=2)])
+    watched = begun(engine)
+    del engine.lengths[0]
+    watched.search.stop(StopReason.FAILED, "lost")
+    assert engine.stopped == [1] and engine.closed == [1]
+    assert watched.search.conclude().error == "lost"
+
+
+def test_a_failure_after_the_end_changes_nothing_on_the_engine():
+    watched = begun(PuppetEngine([SearchStep(admitted=admit(0, 1), num_generated=2)]))
+    watched.search.stop(StopReason.INTERRUPTED)
+    result = watched.search.conclude()
+    voted = watched.events[-1]
+    assert (result.stop_reason, result.error) == (StopReason.INTERRUPTED, None)
+    assert (voted.answer, voted.margin, voted.votes) == (result.answer, result.margin, ())
+
+
+def test_what_a_live_trace_has_said_is_asked_for_by_its_number_and_from_a_place_on():
+    engine = ScriptedEngine(seed=3, finish_chance=0.0)
+    watched = make_search(engine, make_settings(capacity=2), number=5)
+    watched.search.begin()
+    for _ in range(3):
+        batch = engine.step()
+        watched.search.absorb(batch.searches[5], batch)
+    said = engine.emitted[TraceKey(5, 1)]
+    assert list(watched.search.tokens_of(1, 0)) == said and list(watched.search.tokens_of(1, 2)) == said[2:]
+
+
+def test_the_vote_in_the_log_is_the_result():
+    watched = run_one(ScriptedEngine(seed=3), make_settings(capacity=4))
+    voted, result = watched.events[-1], watched.search.result
+    assert isinstance(voted, ev.Voted) and (voted.answer, voted.margin) == (result.answer, result.margin)
+    assert voted.votes == tuple(dataclasses.asdict(entry) for entry in result.votes) and len(voted.votes) > 1

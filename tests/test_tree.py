@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gambit.core import events as ev
 from gambit.core.tree import TraceState, TraceTree
-from gambit.core.types import Aggregation, EndReason, RunningScore
+from gambit.core.types import Aggregation, EndReason, RunningScore, TraceConfidence
 from gambit.results.record import SearchRecord
 
 from searching import make_header, make_settings  # isort: skip
@@ -156,3 +156,122 @@ def test_the_bookkeeping_identity_of_the_papers_example():
     assert (counts.roots, counts.branched) == (256, 1339)
     assert (counts.pruned, counts.completed, counts.cancelled + counts.ghosts) == (1083, 256, 256)
     assert 14_004 % 200 == 31_404 % 200 == 4  # branches fall on multiples of Δ after the four prompt-side steps
+
+
+def test_a_trace_has_all_that_its_events_say():
+    tree = grown(
+        ev.Created(3, 0, 2),
+        ev.Admitted(4, 0, 0, 0, 1),
+        ev.Scored(5, (0,), (0.5,), (2,)),
+        ev.Queued(6, 0, 3),
+        ev.Admitted(8, 0, 0, 3, 2),
+        ev.Branched(9, 1, 0, 4, 0.7),
+        ev.Admitted(9, 1, 3, 1, 0),
+        ev.Evicted(10, 0, "floor", 0.5, (1, 2, 3, 4, 5)),
+        ev.Finished(12, 1, EndReason.LENGTH, "7", (6, 7), TraceConfidence(6, 1.0, 2.0, 3.0, 4.0)),
+        ev.Pruned(13, 0, "tournament", 0.5, ()),
+        ev.Waited(14, (0, 1), (3, 4), (0.5, 0.25)),
+    )
+    parent, child = tree.traces
+    assert (parent.parent, parent.root, parent.depth, parent.island, parent.temperature) == (None, 0, 0, 2, None)
+    assert (parent.created_step, parent.inherited, parent.ended_step, parent.was_evicted) == (3, 0, 10, True)
+    assert (parent.reused, parent.recomputed, parent.num_admissions) == (0, 3, 2)
+    assert (parent.waited_steps, parent.waited_seconds) == (3, 0.5), "the account at the end of the search"
+    assert (parent.num_own_tokens, parent.num_tokens, parent.own_tokens) == (5, 5, (1, 2, 3, 4, 5))
+    assert (child.parent, child.root, child.depth, child.island, child.temperature) == (0, 0, 1, 2, 0.7)
+    assert (child.created_step, child.inherited, child.ended_step, child.was_evicted) == (9, 4, 12, False)
+    assert (child.reused, child.recomputed, child.num_admissions) == (3, 1, 1)
+    assert (child.end_reason, child.answer, child.confidence.tail) == (EndReason.LENGTH, "7", 2.0)
+    assert (child.score.count, child.boundary_tokens, child.num_tokens) == (1, 2, 6)
+    assert [trace.state for trace in tree.traces] == [TraceState.PRUNED, TraceState.FINISHED]
+
+
+def test_waiting_adds_up_until_the_last_account():
+    tree = grown(ev.Created(0, 0), ev.Admitted(2, 0, 0, 0, 2), ev.Queued(3, 0, 1), ev.Admitted(6, 0, 0, 1, 3))
+    assert (tree.traces[0].waited_steps, tree.traces[0].waited_seconds) == (5, 0.0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.Scored(1, (0, 1), (0.5,), (3, 3)),
+        ev.Scored(1, (0, 1), (0.5, 0.5), (3,)),
+        ev.Verified(1, (0, 1), (0.5,), (3, 3), (1, 1), (0.5, 0.5)),
+        ev.Verified(1, (0, 1), (0.5, 0.5), (3,), (1, 1), (0.5, 0.5)),
+        ev.Waited(1, (0, 1), (1,), (0.1, 0.1)),
+        ev.Waited(1, (0, 1), (1, 1), (0.1,)),
+    ],
+)
+def test_columns_of_different_lengths_are_refused(event):
+    with pytest.raises(ValueError, match="shorter"):
+        grown(*root(0), *root(1), event)
+
+
+def test_a_late_score_reaches_a_trace_that_has_left():
+    tree = grown(
+        *root(0),
+        ev.Finished(3, 0, EndReason.STOP, "7", (1, 2, 3)),
+        ev.Verified(4, (0, 0), (0.5, 0.9), (1, 2), (2, 3), (0.1, None)),
+    )
+    assert tree.score_of(tree.traces[0]) == pytest.approx(0.7) and tree.traces[0].boundary_tokens == 2
+
+
+def test_a_parent_may_wait_for_nothing_and_its_child_inherits_what_was_scored():
+    with pytest.raises(AssertionError, match="parent 0 is waiting"):
+        grown(ev.Created(0, 0), ev.Branched(1, 1, 0, 0, 1.0))
+    with pytest.raises(AssertionError, match="child 1 inherits a score of tokens it lacks"):
+        grown(*root(0), ev.Scored(1, (0,), (0.5,), (3,)), ev.Branched(2, 1, 0, 2, 1.0))
+    assert grown(*root(0), ev.Scored(1, (0,), (0.5,), (3,)), ev.Branched(2, 1, 0, 3, 1.0)).traces[1].inherited == 3
+    ghost = grown(*root(0), ev.Evicted(1, 0, "floor", None, (1, 2)), ev.Branched(2, 1, 0, 2, 1.0))
+    assert ghost.traces[1].parent == 0
+
+
+def test_only_a_vote_that_is_there_can_be_lost():
+    with pytest.raises(AssertionError, match="trace 0 has no vote to lose"):
+        grown(*root(0), ev.Discarded(1, 0, "x"))
+    finished = (*root(0), ev.Finished(1, 0, EndReason.STOP, "7", ()))
+    with pytest.raises(AssertionError, match="trace 0 has no vote to lose"):
+        grown(*finished, ev.Discarded(2, 0, "x"), ev.Discarded(3, 0, "x"))
+    tree = grown(*finished, ev.Discarded(2, 0, "x"))
+    assert tree.traces[0].is_discarded and tree.voters() == []
+
+
+def broken(change, *events):
+    tree = grown(*root(0), ev.Branched(1, 1, 0, 1, 1.0), *events)
+    change(tree)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tree: setattr(tree, "capacity", 1), "2 active traces, capacity 1"),
+        (lambda tree: tree._in_state[TraceState.PRUNED].update({0: None}), "in two states or in none"),
+        (lambda tree: tree._in_state[TraceState.RUNNING].clear(), "in two states or in none"),
+        (lambda tree: setattr(tree.traces[0], "state", TraceState.WAITING), ""),
+        (lambda tree: setattr(tree.traces[0], "inherited", 1), ""),
+        (lambda tree: setattr(tree.traces[0], "depth", 1), ""),
+        (lambda tree: setattr(tree.traces[0], "root", 1), ""),
+        (lambda tree: setattr(tree.traces[1], "depth", 2), ""),
+        (lambda tree: setattr(tree.traces[1], "root", 1), ""),
+        (lambda tree: setattr(tree.traces[1], "parent", 1), ""),
+        (lambda tree: setattr(tree.traces[1], "island", 1), "trace 1 left the island of its parent"),
+    ],
+)
+def test_the_invariants_find_what_is_wrong(change, message):
+    with pytest.raises(AssertionError, match=message):
+        broken(change).check()
+
+
+def test_the_invariants_of_what_has_ended():
+    gone = ev.Cancelled(2, 0, (1,))
+    tree = broken(lambda tree: None, gone)
+    with pytest.raises(AssertionError, match="1 traces neither ended nor were cancelled"):
+        tree.check_ended()
+    with pytest.raises(AssertionError, match="trace 0 ended without a step"):
+        broken(lambda tree: setattr(tree.traces[0], "ended_step", None), gone).check()
+    with pytest.raises(AssertionError, match="child 1 inherits tokens that 0 never had"):
+        broken(lambda tree: setattr(tree.traces[1], "inherited", 2), gone).check()
+    tree.apply(ev.Cancelled(2, 1, ()))
+    tree.check_ended()
+    assert tree.num_live == 0 and tree.num_active == 0

@@ -25,7 +25,7 @@ GROUPS = {
     "tree": Group(("gambit/core/tree.py",), ("tree", "loop", "log", "islands")),
     "loop": Group(
         tuple(f"gambit/search/{name}.py" for name in ("loop", "execution", "judging", "limits")),
-        ("loop", "judging", "log", "consensus", "islands", "search_properties"),
+        ("loop", "judging", "limits", "log", "consensus", "islands", "search_properties"),
     ),
     "tournament": Group(("gambit/search/policies/tournament.py",), ("tournament", "islands")),
     "vote": Group(("gambit/results/vote.py", "gambit/results/ballots.py"), ("vote", "ballots", "consensus", "log")),
@@ -34,7 +34,7 @@ GROUPS = {
             f"{ANSWERS}/{name}.py"
             for name in ("brackets", "equality", "extraction", "forms", "notation", "numbers", "relations", "units")
         ),
-        ("answer_forms", "answer_extraction"),
+        ("answer_forms", "answer_equality", "answer_extraction"),
     ),
     "grader": Group(
         tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")), ("grader", "answer_forms")
