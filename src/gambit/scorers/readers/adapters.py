@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gambit.models import files as models
 from gambit.scorers.readers.heads import Head, Linear
 from gambit.storage.cache import cache_folder
 from gambit.storage.hashing import files_hash
@@ -36,12 +38,26 @@ def merged_folder(folder: Path, model: str) -> Path:
     from gambit.scorers.verifier.model import Verifier
 
     out = cache_folder(MERGED, f"{folder.resolve().name}-{identity(folder)}")
-    if not (out / "config.json").is_file():
-        unfinished = out.with_name(f"{out.name}.part")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        export(Verifier.load(folder, torch.device("cpu"), model), unfinished, model)
+    if (out / "config.json").is_file():
+        return out
+    unfinished = out.with_name(f"{out.name}.{os.getpid()}.part")  # several processes may be at it
+    shutil.rmtree(unfinished, ignore_errors=True)
+    export(Verifier.load(folder, torch.device("cpu"), model, _dtype_of(model)), unfinished, model)
+    try:
         unfinished.rename(out)
+    except OSError:
+        if not (out / "config.json").is_file():
+            raise
+        shutil.rmtree(unfinished, ignore_errors=True)
     return out
+
+
+def _dtype_of(model: str) -> torch.dtype | None:
+    """That of the weights: a copy in float32 would be twice as large, and engines would round it in their own way."""
+    from transformers import AutoConfig
+
+    found: torch.dtype | None = AutoConfig.from_pretrained(models.locate(model)).dtype
+    return found
 
 
 def identity(folder: Path) -> str:
