@@ -5,6 +5,7 @@
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
 #     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier curve     # about 6 + 7 + 6 minutes
+#     … SHARDS=2 bash benchmarks/gpu_all.sh verifier_bench                             # about 7 minutes
 #     … bash benchmarks/gpu_all.sh collect values state_values                            # about 7 + 7 + 2 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
@@ -179,6 +180,26 @@ report() {
   fi
   "$python" -m gambit report "$OUT/bench" || return
   mkdir -p "$OUT/results/llm_policies" && cp -r "$OUT"/bench/report.* "$OUT/bench/figures" "$OUT/results/llm_policies/"
+}
+
+# Sampling against the search by what `verifier` made (or JUDGE, such as prm:gambit:DIR); LIMIT problems of each kind. Two
+# engines with a verifier each: sc samples about 15 k tokens/s an engine, 200 problems × 32 traces × 540 tokens 2 minutes.
+verifier_bench() {
+  in_shards verifier_bench verifier_bench_shard
+  if [ "$shards" -gt 1 ]; then
+    "$python" -m gambit merge "$OUT"/verifier_bench-? --out "$OUT/verifier_bench" || return
+  fi
+  "$python" -m gambit report "$OUT/verifier_bench" || return
+  mkdir -p "$OUT/results/llm_verifier" && cp -r "$OUT"/verifier_bench/report.* "$OUT/results/llm_verifier/"
+}
+
+verifier_bench_shard() {
+  local folder="$OUT/verifier_bench"
+  [ "$shards" -eq 1 ] || folder="$OUT/verifier_bench-${2%/*}"
+  timeout --signal INT --kill-after 25 "${BENCH_SECONDS:-420}" \
+    "$python" -m gambit bench --recipe benchmarks/llm_verifier.yaml --model "$MODEL" --no-report --out "$folder" \
+    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-200}" \
+    --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" ${BENCH:-} "$@"
 }
 
 # What a perfect judge of prefixes would bring: PROBLEMS (a .jsonl) cut at 25, 50 and 75 %, 8 rollouts each.
