@@ -9,9 +9,9 @@ import pytest
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core import events as ev
-from gambit.core.errors import EngineError
+from gambit.core.errors import EngineError, UserError
 from gambit.core.types import Aggregation, StopReason
-from gambit.engines.vllm.pooling import start_pooling_reader
+from gambit.engines.vllm.pooling import memory_options, start_pooling_reader
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate
 from gambit.scorers.readers.families import read_config
 from gambit.scorers.readers.names import parse_reader
@@ -85,3 +85,12 @@ def test_a_process_that_does_not_start_says_why(verifier):
         EngineError, match=r"does not start on vLLM: .* have no score\.0\.weight, .*--verifier-memory 0\.3"
     ):
         start_pooling_reader(name, EngineConfig(), "cpu")
+
+
+def test_memory_in_bytes_says_what_is_left_for_keys_and_values():
+    gib = 1 << 30
+    options = memory_options(EngineConfig(verifier_memory="20GB"), 140 * gib, 3 * gib)
+    assert options["kv_cache_memory_bytes"] == 15 * gib and options["gpu_memory_utilization"] == pytest.approx(1 / 7)
+    assert "kv_cache_memory_bytes" not in memory_options(EngineConfig(verifier_memory="0.2"), 140 * gib, 3 * gib)
+    with pytest.raises(UserError, match=r"--verifier-memory 4GB: its weights take 3,072 MiB"):
+        memory_options(EngineConfig(verifier_memory="4GB"), 140 * gib, 3 * gib)

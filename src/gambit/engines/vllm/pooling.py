@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from gambit.config.options import EngineConfig
@@ -23,6 +24,7 @@ from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.verifier.folder import is_verifier
 
 CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
+ACTIVATION_BYTES = 2 << 30  # of a pass over as many tokens as vLLM takes at a time
 CLOSE_SECONDS = 10  # after which a process that was asked to end is killed
 SERVER = "from gambit.engines.vllm.pooling_process import main; main()"
 
@@ -106,7 +108,7 @@ def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) ->
         folder = merged_folder(folder, config.model)
     family = family_named(name, folder)
     prompt_format = family.make_format(folder)
-    setup = PoolingSetup(str(folder), family.name, {**_options(config, device), **config.verifier_options})
+    setup = PoolingSetup(str(folder), family.name, {**_options(config, device, folder), **config.verifier_options})
     try:
         process = ServerProcess(setup, _environment(device))
     except EngineError as error:
@@ -117,14 +119,27 @@ def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) ->
     return PoolingReader(process, info, prompt_format)
 
 
-def _options(config: EngineConfig, device: str) -> dict[str, Any]:
+def _options(config: EngineConfig, device: str, folder: Path) -> dict[str, Any]:
     if device == "cpu":
         return dict(CPU_OPTIONS)
     import torch
 
     total = torch.cuda.get_device_properties(device).total_memory
+    return memory_options(config, total, sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+
+
+def memory_options(config: EngineConfig, total: int, weights: int) -> dict[str, Any]:
+    """Of a share vLLM finds out what is left for keys and values; with bytes that is given, so that several engines can
+    start at once on a GPU without taking each other's memory for their own."""
     # Graphs are of decode steps, which it does not have: without them it starts in half the time.
-    return {"gpu_memory_utilization": config.verifier_part.share_of(total), "enforce_eager": True}
+    options = {"gpu_memory_utilization": config.verifier_part.share_of(total), "enforce_eager": True}
+    if config.verifier_part.num_bytes is None:
+        return options
+    left = config.verifier_part.num_bytes - weights - ACTIVATION_BYTES
+    if left <= 0:
+        raise UserError(f"--verifier-memory {config.verifier_memory}: its weights take {weights >> 20:,} MiB and a pass "
+                        f"{ACTIVATION_BYTES >> 20:,}, nothing is left for keys and values: raise it")  # fmt: skip
+    return {**options, "kv_cache_memory_bytes": left}
 
 
 def _environment(device: str) -> dict[str, str]:
