@@ -137,8 +137,8 @@ def memory_options(config: EngineConfig, total: int, weights: int) -> dict[str, 
         return options
     left = config.verifier_part.num_bytes - weights - ACTIVATION_BYTES
     if left <= 0:
-        raise UserError(f"--verifier-memory {config.verifier_memory}: its weights take {weights >> 20:,} MiB and a pass "
-                        f"{ACTIVATION_BYTES >> 20:,}, nothing is left for keys and values: raise it")  # fmt: skip
+        raise UserError(f"--verifier-memory {config.verifier_memory}: its weights take {weights >> 20:,} MiB and a "
+                        f"pass {ACTIVATION_BYTES >> 20:,}, nothing is left for keys and values: raise it")  # fmt: skip
     return {**options, "kv_cache_memory_bytes": left}
 
 
