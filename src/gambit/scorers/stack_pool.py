@@ -114,6 +114,13 @@ class PoolFeatures:
         return [told for told in self._told.values() if told.root != root]
 
 
+def mean_confidences(confidences: npt.ArrayLike, ends: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """[thought]: of a trace's thoughts so far, each counting by its tokens; `ends`: tokens up to the end of each."""
+    lengths = np.diff(np.asarray(ends, np.float64), prepend=0.0)
+    found: npt.NDArray[np.float64] = np.cumsum(np.asarray(confidences, np.float64) * lengths) / np.cumsum(lengths)
+    return found
+
+
 def _weights(told: list[_Told]) -> npt.NDArray[np.float64]:
     """Each root counts once, however many of its branches there are."""
     counts: dict[int, int] = {}

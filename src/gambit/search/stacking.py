@@ -15,7 +15,7 @@ from gambit.core.types import Aggregation, ThoughtScore
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.readers.base import ReaderInfo
 from gambit.scorers.stack import AGREEMENT, CLOSENESS, CONFIDENCE, STATE, SUPPORT, VERIFIER, StackInfo, logit_of
-from gambit.scorers.stack_pool import PoolFeatures
+from gambit.scorers.stack_pool import PoolFeatures, mean_confidences
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +138,7 @@ class Stacking:
         return logit_of(score) if info.is_probability else score
 
     def _confidence(self, trace: int) -> float:
-        found = [each.confidence for each in self._line(trace).thoughts]
-        return float(np.mean(found)) if found else 0.0
+        thoughts = self._line(trace).thoughts
+        if not thoughts:
+            return 0.0
+        return float(mean_confidences([t.confidence for t in thoughts], [t.num_tokens for t in thoughts])[-1])
