@@ -112,9 +112,9 @@ labels_of() {
 # problems none of them has seen. START goes on from an adapter; its split must hold out no more than it did then.
 # The stack needs many problems: with 71 mixed ones its cross-fitted AUC is known to 0.05 only, and its weights no better.
 # 60 k tokens/s are trained on an H200: an epoch over 1,253 problems × 8 takes 50 s, over all 2,000 90 s; VERIFIER_SECONDS
-# bounds it. How far a search trusts either follows from held-out training problems: nothing of math500_dev is written into
-# them, on which searches are judged. The stack holds a copy of its parts: it is all that is to be kept. The merged model, for whoever serves it, is
-# as large as the generator and stays outside of OUT/results.
+# bounds it. How far a search trusts either follows from held-out training problems: nothing of math500_dev, on which
+# searches are judged, is written into them. The stack holds a copy of its parts: it is all that is to be kept. The merged
+# model, for whoever serves it, is as large as the generator and stays outside of OUT/results.
 verifier() {
   local data="$OUT/scorers/data" made="$OUT/verifier" split="${SPLIT:---validation 0.06 --test 0.14}" train parts=
   collect || return
