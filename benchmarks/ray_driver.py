@@ -169,13 +169,16 @@ def scale(seconds: float, driver: float, news: float, spread: float) -> list[dic
 
 def most_engines(seconds: float, driver: float, news: float, spread: float) -> int:
     """That are still busy for BUSY of their time."""
-    low, high = 1, 100_000
-    while low < high:
-        middle = (low + high + 1) // 2
+    high = 1
+    while simulated(high, seconds, driver, news, spread) >= BUSY:
+        high *= 2
+    low = high // 2
+    while low + 1 < high:
+        middle = (low + high) // 2
         if simulated(middle, seconds, driver, news, spread) >= BUSY:
             low = middle
         else:
-            high = middle - 1
+            high = middle
     return low
 
 

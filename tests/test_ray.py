@@ -28,7 +28,7 @@ from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.training.storage import read_shards
 from gambit.training.values import read_values
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 PAWN = ("--benchmark", "pawn", "--limit", "4", "--capacity", "6", "--policies", "sc,gambit")
 NEEDS = EngineNeeds(cpus=1)
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
