@@ -11,13 +11,13 @@ demo: $(VENV)/.ready
 	$(BIN)/gambit demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 # For everyday work: two minutes on 2 cores.
 test-fast: $(VENV)/.ready-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 lint: $(VENV)/.ready-for-tests
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.recorded_engines import RecordedMaker, recorded
+from benchmarks.recorded_engines import Chatter, RecordedMaker, recorded
 
 from gambit.bench.folder import create, make_plan
 from gambit.bench.ray_searches import BenchEngine, RaySearches
@@ -33,14 +33,17 @@ from gambit.bench.stamp import source_commit
 from gambit.cluster.actor import NEWS_SECONDS
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected
 from gambit.cluster.pool import EnginePool
+from gambit.cluster.slots import Work
 from gambit.config.options import SearchConfig
 from gambit.pawn.puzzles import Split, generate
 from gambit.solver import Solver
 
 POOL = 64
+NUM_NEWS = 200
 NUM_ENGINES = 2  # processes of stubs: this machine has few cores, and what is measured is the driver
 IN_FLIGHT = (2, 16, 64, 256)  # problems at a time, spread over them
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SIZES = tuple(2**power for power in range(12))
+LONG_LOG = 4 << 20  # bytes, about what 64 traces of 10,000 tokens write
 SECONDS_A_PROBLEM = 10.0
 BUSY = 0.95  # of the engines' time: below it the driver holds them up
 
@@ -65,22 +68,36 @@ def run_bench(pool: EnginePool[BenchEngine], folder: Path, problems: Path, in_fl
 
 def measure_driver(recording: bytes, scratch: Path, num_problems: int) -> list[dict[str, float]]:
     """Its seconds a problem, by how many problems are under way."""
-    found = []
-    for in_flight in IN_FLIGHT:
-        each = in_flight // NUM_ENGINES
-        count = max(num_problems, 2 * in_flight)
-        problems = write_problems(scratch / f"problems-{in_flight}.jsonl", count)
-        needs = EngineNeeds(cpus=0.5)
-        with EnginePool(RecordedMaker(recording), NUM_ENGINES, needs, jobs_per_engine=each) as pool:
-            pool.ask(type)
-            clock = DriverClock(pool)
-            folder = scratch / f"run-{in_flight}"
-            run_bench(pool, folder, problems, each)
-            rows = sum(1 for _ in read_rows(folder))
-            assert rows == count, f"{rows} rows of {count} problems"
-            found.append({"in_flight": in_flight, "problems": count, **clock.read(count)})
-            print(found[-1], flush=True)
+    return [_measured(recording, scratch, in_flight, max(num_problems, 2 * in_flight)) for in_flight in IN_FLIGHT]
+
+
+def _measured(recording: bytes, scratch: Path, in_flight: int, count: int, padding: int = 0) -> dict[str, float]:
+    each = in_flight // NUM_ENGINES
+    problems = write_problems(scratch / f"problems-{in_flight}-{padding}.jsonl", count)
+    maker = RecordedMaker(recording, padding=padding)
+    with EnginePool(maker, NUM_ENGINES, EngineNeeds(cpus=0.5), jobs_per_engine=each) as pool:
+        pool.ask(type)
+        clock = DriverClock(pool)
+        folder = scratch / f"run-{in_flight}-{padding}"
+        run_bench(pool, folder, problems, each)
+        found = {"in_flight": in_flight, "problems": count, **clock.read(count)}
+    rows = sum(1 for _ in read_rows(folder))
+    assert rows == count, f"{rows} rows of {count} problems"
+    print(found, flush=True)
     return found
+
+
+def measure_news(recording: bytes) -> float:
+    """The driver's seconds for a message of a job that goes on."""
+    with EnginePool(RecordedMaker(recording), NUM_ENGINES, EngineNeeds(cpus=0.5)) as pool:
+        pool.ask(type)
+        clock, heard = DriverClock(pool), []
+        work = [Work(Chatter(NUM_NEWS), number, news_seconds=0.001) for number in range(NUM_ENGINES)]
+        ends = list(pool.run(work, on_news=lambda tag, item: heard.append(item)))
+        assert len(ends) == NUM_ENGINES and len(heard) == NUM_ENGINES * NUM_NEWS
+        found = clock.read(len(heard))
+    print({"news": found}, flush=True)
+    return max(found["cpu_seconds_a_problem"], found["work_seconds_a_problem"])
 
 
 class DriverClock:
@@ -152,13 +169,16 @@ def scale(seconds: float, driver: float, news: float, spread: float) -> list[dic
 
 def most_engines(seconds: float, driver: float, news: float, spread: float) -> int:
     """That are still busy for BUSY of their time."""
-    low, high = 1, 100_000
-    while low < high:
-        middle = (low + high + 1) // 2
+    high = 1
+    while simulated(high, seconds, driver, news, spread) >= BUSY:
+        high *= 2
+    low = high // 2
+    while low + 1 < high:
+        middle = (low + high) // 2
         if simulated(middle, seconds, driver, news, spread) >= BUSY:
             low = middle
         else:
-            high = middle - 1
+            high = middle
     return low
 
 
@@ -180,6 +200,8 @@ def main() -> None:
         times = problem_seconds(solver, 8)
     with tempfile.TemporaryDirectory() as scratch, connected(ClusterPlan(num_engines=NUM_ENGINES)):
         measured = measure_driver(recording, Path(scratch), options.problems)
+        news = measure_news(recording)
+        long_log = _measured(recording, Path(scratch), IN_FLIGHT[1], options.problems, LONG_LOG)
     # The worst of all sizes, of work and of processor time: Ray's own threads count too.
     driver = max(max(each["cpu_seconds_a_problem"], each["work_seconds_a_problem"]) for each in measured)
     spread = statistics.pstdev(times) / statistics.fmean(times)
@@ -191,14 +213,23 @@ def main() -> None:
         "pawn_seconds_a_problem": [round(each, 3) for each in times],
         "driver": measured,
         "driver_seconds_a_problem": driver,
-        "news_seconds": NEWS_SECONDS,
-        "at_10_seconds": scale(SECONDS_A_PROBLEM, driver, driver, spread),
-        "at_pawns_seconds": scale(statistics.fmean(times), driver, driver, spread),
-        "most_engines_at_10_seconds": most_engines(SECONDS_A_PROBLEM, driver, driver, spread),
+        "with_a_log_of_4_MiB": long_log,
+        "driver_seconds_a_message": news,
+        "seconds_between_messages": NEWS_SECONDS,
+        "at_10_seconds": scale(SECONDS_A_PROBLEM, driver, news, spread),
+        "at_pawns_seconds": scale(statistics.fmean(times), driver, news, spread),
+        "most_engines_at_10_seconds": most_engines(SECONDS_A_PROBLEM, driver, news, spread),
         "busy": BUSY,
     }
     options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps({key: found[key] for key in ("driver_seconds_a_problem", "most_engines_at_10_seconds")}))
+    print(
+        json.dumps(
+            {
+                key: found[key]
+                for key in ("driver_seconds_a_problem", "driver_seconds_a_message", "most_engines_at_10_seconds")
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from gambit.bench.ray_searches import BenchEngine
+from gambit.cluster.actor import JobDesk
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
 from gambit.core.problem import Problem
 from gambit.pawn.puzzles import Split, generate
 from gambit.results.record import SearchResult
 from gambit.solver import Solver
-from gambit.storage.run_folder import EventCallback, EventSink
+from gambit.storage.run_folder import LOG_FILE, EventCallback, EventSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class RecordedSolver:
     recording: Recording
     seconds: float = 0.0
     on_problem: Callable[[str], None] = lambda problem: None
+    padding: int = 0  # bytes to add to each log
 
     def solve_many(
         self, problems: Iterable[Problem], config: SearchConfig, *, out_dir: str | Path | None = None,
@@ -60,6 +62,9 @@ class RecordedSolver:
             for event in mine.events:
                 sink.write(event)
             sink.finish(mine.result)
+            if out_dir is not None and self.padding:
+                with (Path(out_dir) / problem.id / LOG_FILE).open("ab") as log:
+                    log.write(b" " * self.padding)
             yield mine.result
 
     @property
@@ -80,9 +85,23 @@ class RecordedMaker:
     recording: bytes  # pickled: a description crosses the border once for each engine
     seconds: float = 0.0
     on_problem: Callable[[str], None] = lambda problem: None
+    padding: int = 0
 
     def __call__(self) -> BenchEngine:
-        return BenchEngine(RecordedSolver(pickle.loads(self.recording), self.seconds, self.on_problem))
+        solver = RecordedSolver(pickle.loads(self.recording), self.seconds, self.on_problem, self.padding)
+        return BenchEngine(solver)
+
+
+@dataclass(frozen=True, slots=True)
+class Chatter:
+    """A job that says so many things, one after the other."""
+
+    count: int
+
+    def __call__(self, engine: BenchEngine, desk: JobDesk) -> None:
+        for number in range(self.count):
+            desk.tell(number)
+            time.sleep(0.005)  # longer than the driver's patience: each is a message of its own
 
 
 def recorded(capacity: int, solver: Solver) -> bytes:

@@ -39,6 +39,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):  # type: ignore[no-untyped-def] # xdist has no types
+    """A file's tests share its fixtures in one worker; so do all files that share the Ray cluster.
+
+    Groups of xdist 3.8 are lost on pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    of_cluster = tuple(path.name for path in ROOT.glob("tests/test_*.py") if "ray_cluster" in path.read_text())
+
+    class OneCluster(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "ray" if file.endswith(of_cluster) else file
+
+    return OneCluster(config, log)
+
+
 @pytest.fixture(autouse=True)
 def _own_environment() -> Iterator[None]:
     """What a test, or the code it calls, sets in the environment ends with it: the next one may start an engine."""
@@ -75,7 +93,7 @@ def gate(pawn_solver):  # type: ignore[no-untyped-def] # as above
 
 @pytest.fixture(scope="session")
 def ray_cluster():  # type: ignore[no-untyped-def] # as above
-    """Ray with three nodes of one core each, which this process is a driver of; tests of one xdist group share it."""
+    """Ray with three nodes of one core each, which this process is a driver of."""
     from gambit.cluster.plan import SETTINGS
 
     os.environ.update(SETTINGS)

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from scripts import floors
 from scripts.shown_output import printed, shown
 
+from gambit.cli.bench import command as bench_command
 from gambit.pawn.puzzles import parse_puzzle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,7 +20,7 @@ LINKED = [*PAGES, *ROOT.glob("[A-Z]*.md"), ROOT / "benchmarks" / "README.md", *R
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
-MOST_NOT_RUN = 7
+MOST_NOT_RUN = 8
 MOST_README_LINES = 130
 INSTALL_BEFORE_LINE = 40
 
@@ -137,3 +139,14 @@ def test_the_map_of_packages_is_the_one_that_is_checked():
     """If it is not: `python scripts/floors.py`."""
     text = floors.PAGE.read_text()
     assert floors.renewed(text) == text
+
+
+def test_the_manifest_for_kuberay_gives_options_that_exist():
+    manifests = list(yaml.safe_load_all((ROOT / "deploy" / "kuberay.yaml").read_text()))
+    [job] = [each for each in manifests if each["kind"] == "RayJob"]
+    entrypoint = job["spec"]["entrypoint"]
+    known = {name for parameter in bench_command().params for name in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", entrypoint)) <= known
+    assert subprocess.run(["sh", "-n", "-c", entrypoint], check=False).returncode == 0
+    workers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert f"--engines {sum(group['replicas'] for group in workers)}" in entrypoint

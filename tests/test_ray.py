@@ -28,7 +28,7 @@ from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.training.storage import read_shards
 from gambit.training.values import read_values
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 PAWN = ("--benchmark", "pawn", "--limit", "4", "--capacity", "6", "--policies", "sc,gambit")
 NEEDS = EngineNeeds(cpus=1)
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
@@ -106,7 +106,7 @@ def test_a_file_is_solved_as_without_ray(ray_cluster, tmp_path: Path) -> None:
 
 
 def test_a_collection_has_the_traces_and_states_of_a_local_one(ray_cluster, tmp_path: Path) -> None:
-    words = ("scorer", "collect", "--problems", "pawn:dev", "--limit", "3", "--traces", "2", "--rollouts", "2",
+    words = ("scorer", "collect", "--problems", "pawn:dev", "--limit", "2", "--traces", "2", "--rollouts", "2",
              "--traces-at-once", "2")  # fmt: skip
     gambit(*words, "--out", str(tmp_path / "here"))
     gambit(*words, "--out", str(tmp_path / "there"), "--ray", ray_cluster.address, "--engines", "2")
@@ -137,10 +137,9 @@ def run_stubs(pool: EnginePool, folder: Path, problems: Path, concurrency: int =
         Runner(plan, benchmarks, RaySearches(pool, folder), writer, set(), on_row=on_row).run()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_dead_engines_and_nodes_cost_no_row_and_double_none(ray_cluster, recording, tmp_path, seed: int) -> None:
+def test_dead_engines_and_nodes_cost_no_row_and_double_none(ray_cluster, recording, tmp_path: Path) -> None:
     """An engine killed, a node removed, a node added, each at a moment of chance."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     problems = write_problems(tmp_path / "many.jsonl", 24)
     at = sorted(rng.sample(range(1, 40), 3))
     num_rows = 0

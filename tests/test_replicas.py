@@ -30,7 +30,6 @@ QUESTION = "a = 17; b = 61; c = a * b; d = c - a; d?"
 LONG = {"policy": "sc", "capacity": 8, "num_traces": 5000}  # for as long as a test wants
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore:engine . died"),
 ]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
 MOST_CONTEXT = 1 << 20  # more than any preset asks for
+RAY_HINT = "not installed: pip install 'gambit-search[ray]' (engines on many GPUs and machines)"
 VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
 
 
@@ -80,6 +81,7 @@ def examine() -> list[Finding]:
         *_devices(torch),
         _compiled_step(torch),
         *_engines(torch),
+        _ray(),
         _bundled_model(),
         *_bundled_pool(torch),
         Finding("policies", Condition.OK, ", ".join(registry.names("gambit.policies"))),
@@ -167,6 +169,14 @@ def _vllm() -> tuple[Condition, str]:
         return Condition.OPTIONAL, VLLM_HINT
     found, device = build
     return Condition.OK, versions.description(found, device)
+
+
+def _ray() -> Finding:
+    """Of several engines (--ray)."""
+    try:
+        return Finding("ray", Condition.OK, version("ray"))
+    except PackageNotFoundError:
+        return Finding("ray", Condition.OPTIONAL, RAY_HINT)
 
 
 def _bundled_model() -> Finding:

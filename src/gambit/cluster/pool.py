@@ -127,12 +127,12 @@ class EnginePool(Generic[Engine]):
 
     def close(self) -> None:
         """Engines give back their memory; those that do not answer in time are killed."""
-        processes = [slot.actor for slot in self.slots if slot.actor is not None]
-        ends = [actor.close.remote() for actor in processes]
+        ends = [slot.actor.close.remote() for slot in self.slots if slot.state is EngineState.READY]
         if ends:
             self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
-        for actor in processes:
-            self._ray.kill(actor)
+        for slot in self.slots:
+            if slot.actor is not None:
+                self._ray.kill(slot.actor)
         self.slots.clear()
 
     def __enter__(self) -> EnginePool[Engine]:
