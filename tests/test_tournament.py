@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gambit.config.options import BranchPoint
+from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
 from gambit.core import events as ev
 from gambit.core.tree import TraceState
 from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
@@ -15,7 +16,10 @@ from gambit.search.policies.base import (
     FinishedView,
     PoolView,
     Prune,
+    ScoreSpread,
     ScoreUse,
+    SplitBy,
+    SplitIslands,
     Start,
     TraceView,
     Wake,
@@ -242,6 +246,7 @@ def test_a_pool_of_one_island_and_of_several_differ_in_what_is_spared_and_when_t
     assert {policy.on_pressure.action for policy in (one, several)} == {PressureAction.GHOST}
     assert one.wake == Wake(every_steps=10) and several.wake == Wake(every_steps=10, on_completion=True)
     assert one.requirements.scores is several.requirements.scores is ScoreUse.ROUNDS
+    assert one.requirements.split_by is several.requirements.split_by is SplitBy.ISLANDS
     assert (one.swaps_per_island, several.swaps_per_island) == (5, 2)
     assert Tournament(Islands(8, 8, 8), 2, 10, 50, None).swaps_per_island == 1, "at least one"
 
@@ -288,11 +293,59 @@ def test_the_papers_pool_does_not_begin_anew():
     assert on_islands(islands=1, completed=(0,)) == []
 
 
+# -- doubt, by hand ----------------------------------------------------------------------------------------------------
+
+POOLS = (FallbackPool(0.6, 2, 3, 4), FallbackPool(0.0, 4, 5, 6))
+DOUBT = Doubt(0.9, (0.5,) * len(THOUGHTS), is_probability=True, pools=POOLS)
+
+
+def doubting(islands=1, **options):
+    return Tournament(Islands(islands, 8, 8), 2, 10, 50, None, doubt=DOUBT, **options)
+
+
+def test_scores_that_lie_too_far_apart_split_the_islands():
+    policy = doubting()
+    split = policy.doubted(ScoreSpread(4, 1.5))  # three times as far: 0.5 + 0.4 / 3
+    assert (split.islands, split.swap_size, split.warmup_tokens) == (2, 3, 4)
+    assert "was 0.90" in split.why and split.why.endswith("which leaves about 0.63")
+    assert policy.doubted(ScoreSpread(4, 5.0)).islands == 4
+    assert policy.doubted(ScoreSpread(4, 1.0)) is None, "no further than twice"
+    assert doubting(islands=2).doubted(ScoreSpread(4, 1.5)) is None, "they are as small already"
+    assert doubting(islands=2).doubted(ScoreSpread(4, 5.0)).islands == 4
+    assert Tournament(Islands(1, 8, 8), 2, 10, 50, None).doubted(ScoreSpread(4, 5.0)) is None
+
+
+def test_a_split_changes_the_policy_in_force():
+    policy = doubting()
+    view = PoolView(10, (trace(0, 0.9), trace(1, 0.1)), 2, spread=ScoreSpread(4, 1.5))
+    after, (split,) = policy.decide(None, view)
+    assert after == policy.after(split)
+    assert (after.islands, after.swap_size, after.warmup_tokens) == (Islands(2, 8, 8), 3, 4)
+    assert after.check_interval == 10 and after.doubt is DOUBT
+    again, decisions = policy.decide(after, view)
+    assert again is after and not [d for d in decisions if isinstance(d, SplitIslands)]
+    assert policy.decide(None, dataclasses.replace(view, step=11)) == (None, []), "only in a round"
+
+
+def test_a_policy_that_may_split_wakes_at_completions():
+    assert doubting().wake == Wake(every_steps=10, on_completion=True)
+
+
+def test_a_split_that_leaves_an_island_too_full_prunes_its_worst():
+    policy = Tournament(Islands(2, 4, 8), 1, 10, 0, None)
+    crowd = [trace(0, 0.5), trace(1, 0.2), trace(2, None), trace(3, 0.2)]
+    assert [each.id for each in policy.surplus(0, crowd)] == [3, 1], "the youngest of equals, the unscored last"
+    assert policy.surplus(0, crowd[:2]) == [] and [each.id for each in policy.surplus(0, crowd[:3])] == [1]
+    decisions = policy.decide(None, PoolView(11, tuple(crowd), 4))[1]
+    assert decisions[:2] == [Prune(3, "split"), Prune(1, "split")]
+    assert [(start.island, start.count) for start in decisions[2:]] == [(1, 2)], "the other has places"
+
+
 def test_settings_reach_the_policy():
     settings = make_settings(
         capacity=6, num_traces=9, islands=3, swap_size=4, check_interval=7, warmup_tokens=5, hard_floor=0.25,
-        ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY,
+        ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT,
     )  # fmt: skip
     assert Tournament.from_settings(settings) == Tournament(
-        Islands(3, 6, 9), 4, 7, 5, 0.25, ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY
+        Islands(3, 6, 9), 4, 7, 5, 0.25, ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT
     )
