@@ -27,7 +27,7 @@ def start(modules: dict[str, str], log: str, current: str, uncached: list[str]) 
     `uncached`: folders whose functions are not to remember results.
     """
     _switch_caches_off(tuple(uncached))
-    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    write, out = os.write, os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with Path(current).open("rb") as file:
         context = mmap.mmap(file.fileno(), 4, access=mmap.ACCESS_READ)
     seen: set[tuple[bytes, str, int]] = set()
@@ -45,7 +45,7 @@ def start(modules: dict[str, str], log: str, current: str, uncached: list[str]) 
         key = (context[:4], frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and key not in seen:
             seen.add(key)
-            os.write(out, f"{int.from_bytes(key[0], 'little')} {modules[key[1]]} {key[2]}\n".encode())
+            write(out, f"{int.from_bytes(key[0], 'little')} {modules[key[1]]} {key[2]}\n".encode())
         return note
 
     threading.settrace(trace)
