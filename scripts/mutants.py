@@ -144,9 +144,17 @@ class Results:
         entries = sorted(self.entries.values(), key=lambda entry: (str(entry["module"]), int(str(entry["line"]))))
         reasons = json.loads(REASONS.read_text(encoding="utf-8")) if REASONS.is_file() else {}
         for entry in entries:
+            entry.pop("reason", None)
             if entry["verdict"] == SURVIVED:
                 entry["reason"] = reasons.get(entry["key"], NO_REASON)
         return {**self._options, "summary": summary(entries), "mutants": entries}
+
+    def brief(self) -> dict[str, object]:
+        """What is worth keeping: counts, and the survivors with their reasons."""
+        report = self.report()
+        kept = ("key", "line", "reason")
+        survivors = [{name: entry[name] for name in kept} for entry in report.pop("mutants") if "reason" in entry]  # type: ignore[attr-defined]
+        return {"what": "scripts/mutants.py", "sample": len(self.entries), **report, "survivors": survivors}
 
 
 def summary(entries: list[dict[str, object]]) -> dict[str, object]:
@@ -188,6 +196,7 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, help="begin no more mutants after this time")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
+    parser.add_argument("--brief", type=Path, help="a second file, for counts and survivors alone")
     parser.add_argument("--cache", type=Path, default=ROOT / ".mutants", help="for what is known of the tests")
     parser.add_argument("--survivors", action="store_true", help="run again those of --out that survived")
     parser.add_argument("--only", choices=GROUPS, action="append", help="of these groups")
@@ -200,6 +209,8 @@ def main() -> None:
     wanted = [mutant for mutant in sample if is_wanted(mutant, results, options)]
     print(f"{len(found)} mutants, {len(sample)} of them drawn, {len(wanted)} to run", flush=True)
     run(wanted, results, options)
+    if options.brief:
+        options.brief.write_text(json.dumps(results.brief(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(json.dumps(results.report()["summary"], indent=1))
 
 

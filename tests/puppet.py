@@ -27,6 +27,7 @@ class PuppetEngine:
     stopped: list[int] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     ranked: list[Mapping[TraceKey, float]] = field(default_factory=list)
+    regrouped: list[Mapping[TraceKey, int]] = field(default_factory=list)
     seconds: StepSeconds = field(default_factory=StepSeconds)  # of every step
     at: int = 0
 
@@ -49,6 +50,9 @@ class PuppetEngine:
 
     def rank(self, scores: Mapping[TraceKey, float]) -> None:
         self.ranked.append(scores)
+
+    def regroup(self, islands: Mapping[TraceKey, int]) -> None:
+        self.regrouped.append(islands)
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         return {trace: Progress(n, self.thinking.get(trace, True)) for trace, n in self.lengths.items()}

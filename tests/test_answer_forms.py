@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gambit.text.answers import Grader, canonical
-from gambit.text.answers.forms import MAX_DEPTH, Group, Kind, Matrix, Value, read
+from gambit.text.answers.forms import MAX_ANSWER_LENGTH, MAX_DEPTH, Group, Kind, Matrix, Value, read
 from gambit.text.answers.relations import solution_of
 from gambit.text.answers.units import split_unit
 
@@ -196,6 +196,10 @@ def test_structure_is_read_to_a_limited_depth(opening: str, closing: str, levels
 def test_an_answer_that_is_too_long_is_a_word() -> None:
     prose = "7 + " * 500 + "1"
     assert read(prose) == Value(prose, Kind.WORD)
+    longest = "Xy" * (MAX_ANSWER_LENGTH // 2)
+    assert canonical(longest) == longest.lower() and canonical(longest + "z") == longest + "z"
+    longest = "x+" * (MAX_ANSWER_LENGTH // 2 - 1) + "yz"
+    assert read(longest) == Value(longest, Kind.EXPRESSION)
 
 
 def test_braces_that_only_group_are_no_structure() -> None:

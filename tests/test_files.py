@@ -1,14 +1,17 @@
 """What is shared by everything that touches files: locks, appended lines, hashes, the cache folder, versions."""
 
+import errno
 import multiprocessing
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from gambit.core.errors import UserError
+from gambit.core.errors import StorageError, UserError
 from gambit.storage.cache import cache_folder
 from gambit.storage.hashing import file_hash, files_hash
-from gambit.storage.lines import CHUNK_BYTES, append_synced, drop_torn_line, whole_lines
+from gambit.storage.lines import CHUNK_BYTES, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
 from gambit.storage.locks import locked
 from gambit.storage.versions import package_version
 
@@ -82,3 +85,81 @@ def test_the_cache_folder_is_xdgs_or_in_the_home(monkeypatch: pytest.MonkeyPatch
 
 def test_versions_of_what_is_installed_and_what_is_not() -> None:
     assert package_version("torch") and package_version("no-such-package") is None
+
+
+def full_disk(*args: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_line_that_is_written_in_pieces_is_whole_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+    with opened_to_append(tmp_path / "lines") as file:
+        append_synced(file, "ä long line")
+        append_synced(file, "next")
+    assert (tmp_path / "lines").read_bytes() == "ä long line\nnext\n".encode()
+
+
+def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "lines", os.write
+    with opened_to_append(path) as file:
+        append_synced(file, "first")
+        monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]) and full_disk())
+        with pytest.raises(StorageError, match=f"^cannot write to {path}: No space left on device$"):
+            append_synced(file, "second")
+    assert path.read_bytes() == b"first\n"
+
+
+def test_a_line_that_did_not_reach_the_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(descriptor: int) -> None:
+        raise OSError("odd")
+
+    monkeypatch.setattr(os, "fsync", odd)
+    with opened_to_append(tmp_path / "lines") as file, pytest.raises(StorageError, match=r"lines: odd$"):
+        append_synced(file, "first")
+    assert (tmp_path / "lines").read_bytes() == b""
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_line_is_not_written_into_a_file_that_is_no_longer_there(tmp_path: Path, is_replaced: bool) -> None:
+    path = tmp_path / "lines"
+    with opened_to_append(path) as file:
+        path.unlink()
+        if is_replaced:
+            path.write_text("other\n")
+        why = "another file stands in its place" if is_replaced else "No such file or directory"
+        with pytest.raises(StorageError, match=f"^cannot write to {path}: {why}$"):
+            append_synced(file, "first")
+    assert not is_replaced or path.read_text() == "other\n"
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f"^cannot write to {tmp_path}: Is a directory$"):
+        opened_to_append(tmp_path)
+
+
+def test_a_file_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "file.json", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    write_whole(path, b"content")
+    assert synced == [False, True], "the file first, then the folder that names it"
+    assert path.read_bytes() == b"content" and [each.name for each in tmp_path.iterdir()] == ["file.json"]
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(StorageError, match=f"^cannot write {path}: No space left on device$"):
+        write_whole(path, b"other")
+    assert path.read_bytes() == b"content" and [each.name for each in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_lines_without_an_end_are_found_from_behind(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    for content, kept in [(b"", b""), (b"torn", b""), (b"\n", b"\n"), (b"a\nb", b"a\n"), (b"a\nb\n", b"a\nb\n")]:
+        path.write_bytes(content)
+        drop_torn_line(path)
+        assert path.read_bytes() == kept
+    for length in (CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES):
+        path.write_bytes(b"a\n" + b"x" * length)
+        drop_torn_line(path)
+        assert path.read_bytes() == b"a\n"
+        path.write_bytes(b"x" * length)
+        drop_torn_line(path)
+        assert path.read_bytes() == b""

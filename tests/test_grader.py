@@ -16,6 +16,7 @@ import pytest
 from gambit.core.errors import EngineError, UserError
 from gambit.results.vote import Ballot, tally
 from gambit.text.answers import Grader, process, worker
+from gambit.text.answers import grader as grading
 
 READY = "print('{\"ready\": true}', flush=True);"
 ASK = READY + "\nimport json\nwhile True:\n    request = json.loads(input())\n    "
@@ -406,3 +407,125 @@ def test_no_pair_that_math_verify_calls_equal_is_turned_away_before(monkeypatch:
 
 def test_a_number_too_large_for_a_float_is_turned_away() -> None:
     assert not any(worker.compare("10^{10^{10}}", form) for form in (r"\frac12", "6-5i", "(x+1)^2"))
+
+
+# -- how a grader uses its process ----------------------------------------------------------------------------
+
+
+class Stub:
+    """A grading process that says what it is told to, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, float]] = []
+        self.waits: list[tuple[float, float]] = []
+        self.outcomes: list[process.Outcome | Exception] = []
+        self.num_stops = 0
+        self.is_dead = False
+
+    def is_alive(self) -> bool:
+        return not self.is_dead
+
+    def wait_until_ready(self, deadline: float, startup_seconds: float) -> None:
+        self.waits.append((deadline, startup_seconds))
+
+    def compare(self, first: str, second: str, seconds: float) -> process.Outcome:
+        self.asked.append((first, second, seconds))
+        outcome = self.outcomes.pop(0) if self.outcomes else process.Outcome.EQUAL
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def stop(self) -> None:
+        self.num_stops += 1
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """In a world in which time stands still at 100."""
+    made = Stub()
+    monkeypatch.setattr(grading, "GradingProcess", lambda: made)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    return made
+
+
+def test_a_comparison_gets_its_time_and_no_more_than_half_of_what_is_left(stub: Stub) -> None:
+    with Grader(comparison_seconds=5.0, startup_seconds=7.0) as grader:
+        assert grader.equivalent("x+1", "1+x")
+        assert grader.equivalent("x+2", "2+x", deadline=110.0)
+        assert grader.equivalent("x+3", "3+x", deadline=104.0)
+        assert not grader.equivalent("x+4", "4+x", deadline=100.0), "no time at all"
+    assert stub.asked == [("1+x", "x+1", 5.0), ("2+x", "x+2", 5.0), ("3+x", "x+3", 2.0)]
+    assert stub.waits[0][1] == 7.0 and [deadline for deadline, _ in stub.waits[1:]] == [110.0, 104.0]
+
+
+def test_the_deadline_of_a_vote_is_the_earlier_of_the_two(stub: Stub) -> None:
+    with Grader(vote_seconds=30.0) as grader:
+        assert grader.for_vote()("x+1", "1+x") and grader.for_vote(120.0)("x+2", "2+x")
+        assert grader.for_vote(200.0)("x+3", "3+x")
+    assert [deadline for deadline, _ in stub.waits] == [130.0, 120.0, 130.0]
+
+
+def test_a_pair_is_asked_about_once_whatever_the_order(stub: Stub) -> None:
+    stub.outcomes = [process.Outcome.DIFFERENT]
+    with Grader() as grader:
+        assert not grader.equivalent("x+1", "x+2") and not grader.equivalent("x+2", "x+1")
+        assert not grader.equivalent("x+1", "x+2", deadline=99.0)
+        assert len(stub.asked) == 1 and grader.num_given_up == 0
+
+
+def test_less_than_a_second_is_no_answers_fault(stub: Stub) -> None:
+    stub.outcomes = [process.Outcome.FIRST_IS_SLOW] * 4
+    with Grader(comparison_seconds=5.0) as grader:
+        assert not grader.equivalent("1+x", "x+1", deadline=101.9) and not grader._strikes
+        assert not grader.equivalent("1+x", "x+1", deadline=102.0) and grader._strikes == {"1+x": 2, "x+1": 0}
+    with Grader(comparison_seconds=0.5) as grader:
+        assert not grader.equivalent("2+x", "x+2") and grader._strikes == {"2+x": 2, "x+2": 0}, "its whole time"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "strikes"),
+    [
+        (process.Outcome.FIRST_IS_SLOW, (2, 0)),
+        (process.Outcome.SECOND_IS_SLOW, (0, 2)),
+        (process.Outcome.BOTH_ARE_SLOW, (1, 1)),
+        (EOFError(), (1, 1)),
+    ],
+)
+def test_who_is_to_blame(stub: Stub, outcome: process.Outcome | Exception, strikes: tuple[int, int]) -> None:
+    stub.outcomes = [outcome]
+    with Grader() as grader:
+        assert not grader.equivalent("1+x", "x+1") and grader.num_given_up == 1
+        assert (grader._strikes["1+x"], grader._strikes["x+1"]) == strikes
+        assert stub.num_stops == isinstance(outcome, Exception), "a process that is lost is dropped"
+
+
+def test_a_process_that_died_while_idle_is_replaced(stub: Stub) -> None:
+    with Grader() as grader:
+        assert grader.equivalent("x+1", "1+x")
+        stub.is_dead = True
+        assert grader.equivalent("x+2", "2+x") and stub.num_stops == 1
+    assert stub.num_stops == 2
+
+
+def test_a_process_that_is_not_ready_in_time_is_kept_and_one_that_fails_is_not(stub: Stub) -> None:
+    def not_yet(deadline: float, startup_seconds: float) -> None:
+        raise TimeoutError
+
+    def never(deadline: float, startup_seconds: float) -> None:
+        raise EngineError("no")
+
+    grader = Grader()
+    stub.wait_until_ready = not_yet  # type: ignore[method-assign]
+    assert not grader.equivalent("x+1", "1+x", deadline=101.0) and stub.num_stops == 0 and grader.num_given_up == 0
+    stub.wait_until_ready = never  # type: ignore[method-assign]
+    with pytest.raises(EngineError):
+        grader.equivalent("x+1", "1+x")
+    assert stub.num_stops == 1 and grader._process is None
+
+
+def test_several_expressions_of_one_pair_share_its_time(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 100.0, 100.0, 102.0, 105.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with Grader(comparison_seconds=5.0) as grader:
+        assert not grader.equivalent("(x+1, x+2)", "(1+x, 2+x)", deadline=200.0)
+        assert stub.asked == [("1+x", "x+1", 3.0)] and grader.num_given_up == 1, "nothing is left for the second"

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from gambit.config.presets import SearchPart
 from gambit.core import events as ev
 from gambit.core.tree import TraceTree
 from gambit.core.types import Aggregation, EndReason, StopReason
@@ -30,7 +31,7 @@ def limits_of(finished=(), live=1, **options):
         tree.apply(ev.Admitted(0, trace, 0, 0, 0))
     for trace in range(len(finished)):
         tree.apply(ev.Finished(1, trace, EndReason.STOP, "7", (1,)))
-    return SearchLimits(settings, Islands(settings.islands, settings.capacity, settings.num_traces), tree)
+    return SearchLimits(settings, Islands.of(settings), tree)
 
 
 def due(limits, num_generated=0, is_settled=False):
@@ -87,6 +88,18 @@ def test_the_clock_starts_with_the_search(clock):
     clock[0] = 200.0
     limits.start_clock()
     assert (limits.seconds, limits.search_deadline, limits.vote_deadline) == (0.0, 218.0, 220.0)
+
+
+def test_a_part_of_a_search_ends_with_its_own_traces(clock):
+    """Whoever has all parts watches over budgets and the vote."""
+    part = {"part": SearchPart(range(1)), "islands": 2, "num_traces": 4}
+    budgets = {"budget_traces": 1, "budget_tokens": 1, "budget_seconds": 1.0}
+    limits = limits_of(finished=(0,), **part, **budgets)
+    clock[0] = 500.0
+    assert due(limits, num_generated=99, is_settled=True) is None
+    assert limits.is_time_up and limits.reason_in_pool(99, is_settled=True) is StopReason.BUDGET_TRACES
+    assert due(limits_of(finished=(0, 0), **part, **budgets)) is StopReason.COMPLETED, "its island's share"
+    assert due(limits_of(finished=(0,), live=0, **part)) is StopReason.EXHAUSTED
 
 
 def test_without_a_budget_of_seconds_there_is_no_deadline():

@@ -1,5 +1,6 @@
 """The log as evidence: a changed, doubled, moved or missing line is found by its number, whatever it says."""
 
+import gzip
 import json
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gambit.core import events as ev
+from gambit.core.chain import BrokenChainError, Chain
 from gambit.core.errors import UserError
+from gambit.core.types import EndReason, StopReason, TraceConfidence
 from gambit.results.record import fold
 from gambit.results.replay import replay_log
 from scripted import ScriptedEngine
@@ -142,3 +145,73 @@ def replay_log_of(tmp_path, lines):
     path = tmp_path / "events.jsonl"
     path.write_text("".join(f"{line}\n" for line in lines))
     return replay_log(path, lambda first, second: first == second)
+
+
+EVERY_KIND = [
+    ev.Created(1, 0, 2), ev.Branched(2, 1, 0, 5, 0.7), ev.Admitted(3, 1, 4, 1, 2), ev.Queued(4, 1, 6),
+    ev.Scored(5, (0, 1), (0.5, 0.25), (3, 7)), ev.Verified(6, (0,), (0.5,), (3,), (5,), (None,)),
+    ev.Pruned(7, 1, "tournament", 0.1, (1, 2), "½"), ev.Evicted(8, 1, "floor", None, ()),
+    ev.Finished(9, 0, EndReason.LENGTH, "é", (4, 5), TraceConfidence(3, 1.0, 2.0, 3.0, 4.0)),
+    ev.Finished(9, 0, EndReason.STOP, None, (4, 5)),
+    ev.Discarded(9, 0, "late"), ev.Cancelled(9, 1, (7,)), ev.Waited(9, (0,), (3,), (0.125,)),
+    ev.Stopped(9, StopReason.BUDGET_TOKENS), ev.Voted("é", 0.5, ({"answer": "é", "weight": 1.0},)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVERY_KIND, ids=lambda event: type(event).__name__)
+def test_an_event_is_read_as_it_was_written(event):
+    line = ev.to_json(event)
+    assert ev.from_json(line) == event and type(ev.from_json(line)) is type(event)
+    chained = Chain().link(line)
+    assert ev.from_json(chained) == event, "also with its place in a chain"
+    assert ": " not in line and ", " not in line and json.loads(chained)["line"] == 1
+
+
+def test_a_log_is_on_the_disk_line_by_line_and_grows_by_what_is_added(tmp_path):
+    path = tmp_path / "new" / "folder" / "events.jsonl"
+    log = ev.LogWriter(path)
+    for count, event in enumerate(EVERY_KIND, start=1):
+        log.write(event)
+        assert len(path.read_text(encoding="utf-8").splitlines()) == count, "before it is closed"
+    assert "½" in path.read_text(encoding="utf-8") and log.path == path
+    log.close()
+    with ev.LogWriter(path) as again:
+        again.write(EVERY_KIND[0])
+    assert len(path.read_text(encoding="utf-8").splitlines()) == len(EVERY_KIND) + 1
+    with pytest.raises(ValueError, match="closed"):
+        again.write(EVERY_KIND[0])
+
+
+def test_a_chain_numbers_its_lines_and_tells_what_does_not_fit():
+    writer, reader = Chain(), Chain()
+    first, second = (writer.link(json.dumps({"a": number}, separators=(",", ":"))) for number in (1, 2))
+    record = json.loads(first)
+    reader.unlink(first, record)
+    assert record == {"a": 1} and (reader.num_lines, writer.num_lines) == (1, 2), "both fields are taken out"
+    changed = second.replace('"a":2', '"a":3')
+    with pytest.raises(
+        BrokenChainError, match=r"^it does not fit the lines before it: it, or one of them, was changed$"
+    ):
+        reader.unlink(changed, json.loads(changed))
+    with pytest.raises(BrokenChainError, match=r"^it is numbered null: lines are missing, doubled or out of order$"):
+        Chain().unlink('{"a":1}', {"a": 1})
+    bare = '{"a":1,"line":1}'
+    with pytest.raises(BrokenChainError, match="it does not fit"):
+        Chain().unlink(bare, json.loads(bare))
+
+
+def test_the_chain_is_a_hash_over_all_lines_so_far():
+    """Written down, for logs of earlier runs must still fit."""
+    chain = Chain()
+    assert [chain.link('{"a":1}'), chain.link('{"a":1}')] == [
+        '{"a":1,"line":1,"chain":"7de053a59153d749"}', '{"a":1,"line":2,"chain":"2efe6ad7187d4a6a"}',
+    ]  # fmt: skip
+
+
+def test_a_compressed_log_is_read_also_when_it_was_never_finished(lines, tmp_path):
+    content = "".join(f"{line}\n" for line in lines)
+    path = tmp_path / "events.jsonl.gz"
+    path.write_bytes(gzip.compress(content.encode()))
+    assert fold(ev.read_log(path)).voted is not None
+    path.write_bytes(gzip.compress(content.encode())[:-20])
+    assert fold(ev.read_log(path)).voted is None

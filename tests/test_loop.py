@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from gambit.config.presets import SearchPart
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, UserError
 from gambit.core.types import (
@@ -30,7 +31,7 @@ from gambit.results.replay import replay
 from gambit.results.vote import Consensus
 from gambit.search import limits, loop
 from gambit.search.batch import run_searches
-from gambit.search.policies.base import Branch, Discard, Evict, Prune, Start, Stop, Wake
+from gambit.search.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start, Stop, Wake
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one
@@ -493,6 +494,60 @@ def test_new_traces_are_told_all_that_was_decided():
     assert ghosts_child.history_of == TraceKey(1, 1)
     evicted = [event for event in watched.events if isinstance(event, ev.Evicted)]
     assert [(event.step, event.trace, event.reason, event.tokens) for event in evicted] == [(2, 1, "floor", (0, 0))]
+
+
+# -- islands that are split, and searches in parts ---------------------------------------------------------------------
+
+
+def test_a_split_puts_every_root_where_its_random_numbers_belong():
+    rule = OnPressure(PressureAction.GHOST)
+    engine = PuppetEngine([SearchStep(admitted=admit(0, 1, 2, 3), num_generated=4), *[STEP] * 4])
+    engine.steps[2] = SearchStep(admitted=admit(4, reused=2), num_generated=4)
+    settings = make_settings(capacity=9, num_traces=9, islands=2, budget_tokens=20)
+    watched = make_search(engine, settings)
+    acting = Acting(
+        [Start(3, rule, island=0), Start(1, rule, island=1)],
+        [Branch(2, 2, rule), Prune(1, "weak")],
+        [SplitIslands(4, 3, 7, "in doubt")],
+        [Start(1, rule, island=3), Branch(4, 4, rule)],
+    )
+    acting.wake = Wake(every_steps=2)
+    watched.search._policy_state, watched.search._policy = 0, acting
+    list(run_searches(engine, [watched.search]))
+    (split,) = [event for event in watched.events if isinstance(event, ev.IslandsSplit)]
+    assert (split.step, split.islands, split.swap_size, split.warmup_tokens) == (4, 4, 3, 7) and split.why == "in doubt"
+    assert split.island_of == (0, 2, 0, 1, 0), "roots by their random numbers 0, 2, 4 and 1, a child with its root"
+    keys = [TraceKey(1, trace) for trace in (0, 2, 3, 4)]
+    assert engine.regrouped == [dict(zip(keys, (0, 0, 1, 0), strict=True))], "those that live"
+    assert [spec.noise_id for spec in engine.submitted] == [0, 2, 4, 1, 6, 11, 8], "nobody's a second time"
+    assert [spec.island for spec in engine.submitted[5:]] == [3, 0], "asked again at once"
+
+
+def part_of(engine, **options):
+    pool = {"capacity": 2, "num_traces": 4, "islands": 2, "check_interval": 99}
+    return make_search(engine, make_settings(**pool, part=SearchPart(range(1)), **options))
+
+
+def test_a_part_of_a_search_has_no_vote_of_its_own():
+    done = tuple(TraceEnd(i, EndReason.STOP, (i, i)) for i in (0,))
+    steps = [SearchStep(admitted=admit(0), num_generated=1), SearchStep(num_generated=1, finished=done),
+             SearchStep(admitted=admit(1), num_generated=1),
+             SearchStep(num_generated=1, finished=(TraceEnd(1, EndReason.STOP, (1, 1)),))]  # fmt: skip
+    watched = part_of(PuppetEngine(steps), consensus=Consensus(0.1, 1))
+    list(run_searches(watched.search._engine, [watched.search]))
+    result = watched.search.result
+    assert result.stop_reason is StopReason.COMPLETED, "others vote too, so that nothing is settled here"
+    assert result.answer is None and result.votes == () and not any(isinstance(e, ev.Voted) for e in watched.events)
+    assert result.error is None
+
+
+def test_whoever_follows_a_search_is_told_of_every_step_until_its_end():
+    told = []
+    engine = PuppetEngine([SearchStep(admitted=admit(0, 1, 2), num_generated=3), STEP, SearchStep(), LAST])
+    watched = make_search(engine, make_settings(capacity=3, check_interval=99))
+    watched.search._callbacks = dataclasses.replace(watched.search._callbacks, after_step=told.append)
+    list(run_searches(engine, [watched.search]))
+    assert told == [0, 1, 2, 2]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

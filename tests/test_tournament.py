@@ -1,13 +1,29 @@
 """The tournament by hand: ranking, the two cases, warm-up, ghosts, the floor, and the paper's worked example."""
 
+import dataclasses
+
 import pytest
 
 from gambit.config.options import BranchPoint
+from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
 from gambit.core import events as ev
 from gambit.core.tree import TraceState
 from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
 from gambit.search.islands import Islands
-from gambit.search.policies.base import Branch, Evict, FinishedView, PoolView, Prune, Start, TraceView
+from gambit.search.policies.base import (
+    Branch,
+    Evict,
+    FinishedView,
+    PoolView,
+    Prune,
+    ScoreSpread,
+    ScoreUse,
+    SplitBy,
+    SplitIslands,
+    Start,
+    TraceView,
+    Wake,
+)
 from gambit.search.policies.tournament import Tournament
 from puppet import PuppetEngine, admit
 from searching import make_settings, run_one
@@ -210,3 +226,126 @@ def test_deciding_changes_nothing(policy):
     built = registry.load("gambit.policies", policy).from_settings(settings)
     view = PoolView(5, tuple(trace(i, 0.1 * i) for i in range(4)), 4)
     assert built.decide(built.initial_state(), view) == built.decide(built.initial_state(), view)
+
+
+# -- islands, by hand --------------------------------------------------------------------------------------------------
+
+
+def on_islands(*traces, step=10, capacity=4, num_traces=4, islands=2, swap=2, warmup=50, completed=()):
+    """`traces` and `completed`: with the island of each."""
+    policy = Tournament(Islands(islands, capacity, num_traces), swap, 10, warmup, None)
+    views = tuple(dataclasses.replace(view, island=island) for view, island in traces)
+    finished = tuple(FinishedView(100 + i, "1", 0.5, 100, None, island) for i, island in enumerate(completed))
+    return policy.decide(None, PoolView(step, views, len(views) + len(finished), finished))[1]
+
+
+def test_a_pool_of_one_island_and_of_several_differ_in_what_is_spared_and_when_they_wake():
+    one, several = (Tournament(Islands(count, 8, 8), 5, 10, 50, None) for count in (1, 2))
+    assert one.has_one_island and not several.has_one_island
+    assert not one.on_pressure.spares_islands and several.on_pressure.spares_islands
+    assert {policy.on_pressure.action for policy in (one, several)} == {PressureAction.GHOST}
+    assert one.wake == Wake(every_steps=10) and several.wake == Wake(every_steps=10, on_completion=True)
+    assert one.requirements.scores is several.requirements.scores is ScoreUse.ROUNDS
+    assert one.requirements.split_by is several.requirements.split_by is SplitBy.ISLANDS
+    assert (one.swaps_per_island, several.swaps_per_island) == (5, 2)
+    assert Tournament(Islands(8, 8, 8), 2, 10, 50, None).swaps_per_island == 1, "at least one"
+
+
+def test_every_island_begins_with_its_own_places():
+    starts = on_islands(capacity=5, num_traces=9, islands=2)
+    assert [(start.island, start.count) for start in starts] == [(0, 3), (1, 2)]
+    few = on_islands(capacity=8, num_traces=2, islands=2)
+    assert [(start.island, start.count) for start in few] == [(0, 1), (1, 1)], "no more than it has to complete"
+
+
+def test_traces_compete_on_their_own_island():
+    pool_ = [(trace(0, 0.9), 0), (trace(1, 0.8), 0), (trace(2, 0.2), 1), (trace(3, 0.1), 1)]
+    round_ = on_islands(*pool_, num_traces=8)
+    assert pruned(round_) == [1, 3] and parents(round_) == [0, 2]
+    assert on_islands(*pool_, num_traces=8, step=11) == [], "between two rounds nobody is ranked"
+
+
+def test_an_island_runs_no_more_traces_than_it_has_to_complete():
+    pool_ = [(trace(0, 0.9), 0), (trace(1, 0.8), 0)]
+    assert parents(on_islands(*pool_, capacity=8, num_traces=6, completed=(1, 1, 1))) == [0], "two run, three to go"
+    assert parents(on_islands(*pool_, capacity=8, num_traces=8, completed=(1, 1, 1, 1))) == [0, 1]
+    assert parents(on_islands(*pool_, capacity=6, num_traces=8, completed=(1, 1, 1, 1))) == [0], "one place"
+
+
+def test_an_island_that_is_complete_gives_up_what_still_runs():
+    pool_ = [(trace(0, 0.9), 0), (trace(1, 0.8, state=TraceState.GHOST), 0), (trace(2, 0.5), 1)]
+    done = on_islands(*pool_, completed=(0, 0), step=7)
+    assert done == [Prune(0, "island complete")], "at once; a ghost runs no more"
+
+
+def test_an_island_that_has_lost_its_last_trace_begins_anew():
+    pool_ = [(trace(0, 0.9), 0), (trace(1, 0.8), 0)]
+    (start,) = on_islands(*pool_, completed=(1,), step=7)
+    assert (start.island, start.count) == (1, 1) and start.on_pressure.spares_islands
+    ghosts = [*pool_, (trace(2, 0.5, state=TraceState.GHOST), 1), (trace(3, 0.5, state=TraceState.GHOST), 1)]
+    assert on_islands(*ghosts, step=7) == [], "no place is free"
+    (start,) = on_islands(*ghosts[:3], step=7)
+    assert start.count == 1
+
+
+def test_the_papers_pool_does_not_begin_anew():
+    assert on_islands((trace(0, 0.9, state=TraceState.GHOST), 0), islands=1) == []
+    assert on_islands(islands=1, completed=(0,)) == []
+
+
+# -- doubt, by hand ----------------------------------------------------------------------------------------------------
+
+POOLS = (FallbackPool(0.6, 2, 3, 4), FallbackPool(0.0, 4, 5, 6))
+DOUBT = Doubt(0.9, (0.5,) * len(THOUGHTS), is_probability=True, pools=POOLS)
+
+
+def doubting(islands=1, **options):
+    return Tournament(Islands(islands, 8, 8), 2, 10, 50, None, doubt=DOUBT, **options)
+
+
+def test_scores_that_lie_too_far_apart_split_the_islands():
+    policy = doubting()
+    split = policy.doubted(ScoreSpread(4, 1.5))  # three times as far: 0.5 + 0.4 / 3
+    assert (split.islands, split.swap_size, split.warmup_tokens) == (2, 3, 4)
+    assert "was 0.90" in split.why and split.why.endswith("which leaves about 0.63")
+    assert policy.doubted(ScoreSpread(4, 5.0)).islands == 4
+    assert policy.doubted(ScoreSpread(4, 1.0)) is None, "no further than twice"
+    assert doubting(islands=2).doubted(ScoreSpread(4, 1.5)) is None, "they are as small already"
+    assert doubting(islands=2).doubted(ScoreSpread(4, 5.0)).islands == 4
+    assert Tournament(Islands(1, 8, 8), 2, 10, 50, None).doubted(ScoreSpread(4, 5.0)) is None
+
+
+def test_a_split_changes_the_policy_in_force():
+    policy = doubting()
+    view = PoolView(10, (trace(0, 0.9), trace(1, 0.1)), 2, spread=ScoreSpread(4, 1.5))
+    after, (split,) = policy.decide(None, view)
+    assert after == policy.after(split)
+    assert (after.islands, after.swap_size, after.warmup_tokens) == (Islands(2, 8, 8), 3, 4)
+    assert after.check_interval == 10 and after.doubt is DOUBT
+    again, decisions = policy.decide(after, view)
+    assert again is after and not [d for d in decisions if isinstance(d, SplitIslands)]
+    assert policy.decide(None, dataclasses.replace(view, step=11)) == (None, []), "only in a round"
+
+
+def test_a_policy_that_may_split_wakes_at_completions():
+    assert doubting().wake == Wake(every_steps=10, on_completion=True)
+
+
+def test_a_split_that_leaves_an_island_too_full_prunes_its_worst():
+    policy = Tournament(Islands(2, 4, 8), 1, 10, 0, None)
+    crowd = [trace(0, 0.5), trace(1, 0.2), trace(2, None), trace(3, 0.2)]
+    assert [each.id for each in policy.surplus(0, crowd)] == [3, 1], "the youngest of equals, the unscored last"
+    assert policy.surplus(0, crowd[:2]) == [] and [each.id for each in policy.surplus(0, crowd[:3])] == [1]
+    decisions = policy.decide(None, PoolView(11, tuple(crowd), 4))[1]
+    assert decisions[:2] == [Prune(3, "split"), Prune(1, "split")]
+    assert [(start.island, start.count) for start in decisions[2:]] == [(1, 2)], "the other has places"
+
+
+def test_settings_reach_the_policy():
+    settings = make_settings(
+        capacity=6, num_traces=9, islands=3, swap_size=4, check_interval=7, warmup_tokens=5, hard_floor=0.25,
+        ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT,
+    )  # fmt: skip
+    assert Tournament.from_settings(settings) == Tournament(
+        Islands(3, 6, 9), 4, 7, 5, 0.25, ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT
+    )

@@ -246,8 +246,8 @@ def broken(change, *events):
     ("change", "message"),
     [
         (lambda tree: setattr(tree, "capacity", 1), "2 active traces, capacity 1"),
-        (lambda tree: tree._in_state[TraceState.PRUNED].update({0: None}), "in two states or in none"),
-        (lambda tree: tree._in_state[TraceState.RUNNING].clear(), "in two states or in none"),
+        (lambda tree: tree._in_state[TraceState.PRUNED].update({0: None}), "^a trace is in two states or in none$"),
+        (lambda tree: tree._in_state[TraceState.RUNNING].clear(), "^a trace is in two states or in none$"),
         (lambda tree: setattr(tree.traces[0], "state", TraceState.WAITING), ""),
         (lambda tree: setattr(tree.traces[0], "inherited", 1), ""),
         (lambda tree: setattr(tree.traces[0], "depth", 1), ""),

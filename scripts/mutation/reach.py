@@ -46,9 +46,8 @@ def record(bench: Bench, file: str, cache: Path) -> Json:
     kept = cache / f"{Path(file).stem}-{digest(file)}.json"
     if kept.is_file():
         return json.loads(kept.read_text())
-    timed = bench.fork(lambda: watched(bench, file, Watch()), RECORDING_SECONDS)
     traced = bench.fork(lambda: with_lines(bench, file), RECORDING_SECONDS, {tracer.SWITCH: switch(bench)})
-    found = {**traced, **timed, "lines": lines_of(bench, traced)}
+    found = {**traced, "lines": lines_of(bench)}
     cache.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(found))
     return found
@@ -93,8 +92,8 @@ def with_lines(bench: Bench, file: str) -> Json:
 
     watch = Watch(change)
     tracer.start(**trace)
-    watched(bench, file, watch)
-    return {"contexts": watch.contexts, "fixtures": watch.fixtures}
+    found = watched(bench, file, watch)
+    return {**found, "contexts": watch.contexts, "fixtures": watch.fixtures}
 
 
 def switch(bench: Bench) -> str:
@@ -104,7 +103,7 @@ def switch(bench: Bench) -> str:
     return json.dumps({"modules": modules, **files, "uncached": [str(bench.source), str(ROOT / "tests")]})
 
 
-def lines_of(bench: Bench, traced: Json) -> dict[str, dict[str, list[int]]]:
+def lines_of(bench: Bench) -> dict[str, dict[str, list[int]]]:
     """Context number, module, lines."""
     found: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     log = bench.folder / "lines.txt"

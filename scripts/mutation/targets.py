@@ -22,12 +22,12 @@ class Group(NamedTuple):
 
 ANSWERS = "gambit/text/answers"
 GROUPS = {
-    "tree": Group(("gambit/core/tree.py",), ("tree", "loop", "log", "islands")),
+    "tree": Group(("gambit/core/tree.py",), ("tree", "loop", "log", "islands", "doubt")),
     "loop": Group(
         tuple(f"gambit/search/{name}.py" for name in ("loop", "execution", "judging", "limits")),
-        ("loop", "judging", "limits", "log", "consensus", "islands", "search_properties"),
+        ("loop", "judging", "limits", "log", "consensus", "islands", "doubt"),
     ),
-    "tournament": Group(("gambit/search/policies/tournament.py",), ("tournament", "islands")),
+    "tournament": Group(("gambit/search/policies/tournament.py",), ("tournament", "islands", "doubt")),
     "vote": Group(("gambit/results/vote.py", "gambit/results/ballots.py"), ("vote", "ballots", "consensus", "log")),
     "answers": Group(
         tuple(
@@ -37,18 +37,15 @@ GROUPS = {
         ("answer_forms", "answer_equality", "answer_extraction"),
     ),
     "grader": Group(
-        tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")), ("grader", "answer_forms")
+        tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")), ("algebra", "grader", "answer_forms")
     ),
     "events": Group(("gambit/core/events.py", "gambit/core/chain.py"), ("log", "tree")),
-    "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("rows", "files", "storage")),
+    "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("rows", "files")),
 }
 GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}
 MODULES = tuple(GROUP_OF)
 # Files that concern none of them in the first place, but look at what they do.
-OTHERS = (
-    "baselines", "deepconf", "golden", "hard_times", "host", "originals", "slim_sc", "solver", "trust", "verification",
-    "view",
-)  # fmt: skip
+OTHERS = ("baselines", "deepconf")
 TESTS = tuple(f"test_{name}.py" for name in sorted({*OTHERS, *(n for group in GROUPS.values() for n in group.tests)}))
 
 

@@ -11,11 +11,13 @@ import mmap
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 SWITCH = "MUTANTS_TRACE"  # the environment variable with the arguments of `start` as JSON
+MOST_CALLS = 100  # of one function for one test that are followed: a thousand more show no other line
 Trace = Callable[[FrameType, str, object], object]
 
 
@@ -25,19 +27,25 @@ def start(modules: dict[str, str], log: str, current: str, uncached: list[str]) 
     `uncached`: folders whose functions are not to remember results.
     """
     _switch_caches_off(tuple(uncached))
-    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    write, out = os.write, os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with Path(current).open("rb") as file:
         context = mmap.mmap(file.fileno(), 4, access=mmap.ACCESS_READ)
     seen: set[tuple[bytes, str, int]] = set()
 
+    calls: Counter[tuple[bytes, CodeType]] = Counter()
+
     def trace(frame: FrameType, event: str, argument: object) -> Trace | None:
-        return note if frame.f_code.co_filename in modules else None
+        code = frame.f_code
+        if code.co_filename not in modules:
+            return None
+        calls[context[:4], code] += 1
+        return note if calls[context[:4], code] <= MOST_CALLS else None
 
     def note(frame: FrameType, event: str, argument: object) -> Trace:
         key = (context[:4], frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and key not in seen:
             seen.add(key)
-            os.write(out, f"{int.from_bytes(key[0], 'little')} {modules[key[1]]} {key[2]}\n".encode())
+            write(out, f"{int.from_bytes(key[0], 'little')} {modules[key[1]]} {key[2]}\n".encode())
         return note
 
     threading.settrace(trace)
