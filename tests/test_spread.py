@@ -138,6 +138,20 @@ def test_engines_together_record_what_one_engine_does(script, pool, end, num_eng
         assert spread.tokens_computed <= wanted.budget_tokens, "an engine passed the budget of all"
 
 
+@settings(max_examples=100, deadline=None)
+@given(scripts, pools, ends, st.sampled_from([60, 100]), st.integers(2, 3))
+def test_when_memory_is_short_the_log_is_still_whole_and_counts_every_token(script, pool, end, kv_tokens, num_engines):
+    """Each engine then has its own traces wait or lose their memory, at steps of its own."""
+    wanted = pool_settings({**pool, "max_new_tokens": 12 + pool["max_new_tokens"]}, end)
+    spread = SpreadRun(wanted, {**script, "kv_tokens": kv_tokens}, num_engines)
+    fold(spread.events)
+    spread.merged.record.tree.check_ended()
+    [*_, last] = (event for event in spread.events if isinstance(event, ev.Sample))
+    assert last.generated == spread.result.tokens.generated
+    if wanted.budget_tokens is not None:
+        assert spread.tokens_computed <= wanted.budget_tokens, "an engine passed the budget of all"
+
+
 def said(tree):
     return sorted(tree.tokens_of(trace.id) for trace in tree.traces)
 
