@@ -104,14 +104,14 @@ def _command(pid: int) -> str:
 
 
 def foreign_lines(puzzle: Puzzle, thinking: str) -> list[str]:
-    """Lines of another puzzle: with a letter that this one does not have. All of them, where most define nothing here.
+    """Lines of another puzzle: they compute with a letter that this one does not have. All, where most define nothing.
 
-    The model misreads a definition now and then, but keeps to the letters of its puzzle.
+    The model misreads a definition or names its result wrongly now and then, but computes with its own letters.
     """
     own = {puzzle.definition(index) for index in range(len(puzzle.steps))}
     lines = [line for line in thinking.splitlines() if re.match(r"[a-z] = [a-z] [-+*] [a-z] = ", line)]
     unknown = [line for line in lines if line[:9] not in own]
-    foreign = [line for line in unknown if not set(re.findall("[a-z]", line[:9])) <= set(puzzle.names)]
+    foreign = [line for line in unknown if not {line[4], line[8]} <= set(puzzle.names)]
     return unknown if len(unknown) > len(lines) / 2 else foreign
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gambit.config.options import SearchConfig
+from gambit.config.trust import THOUGHTS, FallbackPool
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.core.types import StopReason
@@ -16,18 +17,19 @@ from gambit.results.record import fold
 from gambit.results.replay import replay_log
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
+from gambit.search.driving import run_parts
 from gambit.search.host import SearchHost
 from gambit.search.merging import MergedSearch
 from gambit.search.parts import ranges, split
 from gambit.search.policies.base import requirements_of
 from gambit.search.reporting import PartReporter, ReportTimes, StepGate
-from gambit.search.spreading import run_parts
 from gambit.solver import Solver
 from gambit.solver.part import StartedPart
 from gambit.solver.spread import SpreadSolver
 from reading import FunctionReader, is_sound
 from scripted import ScriptedEngine
 from searching import make_header, make_search, make_settings, run_one
+from test_doubt import doubt_of
 
 QUESTION = "a = 17; b = 61; c = a * b; d = c - a; d?"
 pools = st.fixed_dictionaries({
@@ -134,6 +136,20 @@ def test_engines_together_record_what_one_engine_does(script, pool, end, num_eng
     elif not end:  # places come free at other times: the same traces under other numbers
         assert said(spread.merged.record.tree) == said(alone.search.record.tree)
         assert Counter(e.weight for e in result.votes) == Counter(e.weight for e in expected.votes)
+    if wanted.budget_tokens is not None:
+        assert spread.tokens_computed <= wanted.budget_tokens, "an engine passed the budget of all"
+
+
+@settings(max_examples=100, deadline=None)
+@given(scripts, pools, ends, st.sampled_from([60, 100]), st.integers(2, 3))
+def test_when_memory_is_short_the_log_is_still_whole_and_counts_every_token(script, pool, end, kv_tokens, num_engines):
+    """Each engine then has its own traces wait or lose their memory, at steps of its own."""
+    wanted = pool_settings({**pool, "max_new_tokens": 12 + pool["max_new_tokens"]}, end)
+    spread = SpreadRun(wanted, {**script, "kv_tokens": kv_tokens}, num_engines)
+    fold(spread.events)
+    spread.merged.record.tree.check_ended()
+    [*_, last] = (event for event in spread.events if isinstance(event, ev.Sample))
+    assert last.generated == spread.result.tokens.generated
     if wanted.budget_tokens is not None:
         assert spread.tokens_computed <= wanted.budget_tokens, "an engine passed the budget of all"
 
@@ -276,3 +292,24 @@ def test_each_engine_has_a_verifier_and_their_scores_vote_together(options, tmp_
     assert result.counts == alone.counts and result.tokens == alone.tokens
     assert result.verifier is not None and result.verifier.name == alone.verifier.name
     assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).finding is None
+
+
+WIDE = doubt_of(spread=(1e-6,) * len(THOUGHTS), pools=(FallbackPool(0.0, 8, 8, 4),))  # everything is doubted
+
+
+def test_islands_on_several_engines_stay_and_whoever_asked_is_told(solvers):
+    """On one engine a search may divide its islands by the scores of all of them."""
+
+    class Doubting:
+        start_part = solvers[0].start_part
+
+        def plan(self, *args):
+            plan = solvers[0].plan(*args)
+            return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, doubt=WIDE))
+
+    config = SearchConfig(capacity=16, islands=4, check_interval=5, warmup_tokens=5)
+    with pytest.warns(GambitWarning, match="would have gone on with 8 islands.*keeps its 4, so that --islands 8"):
+        spread = SpreadSolver([Doubting(), solvers[1]]).solve(QUESTION, config)
+    assert spread.votes == solvers[0].solve(QUESTION, config).votes and spread.num_islands == 4
+    divided = SpreadSolver([Doubting()]).solve(QUESTION, config)
+    assert divided.num_islands == 8 and "further apart" in divided.pool.why

@@ -96,7 +96,7 @@ def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
 class SearchPart:
     """What one engine runs of a search that is spread over several: some islands, or some independent traces."""
 
-    islands: range
+    islands: range | None = None  # None: all
     first_trace: int = 0  # its traces draw the random numbers of the whole search's from this one on
 
 

@@ -15,8 +15,9 @@ from itertools import chain
 from typing import TypeAlias
 
 from gambit.config.presets import SearchSettings
+from gambit.config.trust import Doubt
 from gambit.core import events as ev
-from gambit.core.tree import LIVE, Trace, TraceState
+from gambit.core.tree import LIVE, Trace, TraceState, TraceTree
 from gambit.core.types import StopReason
 from gambit.results.record import Equivalent, SearchRecord, SearchResult, voted
 from gambit.search.consensus import is_over
@@ -24,8 +25,11 @@ from gambit.search.islands import Islands
 from gambit.search.limits import SearchLimits
 from gambit.search.loop import CHECK_SECONDS
 from gambit.search.policies.base import Requirements
+from gambit.search.policies.tournament import Tournament
+from gambit.search.spread import SpreadMeter
 
 Ended: TypeAlias = ev.Finished | ev.Pruned | ev.Evicted | ev.Cancelled
+WHOLE = ev.RunStarted | ev.Sample | ev.Stopped | ev.Voted | ev.Waited | ev.VerifierTotals | ev.IslandsSplit
 LOSS, SCORES, ENDS, DECISIONS = range(4)  # what an engine step brings, in this order
 
 
@@ -81,7 +85,9 @@ class MergedSearch:
         num_parts: int,
         on_event: Callable[[ev.Event], None],
         equivalent_until: Callable[[float], Equivalent],
+        watch: Doubt | None = None,
     ) -> None:
+        """`watch`: what one engine would divide the islands for, which those on several can only be told about."""
         self.record = SearchRecord(started)
         self.limits = SearchLimits(settings, Islands.of(settings), self.record.tree)
         self.due: StopReason | None = None  # at the last merged step
@@ -90,6 +96,7 @@ class MergedSearch:
         self._parts = [_PartLog() for _ in range(num_parts)]
         self._on_event = on_event
         self._equivalent_until = equivalent_until
+        self._watch = None if watch is None or num_parts == 1 else DoubtWatch(watch, settings)
         self._step = -1
         self._num_generated = 0
         self._spans = _RunningSpans()
@@ -170,6 +177,10 @@ class MergedSearch:
             part.waited = event
         elif isinstance(event, ev.VerifierTotals):
             part.verified = event
+        elif isinstance(event, ev.IslandsSplit):
+            assert len(self._parts) == 1, "islands that are divided among engines stay as they are"
+            self.limits.islands = dataclasses.replace(self.limits.islands, count=event.islands)
+            self._emit(event)
         elif not isinstance(event, ev.RunStarted):
             renamed = self._renamed(part, event)
             self._spans.note(renamed, first_token)
@@ -181,14 +192,20 @@ class MergedSearch:
             part.ids[event.trace] = len(self.record.tree.traces)
         if isinstance(event, ev.Scored | ev.Verified):
             return dataclasses.replace(event, traces=tuple(part.ids[trace] for trace in event.traces))
-        assert not isinstance(event, ev.RunStarted | ev.Sample | ev.Stopped | ev.Voted | ev.Waited | ev.VerifierTotals)
-        assert not isinstance(event, ev.IslandsSplit), "a part of a search does not split its islands"
+        assert not isinstance(event, WHOLE)
         if isinstance(event, ev.Branched):
             event = dataclasses.replace(event, parent=part.ids[event.parent])
         return dataclasses.replace(event, trace=part.ids[event.trace])
 
+    @property
+    def doubt(self) -> str | None:
+        """Why, on one engine, the search would have gone on with smaller islands."""
+        return None if self._watch is None else self._watch.finding
+
     def _emit(self, event: ev.Event) -> None:
         self.record.apply(event)
+        if self._watch is not None:
+            self._watch.note(event, self.record.tree)
         self._on_event(event)
 
     def _due_reason(self, has_finished: bool) -> StopReason | None:
@@ -292,6 +309,27 @@ class MergedSearch:
             if trace in part.ids and traces[part.ids[trace]].state is TraceState.FINISHED
         ]
         return ev.Verified(max(self._step, 0), *zip(*rows, strict=True)) if rows else None
+
+
+class DoubtWatch:
+    """Sees whether the scores of a whole search lie so far apart that its scorer should not be trusted as much."""
+
+    def __init__(self, doubt: Doubt, settings: SearchSettings) -> None:
+        self.finding: str | None = None
+        self._meter = SpreadMeter(doubt)
+        self._policy = Tournament.from_settings(dataclasses.replace(settings, doubt=doubt))
+
+    def note(self, event: ev.Event, tree: TraceTree) -> None:
+        if isinstance(event, ev.Scored | ev.Verified):
+            self._meter.note(event, tree)
+        is_round = isinstance(event, ev.Sample) and event.step % self._policy.check_interval == 0
+        if not is_round or self.finding is not None or (spread := self._meter.found()) is None:
+            return
+        if (split := self._policy.doubted(spread)) is not None:
+            self.finding = (
+                f"{split.why}: on one engine the search would have gone on with {split.islands} islands; spread over "
+                f"several it keeps its {self._policy.islands.count}, so that --islands {split.islands} is safer here"
+            )
 
 
 class _RunningSpans:

@@ -15,10 +15,12 @@ def split(settings: SearchSettings, split_by: SplitBy, num_engines: int) -> tupl
     pieces = {SplitBy.ISLANDS: settings.islands, SplitBy.TRACES: min(settings.capacity, settings.num_traces)}
     count = min(num_engines, pieces.get(split_by, 1))
     if count <= 1:
-        return (dataclasses.replace(settings, part=SearchPart(range(settings.islands))),)
+        return (dataclasses.replace(settings, part=SearchPart()),)
     if split_by is SplitBy.ISLANDS:
+        # A search on one engine may divide its islands, by the scores of all; those of a part are not all.
+        steady = dataclasses.replace(settings, doubt=None)
         return tuple(
-            dataclasses.replace(settings, part=SearchPart(islands)) for islands in ranges(settings.islands, count)
+            dataclasses.replace(steady, part=SearchPart(islands)) for islands in ranges(settings.islands, count)
         )
     return tuple(_some_traces(settings, count))
 
@@ -27,7 +29,7 @@ def _some_traces(settings: SearchSettings, count: int) -> Iterator[SearchSetting
     """Independent traces: each part has its own numbers of them and its own places."""
     shares = zip(ranges(settings.num_traces, count), ranges(settings.capacity, count), strict=True)
     for traces, places in shares:
-        part = SearchPart(range(settings.islands), traces.start)
+        part = SearchPart(first_trace=traces.start)
         swap_size = min(settings.swap_size, len(places))
         yield dataclasses.replace(
             settings, capacity=len(places), num_traces=len(traces), swap_size=swap_size, part=part

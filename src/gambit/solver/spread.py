@@ -17,11 +17,11 @@ from gambit.core import events as ev
 from gambit.core.errors import EngineError, GambitWarning, UserError
 from gambit.core.problem import ChatMessage, Problem
 from gambit.results.record import SearchResult
+from gambit.search.driving import EngineDiedError, RunningPart, run_parts
 from gambit.search.lengths import LengthHistory
 from gambit.search.merging import MergedSearch
 from gambit.search.parts import split
 from gambit.search.reporting import ReportTimes, Tell
-from gambit.search.spreading import EngineDiedError, RunningPart, run_parts
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
 from gambit.solver.pending import SearchRequest
@@ -146,19 +146,25 @@ class SpreadSolver:
         num_engines = len(self._engines)
         plan = self._engines[0].plan(request.problem, request.config, self._history, num_engines)
         parts = split(plan.settings, plan.requirements.split_by, num_engines)
-        news = tuple(note for note in (*plan.notes, *self._idle(plan, len(parts))) if self._is_news(note))
-        header = _with_engines(plan.header, len(parts))
+        whole = plan.settings if len(parts) == 1 else dataclasses.replace(plan.settings, doubt=None)
         merged = MergedSearch(
-            header, plan.settings, plan.requirements, len(parts), sink.write, self._grader.for_vote
-        )  # fmt: skip
+            _header(plan.header, whole, len(parts)),
+            whole,
+            plan.requirements,
+            len(parts),
+            sink.write,
+            self._grader.for_vote,
+            plan.settings.doubt,
+        )
         starts = [
-            partial(_start, engine, request, settings, _report_times(plan))
+            partial(_start, engine, request, settings, _report_times(whole))
             for engine, settings in zip(self._engines, parts, strict=False)
         ]
         result = run_parts(merged, starts, should_stop)
         if not request.problem.prefix_tokens:
             self._history.remember(merged.record)
-        return _kept(result, sink, news)
+        notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.doubt]))
+        return _kept(result, sink, tuple(note for note in notes if self._is_news(note)))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         if num_parts == len(self._engines):
@@ -190,13 +196,13 @@ def _start(
     return engine.start_part(order, tell)
 
 
-def _report_times(plan: SearchPlan) -> ReportTimes:
-    settings = plan.settings
+def _report_times(settings: SearchSettings) -> ReportTimes:
     return ReportTimes(settings.check_interval, settings.consensus is not None or settings.budget_traces is not None)
 
 
-def _with_engines(header: ev.RunStarted, num_engines: int) -> ev.RunStarted:
-    return dataclasses.replace(header, environment={**header.environment, "engines": num_engines})
+def _header(header: ev.RunStarted, settings: SearchSettings, num_engines: int) -> ev.RunStarted:
+    environment = {**header.environment, "engines": num_engines}
+    return dataclasses.replace(header, settings=settings.to_json(), environment=environment)
 
 
 def _kept(result: SearchResult, sink: EventSink, news: tuple[str, ...]) -> SearchResult:
