@@ -24,7 +24,7 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
@@ -43,6 +43,7 @@ from gambit.pawn.puzzles import Puzzle, Split, generate
 from gambit.results.record import SearchRecord, fold
 from gambit.results.vote import VoteKind
 from gambit.scorers.checkpoint import load_checkpoint
+from gambit.search.choice import load_policy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +56,7 @@ CAPACITY = 64
 ROOM = 16_384  # tokens of KV cache to a search: nothing has to go
 CONTEXT = 1024
 JUDGING_TRACES = 32
-OWN = "own"  # vote of a method
+RECORDED = ("model", "split", "puzzles", "seeds", "concurrency", "device")
 VOTES = {
     "sc": VoteKind.MAJORITY,
     "sc, score vote (STEP)": VoteKind.SCORE,
@@ -245,14 +246,13 @@ def is_pressure(event: ev.Event) -> bool:
 
 def row_of(batch: Batch, record: SearchRecord, puzzle: Puzzle) -> dict[str, object]:
     """A search's figures, its traces counted in every way."""
-    kinds = {OWN: record.vote_kind} | {str(kind): kind for kind in VOTES.values()}
     settings = record.started.settings
     hits = [is_right(trace.answer, puzzle) for trace in record.tree.in_state(TraceState.FINISHED)]
     return {
         "searches": batch.key,
         "seed": batch.seed,
         "puzzle": int(record.started.problem_id),
-        "right": {name: is_right(voted(record, kind), puzzle) for name, kind in kinds.items()},
+        "right": {str(kind): is_right(voted(record, kind), puzzle) for kind in VOTES.values()},
         "one_trace_right": sum(hits) / max(1, len(hits)),
         "tokens": record.tokens.generated,
         "completed": record.counts.completed,
@@ -317,7 +317,8 @@ class Results:
         self.votes: dict[str, str] = {}
         for method in methods:
             found = {(row["puzzle"], row["seed"]): row for row in by_searches[keys[method.name]]}
-            for name, vote in VOTES.items() if method.name == "sc" else [(method.name, OWN)]:
+            usual = [(method.name, load_policy("gambit").default_vote)]  # rows are counted in every way
+            for name, vote in VOTES.items() if method.name == "sc" else usual:
                 if found:
                     self.rows[name], self.votes[name] = found, str(vote)  # type: ignore[assignment]
 
@@ -345,6 +346,7 @@ class Results:
             "tokens_against_sc": self.tokens_ratio(name),
             "voted_otherwise": {str(kind): self.share_right(name, str(kind)) for kind in VOTES.values()},
             "settings": next(iter(self.rows[name].values()))["settings"],
+            "islands": dict(Counter(str(row["islands"]) for row in self.rows[name].values())),  # doubt splits them
         }
 
     def share_right(self, name: str, vote: str) -> float:
@@ -384,7 +386,9 @@ def table(out: Path, methods: Sequence[Method], keys: Mapping[str, str], options
     seconds = [float(row["seconds"]) for row in rows]  # type: ignore[arg-type]
     summary = {
         "what": __doc__.splitlines()[0] if __doc__ else "",
-        "options": {name: getattr(options, name) for name in ("model", "split", "puzzles", "seeds", "concurrency")},
+        "options": {
+            name: getattr(options, name) for name in ("model", "split", "puzzles", "seeds", "concurrency", "device")
+        },
         "scorers": {path.stem: trust_json(path) for path in sorted((out / "scorers").glob("*.safetensors"))},
         "methods": figures,
         "gambit, shipped, against": others,

@@ -199,6 +199,21 @@ def test_a_policys_default_that_changed_stays_as_it_was_in_an_old_folder(
     assert read_plan(plan.parent).recipe.search["policy_options"] == {"warmup_traces": 4, "percentile": 10}
 
 
+def test_an_old_bench_goes_on_voting_as_it_did(old: Path) -> None:
+    plan = old / "bench-complete" / "run.json"
+    raw = json.loads(plan.read_text())
+    variants = [{"label": name, "policy": name, "changes": {}, "swept": []} for name in ("gambit", "sc")]
+
+    def voted(**more: object) -> list[object]:
+        plan.write_text(json.dumps({**raw, "variants": variants, **more}))
+        return [variant.changes.get("vote") for variant in read_plan(plan.parent).variants]
+
+    assert voted() == ["score", None], "Gambit has voted by position only since"
+    assert voted(votes={"gambit": "position", "sc": "majority"}) == [None, None]
+    assert voted(votes={"gambit": "position", "sc": "concise"}) == [None, "concise"]
+    assert voted(recipe={**raw["recipe"], "vote": "best"}) == [None, None], "somebody chose it for all"
+
+
 def test_an_option_unknown_to_a_folder_has_the_value_of_then() -> None:
     now = {"capacity": None, "islands": "auto", "hard_floor": 0.1}
     assert in_effect({"capacity": 4}, IN_0_1_0, now) == {"capacity": 4, "islands": 1}

@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gambit.config.options import SearchConfig
 from gambit.core.errors import UserError
-from gambit.results.vote import Ballot, VoteEntry, tally, tally_pools
+from gambit.core.types import Aggregation
+from gambit.results.vote import Ballot, VoteEntry, VoteKind, tally, tally_pools
+from gambit.search.choice import vote_of
 
 
 def never(first: str, second: str) -> bool:
@@ -138,3 +141,10 @@ def test_every_ballot_is_counted_once_and_the_winner_leads(cast: list[tuple[str 
     assert weights == sorted(weights, reverse=True)
     assert result.answer == (result.entries[0].answer if result.entries else None)
     assert tally_pools(ballots(*cast), result.pools) == result
+
+
+def test_gambit_votes_with_later_thoughts_heavier_where_a_traces_score_is_a_mean() -> None:
+    assert vote_of(SearchConfig()) is VoteKind.POSITION
+    assert vote_of(SearchConfig(), Aggregation.LAST) is VoteKind.SCORE, "the weight is what traces were ranked by"
+    assert vote_of(SearchConfig(vote="position"), Aggregation.LAST) is VoteKind.POSITION
+    assert vote_of(SearchConfig(policy="sc"), Aggregation.LAST) is VoteKind.MAJORITY

@@ -39,7 +39,7 @@ from gambit.bench.datasets import Benchmark, Item
 from gambit.cluster.spreading import spread_on_ray
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import SearchPart, SearchSettings
-from gambit.config.trust import ScorerTrust
+from gambit.config.trust import Doubt, FallbackPool, ScorerTrust
 from gambit.core.errors import EngineError, GambitError, GambitWarning, UserError
 from gambit.core.events import (
     Admitted,
@@ -107,8 +107,10 @@ from gambit.search.policies.base import (
     PoolView,
     Prune,
     Requirements,
+    ScoreSpread,
     ScoreUse,
     SplitBy,
+    SplitIslands,
     Start,
     Stop,
     ThoughtNeed,
@@ -203,8 +205,10 @@ __all__ = [  # noqa: RUF022 # in groups
     "Prune",
     "Requirements",
     "Sampling",
+    "ScoreSpread",
     "ScoreUse",
     "SplitBy",
+    "SplitIslands",
     "SearchPart",
     "SearchSettings",
     "ThoughtSplit",
@@ -229,6 +233,8 @@ __all__ = [  # noqa: RUF022 # in groups
     "ReadingScore",
     "Scorer",
     "ScorerInfo",
+    "Doubt",
+    "FallbackPool",
     "ScorerTrust",
     "SplitScorer",
     "StatePosition",

@@ -19,7 +19,7 @@ from gambit.core.events import Json
 from gambit.search.choice import load_policy, options_model
 from gambit.storage import locks
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
-from gambit.storage.past_options import IN_0_1_0, POLICIES_IN_0_1_0, in_effect
+from gambit.storage.past_options import IN_0_1_0, POLICIES_IN_0_1_0, VOTES_IN_0_1_0, in_effect
 
 FORMAT = 1
 RUN_FILE = "run.json"
@@ -60,6 +60,7 @@ class BenchPlan:
             "recipe": flat,
             "defaults": _defaults(),
             "policy_defaults": policy_defaults(variant.policy for variant in self.variants),
+            "votes": votes(variant.policy for variant in self.variants),
             "variants": [asdict(variant) for variant in self.variants],
             "benchmarks": [asdict(info) for info in self.benchmarks],
             "identity": dict(self.identity),
@@ -88,6 +89,8 @@ def read_plan(folder: Path) -> BenchPlan:
         variants = tuple(BenchVariant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
         given = in_effect(raw["recipe"], {**IN_0_1_0, **raw.get("defaults", {})}, _defaults())
         recipe = recipe_from(_with_own_options(given, raw.get("policy_defaults", POLICIES_IN_0_1_0), variants))
+        if given.get("vote") is None:
+            variants = _voting_as_then(variants, raw.get("votes", VOTES_IN_0_1_0))
         return BenchPlan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no {RUN_FILE}: give the folder of a `gambit bench`") from error
@@ -145,6 +148,23 @@ def _with_own_options(
     for policy, now in policy_defaults(variant.policy for variant in variants).items():
         options = in_effect(options, then.get(policy, {}), now)
     return {**given, POLICY_OPTIONS: options} if options else dict(given)
+
+
+def _voting_as_then(variants: tuple[BenchVariant, ...], then: Mapping[str, str]) -> tuple[BenchVariant, ...]:
+    """Where a policy has voted otherwise since, it goes on here as it began."""
+    now = votes(variant.policy for variant in variants)
+    changed = {policy: vote for policy, vote in then.items() if now.get(policy, vote) != vote}
+    return tuple(
+        replace(variant, changes={"vote": changed[variant.policy], **variant.changes})
+        if variant.policy in changed
+        else variant
+        for variant in variants
+    )
+
+
+def votes(policies: Iterable[str]) -> dict[str, str]:
+    """How policies vote where nobody says."""
+    return {name: str(load_policy(name).default_vote) for name in sorted(set(policies))}
 
 
 def policy_defaults(policies: Iterable[str]) -> dict[str, dict[str, Json]]:

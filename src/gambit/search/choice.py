@@ -10,6 +10,7 @@ from gambit.config import registry
 from gambit.config.options import SearchConfig, build
 from gambit.config.presets import SearchSettings
 from gambit.core.errors import UserError
+from gambit.core.types import Aggregation
 from gambit.results.vote import VoteKind
 from gambit.search.consensus import check_consensus
 from gambit.search.embedding import load_embedder
@@ -49,8 +50,12 @@ def with_fixed_pool(config: SearchConfig) -> SearchConfig:
     return config.model_copy(update={"capacity": fixed, "num_traces": fixed, "swap_size": fixed})
 
 
-def vote_of(config: SearchConfig) -> VoteKind:
-    return config.vote or load_policy(config.policy).default_vote
+def vote_of(config: SearchConfig, aggregation: Aggregation = Aggregation.MEAN) -> VoteKind:
+    """`aggregation`: how the scores of a trace's thoughts become one; where that is no mean, no mean is voted with."""
+    if config.vote is not None:
+        return config.vote
+    usual = load_policy(config.policy).default_vote
+    return VoteKind.SCORE if usual is VoteKind.POSITION and aggregation is not Aggregation.MEAN else usual
 
 
 def check_search(config: SearchConfig) -> None:

@@ -32,7 +32,7 @@ def run_header(
         problem_id=problem.id,
         question=question,
         policy=policy.name,
-        vote=str(vote_of(config)),
+        vote=str(vote_of(config, parts.judge.aggregation)),
         aggregation=str(parts.judge.aggregation),
         seed=settings.sampling.seed,
         capacity=settings.capacity,

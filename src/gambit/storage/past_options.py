@@ -73,6 +73,9 @@ POLICIES_IN_0_1_0: Mapping[str, Mapping[str, Json]] = {
     "step": {"pruned_vote": False},
 }
 
+# How policies voted where nobody said; the others vote as they did.
+VOTES_IN_0_1_0: Mapping[str, str] = {"gambit": "score"}
+
 
 def in_effect(given: Mapping[str, Json], then: Mapping[str, Json], now: Mapping[str, Json]) -> dict[str, Json]:
     """The options given, and of all others those whose default has changed since, with what it was then.
