@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -106,14 +107,14 @@ class Served:
 
     def wait_until_idle(self) -> None:
         """Until nothing is open and nothing is on the engine."""
+        self.wait_until(lambda desk: not desk.num_open)
 
-        async def idle():
-            while self.desk.num_open:
+    def wait_until(self, is_so) -> None:
+        async def told():
+            while not is_so(self.desk):
                 await self.desk.changed.listen()
 
-        import asyncio
-
-        asyncio.run_coroutine_threadsafe(idle(), self.desk._loop).result(timeout=60)
+        asyncio.run_coroutine_threadsafe(told(), self.desk._loop).result(timeout=60)
 
     @property
     def kv_used(self) -> int:

@@ -237,3 +237,23 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(server, b
         context.__exit__(None, None, None)
     server.wait_until_idle()
     assert server.ask(EASY, key=OTHER_KEY).gambit["answer"] == answer_of(EASY)
+
+
+def test_while_no_engine_is_left_new_requests_are_refused_and_waiting_ones_wait(server, both):
+    streams = [opened(server, key, LONG) for key in (KEY, OTHER_KEY)]
+    reply = {}
+    waiting = threading.Thread(target=lambda: reply.update(server.ask(EASY, key=KEY).gambit))  # for its key's turn
+    waiting.start()
+    server.wait_until(lambda desk: desk.queue.num_waiting > 0)
+    for replica in both.replicas:
+        kill(replica)
+    for _, data in streams:
+        assert list(data)[-1] == "[DONE]"
+    assert server.http().get("/health").status_code == 503 and server.http().get("/ping").status_code == 200
+    body = {"model": "pawn", "messages": [{"role": "user", "content": EASY}]}
+    refused = server.http(OTHER_KEY).post("/v1/chat/completions", json=body)
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_engine"
+    assert int(refused.headers["retry-after"]) > 0
+    waiting.join(60)
+    assert reply["answer"] == answer_of(EASY)
+    assert server.http().get("/health").status_code == 200

@@ -270,8 +270,10 @@ def test_what_goes_wrong_on_one_engine_ends_all_and_is_told(solvers, tmp_path):
 
 
 def test_what_cannot_be_spread_is_said(solvers):
-    with pytest.warns(GambitWarning, match="of 2 engines 1 can be used: gambit with 1 island"):
+    with pytest.warns(GambitWarning, match="of 2 engines 1 can be used: there are 1 island"):
         SpreadSolver(solvers).solve(QUESTION, SearchConfig(capacity=4, islands=1))
+    with pytest.warns(GambitWarning, match=r"by this method \(deepconf\)"):
+        SpreadSolver(solvers).solve(QUESTION, SearchConfig(capacity=4, policy="deepconf"))
     with pytest.raises(UserError, match="concurrency 2"):
         next(SpreadSolver(solvers).solve_many([QUESTION], concurrency=2))
     [refused] = SpreadSolver(solvers).solve_many(["who are you?"])

@@ -21,6 +21,7 @@ from gambit.scorers.verifier.folder import Platt
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.search.stacking import Stacking
 from gambit.solver import Solver, parts
+from gambit.solver.spread import SpreadSolver
 from gambit.training.collect import CollectPlan, collect
 from gambit.training.loading import CollectionReader
 from gambit.training.ranking import QUARTERS, last_steps
@@ -225,3 +226,15 @@ def test_nothing_waits_for_the_verifier_where_it_is_asynchronous(stack):
 def test_what_is_no_stack_is_said(tmp_path):
     with pytest.raises(UserError, match=r"holds no stack\.json"):
         Solver("pawn", scorer=f"stack:{tmp_path}", engine="local", device="cpu")
+
+
+@pytest.mark.parametrize(("names", "num_engines"), [(["confidence"], 2), (["confidence", "support"], 1)])
+def test_a_stack_that_compares_traces_keeps_a_search_on_one_engine(collection, tmp_path, names, num_engines):
+    scorer = f"stack:{save_stack(tmp_path / 'stack', names, collection)}"
+    config, events = QUICK.model_copy(update={"islands": 3}), []
+    with Solver("pawn", scorer=scorer) as first, Solver("pawn", scorer=scorer) as second:
+        alone = first.solve(TASKS[0].problem, config)
+        with SpreadSolver([first, second]) as spread:
+            result = spread.solve(TASKS[0].problem, config, on_event=events.append)
+    assert events[0].environment["engines"] == num_engines
+    assert result.votes == alone.votes and result.counts == alone.counts

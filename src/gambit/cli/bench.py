@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, cluster_plan
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options, yaml_value
 from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
@@ -115,6 +115,7 @@ def bench(
             return _show_plan(plan_recipe)
         engine = build(EngineConfig, plan_recipe.engine)
         cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine, spread=spread)
+        check_alone(cluster, plan_recipe.bench.concurrency)
         return _run(plan_recipe, engine, cluster, folder, resume, not no_report, is_quiet=quiet)
 
     exit_with(body)

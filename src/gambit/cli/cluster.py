@@ -94,6 +94,13 @@ def cluster_plan(
     return plan
 
 
+def check_alone(plan: ClusterPlan | None, concurrency: int) -> None:
+    """A search on all engines has nothing beside it."""
+    if plan is not None and plan.is_spread and concurrency > 1:
+        raise UserError(f"--concurrency {concurrency} and --spread disagree: a search on all engines runs alone, leave "
+                        "one of them out")  # fmt: skip
+
+
 @contextmanager
 def needs_in_cluster(plan: ClusterPlan, engine: EngineConfig, screen: Screen | None) -> Iterator[EngineNeeds]:
     """Connects to Ray, or starts it."""

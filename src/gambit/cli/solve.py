@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, cluster_plan, loaded_in_cluster
+from gambit.cli.cluster import (
+    CpusPerEngine,
+    Engines,
+    GpusPerEngine,
+    Ray,
+    Spread,
+    check_alone,
+    cluster_plan,
+    loaded_in_cluster,
+)
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.results import Shown, Style, Tally
@@ -92,6 +101,7 @@ def solve(
 
         search, engine = read_configs(config, flags)
         cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine, spread=spread)
+        check_alone(cluster, concurrency)
         problems = read_problems(problem, file, sys.stdin, columns_of(columns))
         folder = out or new_run_folder()
         style = Style(as_json, quiet, problems.is_many)

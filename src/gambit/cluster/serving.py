@@ -112,6 +112,10 @@ class ServedJob:
 # -- in the process of the server ------------------------------------------------------------------------------
 
 
+class NoEngineError(EngineError):
+    """A search has not begun: there was no engine, or it died just then."""
+
+
 @dataclass(slots=True, eq=False)
 class RemoteTicket:
     """The result to come of a search on a replica. What goes wrong there is of this search alone."""
@@ -192,7 +196,7 @@ class RemoteSearch:
 
     def end(self, end: Done[ServedEnd] | Raised | Died) -> None:
         if not isinstance(end, Done):
-            self.ticket.result.set_exception(EngineError(f"the engine of this search died: {end.reason}"))
+            self._lose_engine(f"the engine of this search died: {end.reason}")
         elif end.value.result is None:
             kind = UserError if end.value.is_users else EngineError
             self.ticket.result.set_exception(kind(end.value.error))
@@ -200,9 +204,12 @@ class RemoteSearch:
             self.notes, self.thinks = end.value.notes, end.value.thinks
             self.ticket.result.set_result(end.value.result)
 
-
-class NoEngineError(EngineError):
-    """All replicas are being started."""
+    def _lose_engine(self, words: str) -> None:
+        if self.has_begun:
+            self.ticket.result.set_exception(EngineError(words))
+        else:
+            self.sink.discard()
+            self.ticket.result.set_exception(NoEngineError(words))
 
 
 class ReplicaSolver:

@@ -18,6 +18,7 @@ STACK_FILE = "stack.json"
 STATE_FILE, VECTORS_FILE = "state.safetensors", "vectors.safetensors"  # beside the verifier's own files
 STATE, CONFIDENCE, VERIFIER = "state", "confidence", "verifier"
 CLOSENESS, SUPPORT, AGREEMENT = "closeness", "support", "agreement"  # what the other traces of the problem tell
+OF_OTHER_TRACES = frozenset((CLOSENESS, SUPPORT, AGREEMENT))
 PARTS = (STATE, CONFIDENCE, VERIFIER, CLOSENESS, SUPPORT, AGREEMENT)
 BY_NAME = (CONFIDENCE, CLOSENESS, SUPPORT, AGREEMENT)  # what needs no file
 SMALLEST_CHANCE = 1e-4

@@ -74,7 +74,7 @@ class Search:
             callbacks,
             keeps_ghosts=settings.ghost_parents,
             reads_pruned=self._requirements.pruned_answers,
-            spread=self._spread_meter(settings),
+            spread=None if settings.doubt is None else SpreadMeter(settings.doubt),
         )
         self.result: SearchResult | None = None
         self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
@@ -97,11 +97,6 @@ class Search:
         self._num_steps = 0
         self._kv = (0, 0)
         self._spent = _Spent()
-
-    @staticmethod
-    def _spread_meter(settings: SearchSettings) -> SpreadMeter | None:
-        """None for a part of a search: all parts would have to split their islands alike."""
-        return None if settings.doubt is None or settings.part is not None else SpreadMeter(settings.doubt)
 
     def _verification(self, use: VerifierUse | None) -> Verification | None:
         if use is None:

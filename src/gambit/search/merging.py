@@ -17,7 +17,7 @@ from typing import TypeAlias
 from gambit.config.presets import SearchSettings
 from gambit.config.trust import Doubt
 from gambit.core import events as ev
-from gambit.core.tree import LIVE, Trace, TraceState, TraceTree
+from gambit.core.tree import LIVE, Trace, TraceState
 from gambit.core.types import StopReason
 from gambit.results.record import Equivalent, SearchRecord, SearchResult, voted
 from gambit.search.consensus import is_over
@@ -25,8 +25,7 @@ from gambit.search.islands import Islands
 from gambit.search.limits import SearchLimits
 from gambit.search.loop import CHECK_SECONDS
 from gambit.search.policies.base import Requirements
-from gambit.search.policies.tournament import Tournament
-from gambit.search.spread import SpreadMeter
+from gambit.search.spread import DoubtWatch
 
 Ended: TypeAlias = ev.Finished | ev.Pruned | ev.Evicted | ev.Cancelled
 WHOLE = ev.RunStarted | ev.Sample | ev.Stopped | ev.Voted | ev.Waited | ev.VerifierTotals | ev.IslandsSplit
@@ -309,27 +308,6 @@ class MergedSearch:
             if trace in part.ids and traces[part.ids[trace]].state is TraceState.FINISHED
         ]
         return ev.Verified(max(self._step, 0), *zip(*rows, strict=True)) if rows else None
-
-
-class DoubtWatch:
-    """Sees whether the scores of a whole search lie so far apart that its scorer should not be trusted as much."""
-
-    def __init__(self, doubt: Doubt, settings: SearchSettings) -> None:
-        self.finding: str | None = None
-        self._meter = SpreadMeter(doubt)
-        self._policy = Tournament.from_settings(dataclasses.replace(settings, doubt=doubt))
-
-    def note(self, event: ev.Event, tree: TraceTree) -> None:
-        if isinstance(event, ev.Scored | ev.Verified):
-            self._meter.note(event, tree)
-        is_round = isinstance(event, ev.Sample) and event.step % self._policy.check_interval == 0
-        if not is_round or self.finding is not None or (spread := self._meter.found()) is None:
-            return
-        if (split := self._policy.doubted(spread)) is not None:
-            self.finding = (
-                f"{split.why}: on one engine the search would have gone on with {split.islands} islands; spread over "
-                f"several it keeps its {self._policy.islands.count}, so that --islands {split.islands} is safer here"
-            )
 
 
 class _RunningSpans:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 
+from gambit.config.presets import SearchSettings
 from gambit.config.trust import FEWEST_TRACES, THOUGHTS, Doubt, spread_of
 from gambit.core import events as ev
 from gambit.core.tree import TraceTree
 from gambit.search.policies.base import ScoreSpread
+from gambit.search.policies.tournament import Tournament
 
 
 class SpreadMeter:
@@ -30,3 +33,24 @@ class SpreadMeter:
             if len(ready) >= enough:
                 return ScoreSpread(count, spread_of(ready))
         return None
+
+
+class DoubtWatch:
+    """Sees whether the scores of a whole search lie so far apart that its scorer should not be trusted as much."""
+
+    def __init__(self, doubt: Doubt, settings: SearchSettings) -> None:
+        self.finding: str | None = None
+        self._meter = SpreadMeter(doubt)
+        self._policy = Tournament.from_settings(dataclasses.replace(settings, doubt=doubt))
+
+    def note(self, event: ev.Event, tree: TraceTree) -> None:
+        if isinstance(event, ev.Scored | ev.Verified):
+            self._meter.note(event, tree)
+        is_round = isinstance(event, ev.Sample) and event.step % self._policy.check_interval == 0
+        if not is_round or self.finding is not None or (spread := self._meter.found()) is None:
+            return
+        if (split := self._policy.doubted(spread)) is not None:
+            self.finding = (
+                f"{split.why}: on one engine the search would have gone on with {split.islands} islands; spread over "
+                f"several it keeps its {self._policy.islands.count}, so that --islands {split.islands} is safer here"
+            )

@@ -15,6 +15,7 @@ from gambit.core.tree import TraceState, TraceTree
 from gambit.core.types import EndReason, RunningScore, SearchStep, TraceEnd
 from gambit.scorers.readers.base import Question, ReadingKey, ThoughtReading
 from gambit.scorers.readers.thread import ReaderThread, TimedScore
+from gambit.scorers.stack import OF_OTHER_TRACES
 from gambit.search.stacking import StackFeatures, Stacking, StackUse
 
 
@@ -28,6 +29,11 @@ class VerifierUse:
     is_async: bool = False  # nothing waits for it
     is_optional: bool = False  # when it fails, the stack does without it, or the engine's own scores are taken
     stack: StackUse | None = None
+
+    @property
+    def compares_traces(self) -> bool:
+        """Whether what one trace is worth depends on the others."""
+        return self.stack is not None and not OF_OTHER_TRACES.isdisjoint(self.stack.info.parts)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from gambit.cluster.serving import AnySearch, AnySolver, NoEngineError, ReplicaS
 from gambit.config.options import SearchConfig
 from gambit.core import events as ev
 from gambit.core.problem import Problem
+from gambit.results.record import SearchResult
 from gambit.serve.admission import AdmissionQueue, QueueTicket
 from gambit.serve.answers import SearchAnswer, answer_of
 from gambit.serve.errors import ApiError, as_api_error
@@ -182,18 +183,25 @@ class SearchDesk:
         config = await self._turn(search)
         search.status, search.began = SearchStatus.RUNNING, time.monotonic()
         self.changed.ring()
+        try:
+            result = await self._search(search, config)
+        except NoEngineError:  # the one it was sent to had just died: another has it, but not the next after that
+            await self._engine_is_there()
+            result = await self._search(search, config)
+        assert search.pending is not None
+        search.answer = await asyncio.to_thread(
+            answer_of, search.id, search.ask, search.pending, result, self.solver
+        )  # fmt: skip
+
+    async def _search(self, search: ServedSearch, config: SearchConfig) -> SearchResult:
         out = self._settings.out_dir
-        question = search.ask.question
         search.pending = self.solver.submit(
-            Problem(question, id=search.id),
+            Problem(search.ask.question, id=search.id),
             config,
             out_dir=None if out is None else out / search.id,
             on_event=lambda event: self._on_event(search, event),
         )
-        result = await result_of(search.pending)
-        search.answer = await asyncio.to_thread(
-            answer_of, search.id, search.ask, search.pending, result, self.solver
-        )  # fmt: skip
+        return await result_of(search.pending)
 
     async def _turn(self, search: ServedSearch) -> SearchConfig:
         """Wait in the line; what is left of the request's time is the search's."""

@@ -25,7 +25,7 @@ from gambit.search.choice import (
 )
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
-from gambit.search.policies.base import Policy, Requirements, requirements_of
+from gambit.search.policies.base import Policy, Requirements, SplitBy, requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.solver.header import run_header
@@ -73,7 +73,10 @@ class SearchBuilder:
     def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
         """What whoever spreads a search over several engines must know of it; `history` is of all of them."""
         draft = self._draft(request, history, num_engines)
-        return SearchPlan(draft.settings, draft.requirements, draft.header, draft.notes, draft.prompt.thinks)
+        requirements = draft.requirements
+        if draft.verifier is not None and draft.verifier.compares_traces:
+            requirements = dataclasses.replace(requirements, split_by=SplitBy.NOTHING)
+        return SearchPlan(draft.settings, requirements, draft.header, draft.notes, draft.prompt.thinks)
 
     def build(self, request: SearchRequest) -> PreparedSearch:
         parts, config, prefix = self._parts, request.config, request.problem.prefix_tokens

@@ -21,6 +21,7 @@ from gambit.search.driving import EngineDiedError, RunningPart, run_parts
 from gambit.search.lengths import LengthHistory
 from gambit.search.merging import MergedSearch
 from gambit.search.parts import split
+from gambit.search.policies.base import SplitBy
 from gambit.search.reporting import ReportTimes, Tell
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
@@ -169,11 +170,11 @@ class SpreadSolver:
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         if num_parts == len(self._engines):
             return []
-        what = f"{plan.settings.islands} island{'s' * (plan.settings.islands > 1)}"
-        return [
-            f"of {len(self._engines)} engines {num_parts} can be used: {plan.settings.policy} with {what} and "
-            f"{plan.settings.num_traces} traces has no more parts that do not depend on each other; give more --islands"
-        ]
+        settings, found = plan.settings, f"of {len(self._engines)} engines {num_parts} can be used"
+        if plan.requirements.split_by is SplitBy.NOTHING:
+            return [f"{found}: by this method ({settings.policy}) or scorer a trace depends on all others"]
+        islands = f"{settings.islands} island{'s' * (settings.islands > 1)}"
+        return [f"{found}: there are {islands} and {settings.num_traces} traces; give more --islands"]
 
     def _is_news(self, note: str) -> bool:
         """Each warning is said once."""
