@@ -7,11 +7,21 @@ import pytest
 
 from gambit.core import events as ev
 from gambit.core.errors import EngineError
-from gambit.core.types import EndReason, SearchStep, StopReason, ThoughtScore, TraceEnd, TraceKey
+from gambit.core.types import (
+    EndReason,
+    OnPressure,
+    PressureAction,
+    SearchStep,
+    StopReason,
+    ThoughtScore,
+    TraceEnd,
+    TraceKey,
+)
 from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.search.loop import Search
+from gambit.search.policies.base import Requirements, ScoreUse, Start, Wake
 from gambit.search.verification import VerifierUse
 from puppet import PuppetEngine, admit
 from reading import DyingReader, FunctionReader, HeldReader
@@ -196,6 +206,32 @@ def test_a_look_at_the_vote_collects_the_scores_it_weighs_by(verifier):
     result = watched.search.result
     assert result.stop_reason is StopReason.CONSENSUS and result.votes[0].weight == pytest.approx(1.4)
     assert [event.step for event in of(ev.Verified, watched)] == [3]
+
+
+class Sleeping:
+    """Starts three traces and wants to know nothing after that."""
+
+    wake = Wake()
+
+    def __init__(self, requirements):
+        self.requirements = requirements
+
+    def initial_state(self):
+        return False
+
+    def decide(self, state, view):
+        return True, [] if state else [Start(3, OnPressure(PressureAction.GHOST))]
+
+    def __call__(self, policy):
+        return self
+
+
+@pytest.mark.parametrize(("use", "steps"), [(ScoreUse.ALWAYS, [2, 4]), (ScoreUse.NEVER, [4])])
+def test_scores_are_recorded_at_every_interval_also_where_the_policy_sleeps(verifier, use, steps):
+    settings = make_settings(capacity=3, check_interval=2)
+    reader = verifier(FunctionReader(by_trace))
+    watched = run_one(PuppetEngine(short_story()), settings, verifier=reader, wrap=Sleeping(Requirements(scores=use)))
+    assert [event.step for event in of(ev.Verified, watched)] == steps, "and for the vote"
 
 
 def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):
