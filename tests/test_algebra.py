@@ -7,7 +7,28 @@ import resource
 import time
 
 import pytest
-from sympy import E, FiniteSet, Float, I, Integer, Interval, Rational, Symbol, Tuple, exp, oo, pi, sqrt
+from sympy import (
+    Derivative,
+    E,
+    FiniteSet,
+    Float,
+    I,
+    Integer,
+    Integral,
+    Interval,
+    Limit,
+    Product,
+    Rational,
+    Sum,
+    Symbol,
+    Tuple,
+    exp,
+    nan,
+    oo,
+    pi,
+    sqrt,
+    zoo,
+)
 
 from gambit.text.answers import worker
 
@@ -58,6 +79,13 @@ def test_values_that_tell_expressions_apart() -> None:
     assert values(r"\{3,4\}") == (3, 4) and values("[3,4]") == (3, 4)
     assert values(r"\{3,x\}") is None
     assert values(r"\sum_{k=1}^{5} k") is None, "too costly"
+
+
+def test_what_would_take_long_has_no_value() -> None:
+    limits = (X, 1, 3)
+    for costly in (Derivative(X**2, X), Integral(X, limits), Limit(X, X, 1), Product(X, limits), Sum(X, limits)):
+        assert worker._value(1 + costly) is None
+    assert worker._value(1 / Symbol("x") * 0 + 5) == 5 and worker._value(zoo) is None and worker._value(nan) is None
 
 
 def test_numbers_that_no_float_can_hold_still_differ() -> None:

@@ -275,3 +275,13 @@ def test_the_invariants_of_what_has_ended():
     tree.apply(ev.Cancelled(2, 1, ()))
     tree.check_ended()
     assert tree.num_live == 0 and tree.num_active == 0
+
+
+def test_a_split_puts_every_trace_on_one_of_the_islands():
+    tree = grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1, 0)))
+    assert [trace.island for trace in tree.traces] == [1, 0]
+    for island in (2, -1):
+        with pytest.raises(AssertionError, match=f"trace 1 is put on island {island} of 2"):
+            grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1, island)))
+    with pytest.raises(ValueError, match="shorter"):
+        grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1,)))
