@@ -136,6 +136,8 @@ def test_what_is_rounded_may_be_off_by_more() -> None:
     assert worker._is_same(pi, Float(near)) and worker._is_same(Float(near), pi)
     assert not worker._is_same(pi, Float(3.1417)), "by 3e-5"
     assert worker._is_same(Integer(2), Integer(2)) and not worker._is_same(Integer(2), Integer(3))
+    far_out = sqrt(2) * (1 + Rational(1, 10**13))
+    assert worker._is_same(sqrt(2), far_out) and not worker._is_same(sqrt(2), sqrt(2) * (1 + Rational(1, 10**11)))
     assert worker._is_same(E, exp(1)) and not worker._is_same(pi, -pi)
 
 

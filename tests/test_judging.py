@@ -211,12 +211,10 @@ def test_a_look_at_the_vote_collects_the_scores_it_weighs_by(verifier):
 
 
 class Sleeping:
-    """Starts three traces and wants to know nothing after that."""
+    """Starts three traces and decides nothing after that."""
 
-    wake = Wake()
-
-    def __init__(self, requirements):
-        self.requirements = requirements
+    def __init__(self, requirements, wake=Wake()):  # noqa: B008
+        self.requirements, self.wake = requirements, wake
 
     def initial_state(self):
         return False
@@ -234,6 +232,22 @@ def test_scores_are_recorded_at_every_interval_also_where_the_policy_sleeps(veri
     reader = verifier(FunctionReader(by_trace))
     watched = run_one(PuppetEngine(short_story()), settings, verifier=reader, wrap=Sleeping(Requirements(scores=use)))
     assert [event.step for event in of(ev.Verified, watched)] == steps, "and for the vote"
+
+
+@pytest.mark.parametrize(
+    ("wake", "steps"),
+    [
+        (Wake(on_boundary=True), [2, 4]),
+        (Wake(on_completion=True), [4]),
+        (Wake(every_steps=3), [3, 4]),
+        (Wake(every_steps=3, on_completion=True), [3, 4]),
+    ],
+)
+def test_a_policy_that_looks_at_scores_in_rounds_does_not_wait_for_them_at_a_completion(verifier, wake, steps):
+    policy = Sleeping(Requirements(scores=ScoreUse.ROUNDS), wake)
+    settings = make_settings(capacity=3, check_interval=99)
+    watched = run_one(PuppetEngine(short_story()), settings, verifier=verifier(FunctionReader(by_trace)), wrap=policy)
+    assert [event.step for event in of(ev.Verified, watched)] == steps
 
 
 def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):

@@ -637,3 +637,18 @@ def test_the_vote_in_the_log_is_the_result():
     voted, result = watched.events[-1], watched.search.result
     assert isinstance(voted, ev.Voted) and (voted.answer, voted.margin) == (result.answer, result.margin)
     assert voted.votes == tuple(dataclasses.asdict(entry) for entry in result.votes) and len(voted.votes) > 1
+
+
+def test_a_callback_that_always_fails_ends_its_search_all_the_same():
+    is_broken = False
+
+    def check(search, event):
+        if is_broken:
+            raise OSError("no log")
+
+    engine = PuppetEngine([SearchStep(admitted=admit(0, 1), num_generated=2)])
+    watched = make_search(engine, make_settings(capacity=2, check_interval=99), check=check)
+    watched.search.begin()
+    is_broken = True
+    watched.search.fail(ValueError("first"))
+    assert watched.search.is_stopped and engine.closed == [1], "and nothing of it runs any more"
