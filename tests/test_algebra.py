@@ -7,7 +7,28 @@ import resource
 import time
 
 import pytest
-from sympy import E, FiniteSet, Float, I, Integer, Interval, Rational, Symbol, Tuple, exp, oo, pi, sqrt
+from sympy import (
+    Derivative,
+    E,
+    FiniteSet,
+    Float,
+    I,
+    Integer,
+    Integral,
+    Interval,
+    Limit,
+    Product,
+    Rational,
+    Sum,
+    Symbol,
+    Tuple,
+    exp,
+    nan,
+    oo,
+    pi,
+    sqrt,
+    zoo,
+)
 
 from gambit.text.answers import worker
 
@@ -60,6 +81,13 @@ def test_values_that_tell_expressions_apart() -> None:
     assert values(r"\sum_{k=1}^{5} k") is None, "too costly"
 
 
+def test_what_would_take_long_has_no_value() -> None:
+    limits = (X, 1, 3)
+    for costly in (Derivative(X**2, X), Integral(X, limits), Limit(X, X, 1), Product(X, limits), Sum(X, limits)):
+        assert worker._value(1 + costly) is None
+    assert worker._value(1 / Symbol("x") * 0 + 5) == 5 and worker._value(zoo) is None and worker._value(nan) is None
+
+
 def test_numbers_that_no_float_can_hold_still_differ() -> None:
     huge, larger = (worker._value(Integer(10) ** n) for n in (400, 401))
     assert huge.real >= worker.LARGE and worker._is_far(huge, (larger,)) and not worker._is_far(huge, (huge,))
@@ -108,6 +136,8 @@ def test_what_is_rounded_may_be_off_by_more() -> None:
     assert worker._is_same(pi, Float(near)) and worker._is_same(Float(near), pi)
     assert not worker._is_same(pi, Float(3.1417)), "by 3e-5"
     assert worker._is_same(Integer(2), Integer(2)) and not worker._is_same(Integer(2), Integer(3))
+    far_out = sqrt(2) * (1 + Rational(1, 10**13))
+    assert worker._is_same(sqrt(2), far_out) and not worker._is_same(sqrt(2), sqrt(2) * (1 + Rational(1, 10**11)))
     assert worker._is_same(E, exp(1)) and not worker._is_same(pi, -pi)
 
 

@@ -529,3 +529,99 @@ def test_several_expressions_of_one_pair_share_its_time(stub: Stub, monkeypatch:
     with Grader(comparison_seconds=5.0) as grader:
         assert not grader.equivalent("(x+1, x+2)", "(1+x, 2+x)", deadline=200.0)
         assert stub.asked == [("1+x", "x+1", 3.0)] and grader.num_given_up == 1, "nothing is left for the second"
+
+
+def test_only_so_much_is_remembered(stub: Stub) -> None:
+    with Grader(cache_size=3) as grader:
+        for number in range(3):
+            assert grader.equivalent(f"x+{number}", f"{number}+x")
+        assert len(grader._cache) == 3, "all that fits"
+        assert grader.equivalent("x+3", "3+x")
+        assert list(grader._cache) == [("1+x", "x+1"), ("2+x", "x+2"), ("3+x", "x+3")], "the oldest is forgotten"
+
+
+# -- the process as its grader sees it ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], process.GradingProcess]]:
+    """Starts a process that runs a shell command, and ends it."""
+    started: list[process.GradingProcess] = []
+
+    def start(command: str) -> process.GradingProcess:
+        monkeypatch.setattr(process, "worker_command", lambda: ["sh", "-c", command])
+        started.append(process.GradingProcess())
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def soon() -> float:
+    return time.monotonic() + 0.1
+
+
+def late() -> float:
+    return time.monotonic() + 60.0
+
+
+def test_a_process_may_become_ready_after_the_deadline_but_not_after_its_time_to_start(talking: Callable) -> None:
+    silent = talking("sleep 100")
+    with pytest.raises(TimeoutError):
+        silent.wait_until_ready(soon(), 60.0)
+    with pytest.raises(EngineError, match=r"^the grading process did not start within 0\.1 s \(TimeoutError\(\)\)$"):
+        silent.wait_until_ready(late(), 0.1)
+    with pytest.raises(EngineError, match=r"did not start within 60\.0 s \(EOFError\(\)\)"):
+        talking("true").wait_until_ready(late(), 60.0)
+
+
+def test_a_process_says_once_that_it_is_ready(talking: Callable) -> None:
+    ready = talking("""echo '{"ready": true}'; sleep 100""")
+    ready.wait_until_ready(late(), 60.0)
+    ready.wait_until_ready(time.monotonic() - 1, 0.0)
+    assert ready.is_alive()
+    ready.stop()
+    assert not ready.is_alive()
+
+
+def test_a_process_that_lacks_something_says_what(talking: Callable) -> None:
+    message = r"^the grading process cannot work \(no sympy\): pip install 'math-verify>=0\.9,<0\.10'$"
+    with pytest.raises(EngineError, match=message):
+        talking("""echo '{"failed": "no sympy"}'""").wait_until_ready(late(), 60.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        ('{"equal": true}', process.Outcome.EQUAL),
+        ('{"equal": false}', process.Outcome.DIFFERENT),
+        ('{"gave_up": "first"}', process.Outcome.FIRST_IS_SLOW),
+        ('{"gave_up": "second"}', process.Outcome.SECOND_IS_SLOW),
+        ('{"gave_up": "both"}', process.Outcome.BOTH_ARE_SLOW),
+    ],
+)
+def test_a_reply_may_come_in_pieces_and_is_an_outcome(talking: Callable, reply: str, outcome: process.Outcome) -> None:
+    half = len(reply) // 2
+    asked = talking(f"read line; printf '{reply[:half]}'; sleep 0.1; printf '{reply[half:]}\\n'; sleep 100")
+    assert asked.compare("x", "y", 60.0) is outcome
+
+
+def test_what_is_asked_is_one_line(talking: Callable) -> None:
+    """The process repeats it as what went wrong."""
+    echo = talking("""read line; echo "{\\"gave_up\\": \\"first\\", \\"line\\": $line}"; cat""")
+    assert echo.compare("½", "a\nb", 2.5) is process.Outcome.FIRST_IS_SLOW
+    echo._process.stdin.write(b"[]\n")
+    with pytest.raises(ValueError, match=r"b'\[\]'"):
+        echo._receive(late())
+
+
+def test_a_comparison_gets_a_moment_more_than_its_seconds(talking: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines: list[float] = []
+    asked = talking("cat")
+    monkeypatch.setattr(asked, "_receive", lambda deadline: deadlines.append(deadline) or {"equal": True})
+    before = time.monotonic()
+    asked.compare("x", "y", 5.0)
+    assert before <= deadlines[0] - 5.0 - process.GRACE_SECONDS <= time.monotonic()
+    with pytest.raises(TimeoutError):
+        process.GradingProcess._receive(talking("sleep 100"), soon())

@@ -2,16 +2,28 @@
 
 import dataclasses
 import math
+import time
 
 import pytest
 
 from gambit.core import events as ev
 from gambit.core.errors import EngineError
-from gambit.core.types import EndReason, SearchStep, StopReason, ThoughtScore, TraceEnd, TraceKey
+from gambit.core.types import (
+    EndReason,
+    OnPressure,
+    PressureAction,
+    SearchStep,
+    StopReason,
+    ThoughtScore,
+    TraceEnd,
+    TraceKey,
+)
 from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question
 from gambit.scorers.readers.thread import ReaderThread
+from gambit.search import loop
 from gambit.search.loop import Search
+from gambit.search.policies.base import Requirements, ScoreUse, Start, Wake
 from gambit.search.verification import VerifierUse
 from puppet import PuppetEngine, admit
 from reading import DyingReader, FunctionReader, HeldReader
@@ -198,6 +210,46 @@ def test_a_look_at_the_vote_collects_the_scores_it_weighs_by(verifier):
     assert [event.step for event in of(ev.Verified, watched)] == [3]
 
 
+class Sleeping:
+    """Starts three traces and decides nothing after that."""
+
+    def __init__(self, requirements, wake=Wake()):  # noqa: B008
+        self.requirements, self.wake = requirements, wake
+
+    def initial_state(self):
+        return False
+
+    def decide(self, state, view):
+        return True, [] if state else [Start(3, OnPressure(PressureAction.GHOST))]
+
+    def __call__(self, policy):
+        return self
+
+
+@pytest.mark.parametrize(("use", "steps"), [(ScoreUse.ALWAYS, [2, 4]), (ScoreUse.NEVER, [4])])
+def test_scores_are_recorded_at_every_interval_also_where_the_policy_sleeps(verifier, use, steps):
+    settings = make_settings(capacity=3, check_interval=2)
+    reader = verifier(FunctionReader(by_trace))
+    watched = run_one(PuppetEngine(short_story()), settings, verifier=reader, wrap=Sleeping(Requirements(scores=use)))
+    assert [event.step for event in of(ev.Verified, watched)] == steps, "and for the vote"
+
+
+@pytest.mark.parametrize(
+    ("wake", "steps"),
+    [
+        (Wake(on_boundary=True), [2, 4]),
+        (Wake(on_completion=True), [4]),
+        (Wake(every_steps=3), [3, 4]),
+        (Wake(every_steps=3, on_completion=True), [3, 4]),
+    ],
+)
+def test_a_policy_that_looks_at_scores_in_rounds_does_not_wait_for_them_at_a_completion(verifier, wake, steps):
+    policy = Sleeping(Requirements(scores=ScoreUse.ROUNDS), wake)
+    settings = make_settings(capacity=3, check_interval=99)
+    watched = run_one(PuppetEngine(short_story()), settings, verifier=verifier(FunctionReader(by_trace)), wrap=policy)
+    assert [event.step for event in of(ev.Verified, watched)] == steps
+
+
 def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):
     settings = make_settings("sc", capacity=3, check_interval=99, consensus=Consensus(0.9, 2))
     use = verifier(FunctionReader(by_trace))
@@ -206,6 +258,22 @@ def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):
     )
     stopped = watched.events.index(of(ev.Stopped, watched)[0])
     assert all(watched.events.index(event) > stopped for event in of(ev.Verified, watched))
+
+
+def test_a_stack_compares_answers_as_the_search_does_and_for_a_moment_only(verifier, monkeypatch):
+    made, deadlines = [], []
+    monkeypatch.setattr(loop, "Stacking", lambda *given: made.append(given))
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+
+    def equivalent_until(deadline):
+        deadlines.append(deadline)
+        return lambda one, other: one == other[::-1]
+
+    use = dataclasses.replace(verifier(FunctionReader(by_trace)), stack="a stack")
+    search = make_search(PuppetEngine([]), make_settings(), verifier=use, equivalent_until=equivalent_until).search
+    ((stack, tree, is_same),) = made
+    assert (stack, tree) == ("a stack", search.record.tree)
+    assert is_same("ab", "ba") and not is_same("ab", "ab") and deadlines == [100.0 + loop.CHECK_SECONDS] * 2
 
 
 def test_the_engine_must_have_been_told_of_the_verifier(verifier):

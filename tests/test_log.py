@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -215,3 +217,24 @@ def test_a_compressed_log_is_read_also_when_it_was_never_finished(lines, tmp_pat
     assert fold(ev.read_log(path)).voted is not None
     path.write_bytes(gzip.compress(content.encode())[:-20])
     assert fold(ev.read_log(path)).voted is None
+
+
+READ_AND_WRITE = """
+import gzip, sys
+from pathlib import Path
+from gambit.core import events as ev
+path = Path(sys.argv[1]) / "events.jsonl"
+event = ev.Created(1, 0)
+with ev.LogWriter(path) as log:
+    log.write(ev.RunStarted(2, "p", "½?", "gambit", "score", "mean", 0, 1, 1, (), {}, {}))
+list(ev.read_log(path))
+packed = path.with_suffix(".gz")
+packed.write_bytes(gzip.compress(path.read_bytes()))
+assert [event.question for event in ev.read_log(packed)] == ["½?"]
+"""
+
+
+def test_a_log_is_read_and_written_in_utf_8_whatever_the_machine_speaks(tmp_path):
+    """Python warns of a file that is opened without saying so."""
+    options = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning:gambit.core.events"]
+    subprocess.run([sys.executable, *options, "-c", READ_AND_WRITE, str(tmp_path)], check=True)

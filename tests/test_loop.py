@@ -463,6 +463,16 @@ def test_a_policy_that_sleeps_has_samples_at_the_same_steps():
     assert samples == [0, 2, 4, 5], "a step without a token brings none, and the end has its own"
 
 
+def test_the_end_says_how_long_traces_have_waited():
+    engine = PuppetEngine([SearchStep(admitted=admit(0), num_generated=1), *[SearchStep(num_generated=1)] * 2])
+    watched = run_one(engine, make_settings(capacity=2, check_interval=99, budget_tokens=4))
+    (waited,) = [event for event in watched.events if isinstance(event, ev.Waited)]
+    assert waited.step == 3 and dict(zip(waited.traces, waited.steps, strict=True))[1] == 3
+    place = watched.events.index(waited)
+    assert isinstance(watched.events[place - 1], ev.Sample) and isinstance(watched.events[place + 1], ev.Stopped)
+    assert watched.events[place + 1].step == 3
+
+
 def test_new_traces_are_told_all_that_was_decided():
     rule, other = OnPressure(PressureAction.QUEUE), OnPressure(PressureAction.PRUNE)
     engine = PuppetEngine([SearchStep(admitted=admit(0, 1, 2), num_generated=3), STEP, STEP])
@@ -627,3 +637,18 @@ def test_the_vote_in_the_log_is_the_result():
     voted, result = watched.events[-1], watched.search.result
     assert isinstance(voted, ev.Voted) and (voted.answer, voted.margin) == (result.answer, result.margin)
     assert voted.votes == tuple(dataclasses.asdict(entry) for entry in result.votes) and len(voted.votes) > 1
+
+
+def test_a_callback_that_always_fails_ends_its_search_all_the_same():
+    is_broken = False
+
+    def check(search, event):
+        if is_broken:
+            raise OSError("no log")
+
+    engine = PuppetEngine([SearchStep(admitted=admit(0, 1), num_generated=2)])
+    watched = make_search(engine, make_settings(capacity=2, check_interval=99), check=check)
+    watched.search.begin()
+    is_broken = True
+    watched.search.fail(ValueError("first"))
+    assert watched.search.is_stopped and engine.closed == [1], "and nothing of it runs any more"

@@ -72,6 +72,19 @@ def test_tokens_are_assembled_along_the_lineage():
     assert tree.lineage(2) == [0, 1, 2] and tree.traces[2].depth == 2 and tree.traces[2].root == 0
 
 
+def test_a_child_may_inherit_less_than_its_parent_did():
+    """As at a boundary that lies before the parent's own beginning."""
+    tree = grown(
+        *root(0),
+        ev.Branched(4, 1, 0, 3, 1.0), ev.Admitted(4, 1, 3, 0, 0),
+        ev.Branched(5, 2, 1, 2, 1.0), ev.Admitted(5, 2, 2, 0, 0),
+        ev.Pruned(6, 0, "x", None, (1, 2, 3, 4)),
+        ev.Finished(6, 1, EndReason.STOP, "a", (30,)),
+        ev.Finished(6, 2, EndReason.STOP, "b", (300,)),
+    )  # fmt: skip
+    assert tree.tokens_of(1) == (1, 2, 3, 30) and tree.tokens_of(2) == (1, 2, 300)
+
+
 def test_who_finished_votes_and_who_was_pruned_only_with_an_answer():
     tree = grown(
         *root(0), *root(1), *root(2), *root(3),
@@ -275,3 +288,13 @@ def test_the_invariants_of_what_has_ended():
     tree.apply(ev.Cancelled(2, 1, ()))
     tree.check_ended()
     assert tree.num_live == 0 and tree.num_active == 0
+
+
+def test_a_split_puts_every_trace_on_one_of_the_islands():
+    tree = grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1, 0)))
+    assert [trace.island for trace in tree.traces] == [1, 0]
+    for island in (2, -1):
+        with pytest.raises(AssertionError, match=f"trace 1 is put on island {island} of 2"):
+            grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1, island)))
+    with pytest.raises(ValueError, match="shorter"):
+        grown(*root(0), *root(1), ev.IslandsSplit(3, 2, 1, 1, "in doubt", (1,)))

@@ -45,7 +45,7 @@ GROUPS = {
 GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}
 MODULES = tuple(GROUP_OF)
 # Files that concern none of them in the first place, but look at what they do.
-OTHERS = ("baselines", "deepconf")
+OTHERS = ("baselines", "deepconf", "slim_sc")
 TESTS = tuple(f"test_{name}.py" for name in sorted({*OTHERS, *(n for group in GROUPS.values() for n in group.tests)}))
 
 
