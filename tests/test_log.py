@@ -236,5 +236,8 @@ assert [event.question for event in ev.read_log(packed)] == ["½?"]
 
 def test_a_log_is_read_and_written_in_utf_8_whatever_the_machine_speaks(tmp_path):
     """Python warns of a file that is opened without saying so."""
-    options = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning:gambit.core.events"]
+    strict = [
+        option for module in ("gambit.core.events", "gzip") for option in ("-W", f"error::EncodingWarning:{module}")
+    ]
+    options = ["-X", "warn_default_encoding", *strict]
     subprocess.run([sys.executable, *options, "-c", READ_AND_WRITE, str(tmp_path)], check=True)
