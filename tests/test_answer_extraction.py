@@ -123,6 +123,8 @@ def test_number(text: str, expected: str | None) -> None:
         ("answer: Rome</think>Paris", "Paris"),
         ("I think so\n\n**Paris**", "Paris"),
         ('It is\n"Paris."', "Paris"),
+        ('It is\n"Paris".', "Paris"),
+        ("The answer is **Paris**.", "Paris"),
         ("`Paris`", "Paris"),
         ("</think>\n", None),
         ("", None),

@@ -141,7 +141,7 @@ def extract_text(text: str) -> str | None:
     final = _final_part(text)
     phrases = ANSWER_PHRASE.findall(final)
     found = extract_boxed(text) or (phrases[-1] if phrases else _last_line(final))
-    return _short(found.strip().strip('*_`"').rstrip(".").strip()) if found else None
+    return _short(found.strip().rstrip(".").strip('*_`"').rstrip(".").strip()) if found else None
 
 
 def _short(answer: str) -> str | None:
