@@ -68,6 +68,8 @@ def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
         generated=tokens.generated,
         reused=tokens.reused,
         recomputed=tokens.recomputed,
+        read_total=result.sharing.total_tokens,
+        read_unique=result.sharing.unique_tokens,
         roots=counts.roots,
         branched=counts.branched,
         pruned=counts.pruned,

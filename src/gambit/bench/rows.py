@@ -68,6 +68,8 @@ class Row:
     generated: int = 0
     reused: int = 0
     recomputed: int = 0
+    read_total: int = 0  # tokens that decode steps read, those of a shared prefix for every trace; 0: not known
+    read_unique: int = 0  # and once in a step
     productive: int = 0  # generated tokens that are part of at least one completed trace
     roots: int = 0
     branched: int = 0

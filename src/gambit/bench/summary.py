@@ -50,6 +50,9 @@ class Cell:
     completed_per_second: float | None
     tokens_per_second: float | None
     productive_share: float | None  # of generated tokens, in completed traces
+    read_total: float | None  # by decode steps; rows from before do not tell
+    read_unique: float | None  # each token of a shared prefix once in a step
+    sharing: float | None  # the ratio of the two
     reused: float
     recomputed: float
     kv_peak: float
@@ -180,6 +183,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
     good = [row for row in rows if row.error is None]
     wall = sum(_busy_seconds(group) * group[0].engines for group in _by_engine(good))
     generated = sum(row.generated for row in good)
+    measured = [row for row in good if row.read_unique]
     return Cell(
         variant=variant,
         benchmark=benchmark,
@@ -202,6 +206,9 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         completed_per_second=sum(row.completed for row in good) / wall if wall else None,
         tokens_per_second=generated / wall if wall else None,
         productive_share=sum(row.productive for row in good) / generated if generated else None,
+        read_total=_average(measured, lambda row: row.read_total) if measured else None,
+        read_unique=_average(measured, lambda row: row.read_unique) if measured else None,
+        sharing=_share_of(sum(row.read_total for row in measured), sum(row.read_unique for row in measured)),
         reused=_average(good, lambda row: row.reused),
         recomputed=_average(good, lambda row: row.recomputed),
         kv_peak=_average(good, lambda row: row.kv_peak),

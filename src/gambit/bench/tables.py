@@ -190,12 +190,15 @@ def _decomposition(summary: BenchSummary) -> Table:
 def _throughput(summary: BenchSummary) -> Table:
     return _cells(
         summary, "Throughput",
-        "Per second that an engine was busy with a method. Productive tokens are part of at least one completed trace.",
+        "Per second that an engine was busy with a method. Productive tokens are part of at least one completed trace. "
+        "Sharing: tokens that attention reads in decode steps, divided by what it would read if each token of a shared "
+        "prefix were read once in a step; 1: nothing is shared.",
         [
             ("completed traces", lambda c: f"{c.completed:,.1f}"),
             ("completed traces/s", lambda c: _plain(c.completed_per_second, 3)),
             ("tokens/s", lambda c: _plain(c.tokens_per_second)),
             ("productive %", lambda c: _plain(None if c.productive_share is None else 100 * c.productive_share, 1)),
+            ("sharing", lambda c: _plain(c.sharing, 2)),
         ],
     )  # fmt: skip
 

@@ -193,6 +193,7 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
     facts |= {
         "traces": _trace_counts(result.counts),
         "tokens": f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed",
+        "sharing": str(result.sharing),
         "seconds": f"{seconds.total:.1f}, of these {seconds.engine:.1f} engine, {seconds.search:.1f} search",
         "search": f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}"),
         "stopped": STOP_WORDS[result.stop_reason],

@@ -68,7 +68,12 @@ class Trace:
     recomputed: int = 0
     waited_steps: int = 0
     waited_seconds: float = 0.0  # known at the end of the search
-    num_admissions: int = 0
+    admitted_steps: list[int] = field(default_factory=list)
+    queued_tokens: list[int] = field(default_factory=list)  # its own, each time it lost its memory and had to wait
+
+    @property
+    def num_admissions(self) -> int:
+        return len(self.admitted_steps)
 
     @property
     def is_active(self) -> bool:
@@ -216,10 +221,11 @@ class TraceTree:
             trace.reused = event.reused
         trace.recomputed += event.recomputed
         trace.waited_steps += event.waited_steps
-        trace.num_admissions += 1
+        trace.admitted_steps.append(event.step)
 
     def _queued(self, event: ev.Queued) -> None:
-        self._move(event.trace, TraceState.WAITING)
+        trace = self._move(event.trace, TraceState.WAITING)
+        trace.queued_tokens.append(event.num_tokens - trace.inherited)
 
     def _scored(self, event: ev.Scored) -> None:
         for trace_id, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):

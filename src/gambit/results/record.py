@@ -13,6 +13,7 @@ from gambit.core.types import Aggregation, StopReason
 from gambit.results.ballots import ballots_of, count_votes
 from gambit.results.html import result_html
 from gambit.results.outline import TraceOutline, outline_of
+from gambit.results.sharing import NOTHING_READ, SearchSharing, sharing_of
 from gambit.results.vote import Ballot, VoteEntry, VoteKind, VoteResult
 
 Equivalent = Callable[[str, str], bool]
@@ -135,6 +136,7 @@ class SearchResult:
     seconds: Seconds
     stop_reason: StopReason
     waiting: Waiting = Waiting()
+    sharing: SearchSharing = NOTHING_READ
     verifier: VerifierCost | None = None  # where the search had one
     pool: PoolShape | None = None  # of a search with tournaments
     out_dir: str | None = None
@@ -298,6 +300,7 @@ class SearchRecord:
             seconds=self.seconds,
             stop_reason=self.stopped.reason if self.stopped else StopReason.FAILED,
             waiting=self.waiting,
+            sharing=sharing_of(self.tree, len(started.prompt_tokens)),
             verifier=self.verifier,
             pool=self.pool,
             traces=outline_of(self.tree),

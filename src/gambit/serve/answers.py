@@ -156,6 +156,7 @@ def _gambit(search_id: str, result: SearchResult, warnings: Sequence[str]) -> di
         "seed": result.seed,
         "counts": dataclasses.asdict(result.counts),
         "tokens": dataclasses.asdict(result.tokens),
+        "sharing": dataclasses.asdict(result.sharing),
         "seconds": dataclasses.asdict(result.seconds),
         "stop_reason": str(result.stop_reason),
         "warnings": list(dict.fromkeys([*warnings, *result.warnings])),

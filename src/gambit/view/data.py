@@ -286,6 +286,7 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "
                    + ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)),
         ("tokens", f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed"),
+        ("sharing", str(result.sharing)),
         ("seconds", f"{seconds.total:,.1f}, of these {seconds.engine:,.1f} engine, {seconds.search:,.1f} search"),
         ("stopped", stop),
     ]  # fmt: skip
