@@ -141,9 +141,17 @@ def test_the_figures_we_quote_are_the_measured_ones():
     found = json.loads((RESULTS / "islands_noise.json").read_text())
     methods, ahead = found["methods"], found["gambit, shipped, against"]
     gambit, sc = methods["gambit, shipped"], methods["sc"]
-    assert gambit["searches"] == sc["searches"] == found["options"]["puzzles"] == 300
+    assert gambit["searches"] == sc["searches"] == 900 and found["options"]["puzzles"] == 300
     saved = 1 - gambit["tokens_against_sc"]
     quoted = f"gambit {gambit['accuracy'][0]:.1f} %, sc {sc['accuracy'][0]:.1f} %, with {saved:.0%} fewer tokens"
-    assert quoted.replace("4%", "4 %") == MEASURED
+    assert quoted.replace("5%", "5 %") == MEASURED
     assert ahead["sc"][0] >= 15 and min(gain for gain, *_ in ahead.values()) >= 4
     assert all(low > 0 for _, low, _ in ahead.values())
+
+
+def test_no_scorer_however_bad_or_misjudged_costs_more_than_a_point():
+    methods = json.loads((RESULTS / "islands_noise.json").read_text())["methods"]
+    worse = {name: found["against sc"] for name, found in methods.items() if "trust" in name}
+    assert len(worse) == 8
+    for name, (gain, low, _) in worse.items():
+        assert gain >= -1 and low > -3, name
