@@ -48,11 +48,13 @@ def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "bash", "sh")], ids=lambda page: page.name)
-def test_shell_blocks_run(page, tmp_path):
+def test_shell_blocks_run(page, tmp_path, tmp_path_factory):
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache"),  # the step is compiled once for all pages
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",  # other tests run beside
     }
     script = "set -e\n" + "\n".join(to_run(page, "bash", "sh"))
     subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, timeout=600, env=environment)
