@@ -89,6 +89,14 @@ def test_methods_with_tournaments_say_their_pool_and_where_answers_were_found() 
     assert all(table.title != "Islands" for table in all_tables(summary_of(two(24, (12, 18)))))
 
 
+def test_sharing_is_that_of_all_searches_together_and_unknown_for_rows_from_before() -> None:
+    rows = two(2, (1, 1))
+    rows[2:] = [dataclasses.replace(rows[2], read_total=900, read_unique=300),
+                dataclasses.replace(rows[3], read_total=100, read_unique=100)]  # fmt: skip
+    [table] = [table for table in all_tables(summary_of(rows)) if table.title == "Throughput"]
+    assert [line[table.columns.index("sharing")] for line in table.rows] == ["–", "2.50"]
+
+
 def test_nothing_is_claimed_from_an_interval_without_a_width() -> None:
     summary = summary_of(two(30, (0, 30)))
     [comparison] = summary.comparisons

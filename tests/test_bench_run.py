@@ -336,6 +336,18 @@ def test_a_missing_shard_is_named_and_foreign_ones_are_refused(base: list[str], 
 # -- the report against the logs -------------------------------------------------------------------------------
 
 
+def stints_of(events: list[dict], inherited: dict, own: dict) -> Iterator[tuple[int, int, int, int]]:
+    """Of each trace: lengths before its first and after its last token, and when it began, admission by admission."""
+    for trace, tokens in own.items():
+        length = inherited[trace]
+        mine = [event for event in events if event.get("trace") == trace]
+        stops = [event["num_tokens"] for event in mine if event["event"] == "Queued"]
+        begins = [event["step"] for event in mine if event["event"] == "Admitted"]
+        for begin, until in zip(begins, [*stops, inherited[trace] + len(tokens)], strict=False):
+            yield trace, length, until, begin
+            length = until
+
+
 def facts_of(log: Path) -> dict[str, object]:
     """What one search did, from its raw lines; nothing of Gambit's own code is used here."""
     events = [json.loads(line) for line in log.read_text().splitlines()]
@@ -353,6 +365,12 @@ def facts_of(log: Path) -> dict[str, object]:
         mine = {(trace, i) for i in range(inherited[trace], length)}
         return mine | (places(parent[trace], min(length, inherited[trace])) if trace in parent else set())
 
+    decoding: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by step: traces and their lengths
+    for trace, first, last, begin in stints_of(events, inherited, own):
+        for length in range(first, last):
+            decoding[begin + length - first].append((trace, length))
+    paths = [set().union(*(places(*tip) for tip in tips)) for tips in decoding.values()]
+    num_prompt = len(events[0]["prompt_tokens"])
     samples = [event for event in events if event["event"] == "Sample"]
     lengths = {event["trace"]: inherited[event["trace"]] + len(own[event["trace"]]) for event in done}
     votes = Counter(event["answer"] for event in done if event["answer"] is not None)
@@ -369,6 +387,8 @@ def facts_of(log: Path) -> dict[str, object]:
         "recomputed": sum(event["recomputed"] for event in events if event["event"] == "Admitted"),
         "evicted": sum(event["event"] == "Evicted" for event in events),
         "productive": len(set().union(*(places(t, n) for t, n in lengths.items()))) if lengths else 0,
+        "read_total": sum(num_prompt + length for tips in decoding.values() for _, length in tips),
+        "read_unique": sum(num_prompt + len(places) for places in paths),
         "unique": sorted(len(own[trace]) for trace in lengths),
         "total": sorted(lengths.values()),
         "majority": votes.most_common(1)[0][0] if votes else None,
@@ -408,8 +428,9 @@ def test_the_reports_figures_are_those_of_the_logs(whole: Path, recomputed: dict
     assert cell["parts"]["engine"] == pytest.approx(mean("engine"))
     assert cell["parts"]["tree"] == pytest.approx(mean("tree"))
     assert sum(cell["parts"].values()) == pytest.approx(mean("seconds"))
-    for name in ("completed", "kv_peak", "queued", "recomputed", "evicted"):
+    for name in ("completed", "kv_peak", "queued", "recomputed", "evicted", "read_total", "read_unique"):
         assert cell[name] == pytest.approx(mean(name)), name
+    assert cell["sharing"] == pytest.approx(mean("read_total") / mean("read_unique"))
     assert cell["waited_steps"] == pytest.approx(mean("waited"))
     assert cell["productive_share"] == pytest.approx(mean("productive") / mean("tokens"))
     assert cell["completed_per_second"] == pytest.approx(cell["completed"] * 12 / cell["wall_seconds"])
@@ -425,6 +446,8 @@ def test_the_rows_lengths_are_those_of_the_logs(whole: Path, recomputed: dict) -
         facts = recomputed[row.variant][row.problem][row.seed]
         assert sorted(row.unique_lengths) == facts["unique"] and sorted(row.total_lengths) == facts["total"]
         assert row.productive == facts["productive"] and row.generated == facts["tokens"]
+        assert (row.read_total, row.read_unique) == (facts["read_total"], facts["read_unique"])
+        assert row.read_total > row.read_unique
 
 
 def test_intervals_and_comparisons_are_those_of_the_logs(whole: Path, recomputed: dict) -> None:

@@ -66,7 +66,8 @@ def test_the_report_has_answer_votes_ledger_stop_reason_and_run_folder(solve, tm
     lines = outcome.out.splitlines()
     assert lines[0] == f"answer: {stored['answer']}"
     for part in ("weight", "traces", "roots", "4 roots +", f"{stored['tokens']['generated']:,} generated", "reused",
-                 "recomputed", "the planned number of traces is complete", f"runs/{folder.name}"):  # fmt: skip
+                 "recomputed", f"; sharing {stored['sharing']['factor']:.2f}",
+                 "the planned number of traces is complete", f"runs/{folder.name}"):  # fmt: skip
         assert part in outcome.out
     assert "\x1b" not in outcome.out
 
@@ -80,6 +81,7 @@ def test_json_is_one_object_with_the_documented_keys(solve, tmp_path: Path) -> N
     assert result["votes"] and all(set(vote) == keys for vote in result["votes"])
     assert set(result["counts"]) >= {"roots", "branched", "pruned", "evicted", "completed"}
     assert set(result["tokens"]) == {"generated", "reused", "recomputed"}
+    assert set(result["sharing"]) == {"total_tokens", "unique_tokens", "factor"} and result["sharing"]["factor"] > 1
     assert set(result["seconds"]) == {"total", "engine", "search"}
     assert (result["policy"], result["seed"], result["out_dir"]) == ("gambit", 3, "here")
 

@@ -55,6 +55,8 @@ def test_a_run_replays_to_its_result(old: Path, run: str) -> None:
     written = json.loads((old / run / "result.json").read_text())
     replayed = json.loads(out)
     assert without_clock(replayed).items() >= without_clock(written).items()
+    sharing = replayed["sharing"]
+    assert sharing["total_tokens"] > sharing["unique_tokens"] > written["tokens"]["generated"]
 
 
 def test_the_runs_hold_what_they_are_to_test() -> None:
@@ -113,6 +115,7 @@ def test_a_bench_is_reported_on_as_it_was_then(old: Path) -> None:
     now = json.loads(out)
     known = [{name: cell[name] for name in then} for cell, then in zip(now["cells"], before["cells"], strict=True)]
     assert known == before["cells"] and now["plan"]["recipe"].items() >= before["plan"]["recipe"].items()
+    assert all(cell["sharing"] is None for cell in now["cells"]), "rows of then do not tell"
     assert len(list((old / "bench-complete" / "trees").glob("*.html"))) == 2
 
 

@@ -312,6 +312,8 @@ def test_the_page_tells_how_many_traces_ended_in_which_way():
     result = watched.search.result
     ends = [result.counts.completed, result.counts.pruned, result.counts.ghosts, result.counts.cancelled]
     assert all(ends) and len(set(ends)) > 1, "each way to end has to occur"
-    said = dict(_facts(follow(watched.events), result))["traces"]
+    facts = dict(_facts(follow(watched.events), result))
+    assert facts["sharing"].startswith(f"{result.sharing.factor:.2f}: ")
+    said = facts["traces"]
     words = ("completed", "pruned", "ghosts", "cut off")
     assert said.endswith(": " + ", ".join(f"{n} {word}" for n, word in zip(ends, words, strict=True)))

@@ -92,6 +92,7 @@ from gambit.engines.choice import StartEngine
 from gambit.results.outline import TraceOutline
 from gambit.results.record import Counts, PoolShape, SearchResult, Seconds, Tokens, VerifierCost, Waiting
 from gambit.results.replay import replay
+from gambit.results.sharing import SearchSharing
 from gambit.results.vote import Consensus, VoteEntry, VoteKind
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
@@ -152,6 +153,7 @@ __all__ = [  # noqa: RUF022 # in groups
     "Grader",
     "PoolShape",
     "SearchResult",
+    "SearchSharing",
     "Seconds",
     "StopReason",
     "Tokens",

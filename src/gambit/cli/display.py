@@ -192,8 +192,8 @@ def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
     facts = {"expected": verdict} if verdict else {}
     facts |= {
         "traces": _trace_counts(result.counts),
-        "tokens": f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed",
-        "sharing": str(result.sharing),
+        "tokens": f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed; "
+        f"sharing {result.sharing.factor:.2f}",
         "seconds": f"{seconds.total:.1f}, of these {seconds.engine:.1f} engine, {seconds.search:.1f} search",
         "search": f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}"),
         "stopped": STOP_WORDS[result.stop_reason],

@@ -19,10 +19,6 @@ class SearchSharing:
     unique_tokens: int = 0  # what several paths of a step have in common is read once
     factor: float = 1.0  # total / unique, the most that reading once can save; 1: nothing is shared
 
-    def __str__(self) -> str:
-        once = f"{self.unique_tokens:,} if each shared prefix is read once"
-        return f"{self.factor:.2f}: decode steps read {self.total_tokens:,} tokens, {once}"
-
 
 NOTHING_READ = SearchSharing()
 

@@ -268,6 +268,7 @@ def _votes(entries: Sequence[VoteEntry], ballots: Sequence[Ballot]) -> list[Vote
 
 def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
     started, counts, tokens, seconds = history.record.started, result.counts, result.tokens, result.seconds
+    sharing = result.sharing
     engine = started.environment.get("engine")
     engine = engine if isinstance(engine, dict) else {}
     model = model_name(str(engine.get("model", "not named in the log")))
@@ -286,7 +287,8 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "
                    + ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)),
         ("tokens", f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed"),
-        ("sharing", str(result.sharing)),
+        ("sharing", f"{sharing.factor:.2f}: decode steps read {sharing.total_tokens:,} tokens, "
+                    f"{sharing.unique_tokens:,} with each shared prefix once"),
         ("seconds", f"{seconds.total:,.1f}, of these {seconds.engine:,.1f} engine, {seconds.search:,.1f} search"),
         ("stopped", stop),
     ]  # fmt: skip
