@@ -223,10 +223,17 @@ def test_the_log_of_a_split_search_replays():
     assert str(again.pool) == str(watched.search.result.pool) and "2 islands up to step" in str(again.pool)
 
 
-def test_a_split_that_puts_a_trace_nowhere_is_refused():
+def test_a_split_that_cannot_have_been_is_refused():
     events = run_one(noisy_engine(3), doubting()).events
     place = next(i for i, event in enumerate(events) if isinstance(event, ev.IslandsSplit))
-    for island_of in (events[place].island_of[:-1], (99, *events[place].island_of[1:])):
-        wrong = dataclasses.replace(events[place], island_of=island_of)
-        with pytest.raises(Exception, match=f"line {place + 1}"):
-            fold([*events[:place], wrong, *events[place + 1 :]])
+    split = events[place]
+    wrong = [
+        [dataclasses.replace(split, island_of=split.island_of[:-1])],
+        [dataclasses.replace(split, island_of=(99, *split.island_of[1:]))],
+        [dataclasses.replace(split, island_of=(0.5, *split.island_of[1:]))],
+        [dataclasses.replace(split, islands=1, island_of=(0,) * len(split.island_of))],  # fewer than before
+        [split, split],
+    ]
+    for changed in wrong:
+        with pytest.raises(Exception, match=f"line {place + len(changed)}"):
+            fold([*events[:place], *changed, *events[place + 1 :]])

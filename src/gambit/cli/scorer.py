@@ -141,6 +141,7 @@ def train(
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
 
     def body() -> int:
+        _check_architecture(architecture, start)
         if architecture == STACK:
             train_stack(data, out, parts.split(","), model, device, skip_corrupted, as_json)
             return OK
@@ -161,12 +162,11 @@ def train(
         changed = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
                    "width": width, "blocks": blocks}  # fmt: skip
         given = {name: value for name, value in changed.items() if value is not None}
-        if start is not None:
-            raise UserError(f"--start is for verifiers: {architecture} is fitted anew in minutes")
         shares = {"validation": validation, "test": test, "seed": split_seed}
         division = Division(**{name: value for name, value in shares.items() if value is not None})  # type: ignore[arg-type]
-        plan = TrainPlan(data, architecture, objective, state_position, None if layers == AUTO else layers_of(layers),
-                         division, given, device, skip_corrupted, labels)  # fmt: skip
+        numbers = None if layers == AUTO else layers_of(layers, AUTO)
+        plan = TrainPlan(data, architecture, objective, state_position, numbers, division, given, device,
+                         skip_corrupted, labels)  # fmt: skip
         check_writable(out.parent)
         recipes_for(architecture, objective, given)  # a mistake is told before gigabytes are read
         skipped: list[str] = []
@@ -180,6 +180,16 @@ def train(
         return OK
 
     exit_with(body)
+
+
+def _check_architecture(architecture: str, start: Path | None) -> None:
+    from gambit.training.networks import ARCHITECTURES
+
+    known = (*ARCHITECTURES, VERIFIER, STACK)
+    if architecture not in known:
+        raise UserError(f"unknown architecture {architecture!r}: use {', '.join(known)}")
+    if start is not None and architecture != VERIFIER:
+        raise UserError(f"--start is for verifiers: leave it out, {architecture} is fitted anew in minutes")
 
 
 # -- eval ------------------------------------------------------------------------------------------------------

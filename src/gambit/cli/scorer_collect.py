@@ -143,7 +143,7 @@ def collect(
             search=build(SearchConfig, {name: value for name, value in settings.items() if value is not None}),
             traces_per_problem=traces,
             traces_at_once=traces_at_once or usual_traces_at_once(device),
-            layers=() if layers == NONE else layers_of(layers),
+            layers=() if layers == NONE else layers_of(layers, NONE),
             positions=tuple(StatePosition) if state_position is Positions.BOTH else (StatePosition(state_position),),
             with_confidence=confidence,
             batch_tokens=batch_tokens,
@@ -273,8 +273,9 @@ def usual_traces_at_once(device: str) -> int:
     return GPU_TRACES if pick_device(device).type == "cuda" else CPU_TRACES
 
 
-def layers_of(text: str) -> tuple[int, ...]:
+def layers_of(text: str, word: str) -> tuple[int, ...]:
+    """`word`: what may stand there instead of numbers."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise UserError(f"layers {text!r}: give numbers such as -1,-9") from error
+        raise UserError(f"layers {text!r}: give numbers such as -1,-9, or {word}") from error

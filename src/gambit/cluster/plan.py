@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError, first_line
 
 OWN = "local"  # a Ray of this run's own, on this machine
+PRESENT = "auto"  # the one that this machine is part of
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # set by `ray job submit`, among others
 TENSOR_PARALLEL = "tensor_parallel_size"
 CLIENT = "ray://"
+CONNECT_SECONDS = 5.0  # Ray itself tries for minutes, and writes its own log meanwhile
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or Ray prints on stdout, among the results, what the pool says of every death
@@ -53,6 +56,8 @@ def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
     if plan.address.startswith(CLIENT):
         raise UserError(f"--ray {plan.address}: Ray's client protocol cannot stream results; run gambit on a machine "
                         "of the cluster with --ray auto, or hand it in with `ray job submit`")  # fmt: skip
+    if plan.address not in (OWN, PRESENT):
+        _check_address(plan.address)
     gpus, workers = plan.gpus, workers_of(engine)
     if gpus is not None and gpus > 1 and gpus != int(gpus):
         raise UserError(f"--gpus-per-engine {gpus:g}: an engine has a part of one GPU, or whole ones")
@@ -61,6 +66,19 @@ def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
                         f"--gpus-per-engine out, and every engine gets {workers}")  # fmt: skip
     if gpus and engine.device == "cpu":
         raise UserError(f"--gpus-per-engine {gpus:g} and --device cpu disagree: leave one of them out")
+
+
+def _check_address(address: str) -> None:
+    """Whether it has the form of one, and somebody answers there."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"--ray {address}: not an address of Ray: give HOST:PORT, auto for the cluster that this "
+                        "machine is part of, or --ray alone for this machine")  # fmt: skip
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UserError(f"--ray {address}: nobody answers there ({error.strerror or error}): start a cluster with `ray "
+                        "start --head`, or give the address of one") from error  # fmt: skip
 
 
 def workers_of(engine: EngineConfig) -> int:

@@ -268,9 +268,13 @@ class TraceTree:
         trace.is_discarded = True
 
     def _split(self, event: ev.IslandsSplit) -> None:
+        before = 1 + max((trace.island for trace in self.traces), default=0)
+        assert event.islands > before, f"{before} islands are split into {event.islands}"
+        assert len(event.island_of) == len(self.traces), f"{len(self.traces)} traces, {len(event.island_of)} placed"
         for trace, island in zip(self.traces, event.island_of, strict=True):
-            assert 0 <= island < event.islands, f"trace {trace.id} is put on island {island} of {event.islands}"
+            assert island in range(event.islands), f"trace {trace.id} is put on island {island} of {event.islands}"
             trace.island = island
+            assert trace.parent is None or island == self.traces[trace.parent].island, f"{trace.id} left its parent"
 
     def _cancelled(self, event: ev.Cancelled) -> None:
         self._end(event.trace, TraceState.CANCELLED, event.step, event.tokens)

@@ -74,6 +74,10 @@ def _finding(record: SearchRecord, vote: VoteResult) -> str | None:
     is_same = (record.voted.answer, record.voted.margin) == (vote.answer, vote.margin)
     if is_same and len(again) == len(_recorded(record)) and known == _recorded(record):
         return None
+    if record.voted.answer == vote.answer:
+        return (
+            f"the vote in the log is not the vote of its traces: {vote.answer!r} wins both, by other weights or counts"
+        )
     return f"the vote in the log ({record.voted.answer!r}) is not the vote of its traces ({vote.answer!r})"
 
 

@@ -22,22 +22,29 @@ class CheckpointDescription(CheckpointRecord):
     format: int
 
 
+class _FormatOnly(BaseModel):
+    format: int
+
+
 Description = TypeVar("Description", bound=CheckpointDescription)
 
 
 def read_description(path: Path, kind: type[Description], name: str, known_format: int) -> Description:
     """`name`: what `gambit scorer train --architecture` calls it."""
     try:
-        info = kind.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        found = _FormatOnly.model_validate_json(content).format
+        if found != known_format:  # before its fields, which may be others
+            raise UserError(f"{path}: format {found}, this version reads {known_format}: write it anew with `gambit "
+                            f"scorer train --architecture {name}`")  # fmt: skip
+        return kind.model_validate_json(content)
     except OSError as error:
         raise UserError(f"{path.parent} holds no {path.name}: give a folder that `gambit scorer train --architecture "
                         f"{name}` wrote") from error  # fmt: skip
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: not a {name} ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
-    if info.format != known_format:
-        raise UserError(f"{path}: format {info.format}, this version reads {known_format}")
-    return info
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: not a {name} ({where}{': ' if where else ''}{first['msg']})") from error
 
 
 def write_description(path: Path, info: CheckpointDescription) -> None:
