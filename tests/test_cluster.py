@@ -9,6 +9,7 @@ from benchmarks.ray_driver import most_engines, simulated
 from typer.testing import CliRunner
 
 from gambit.cli.app import app
+from gambit.cli.cluster import flags_of
 from gambit.cli.commands import with_values
 from gambit.cli.pool_screen import engine_lines
 from gambit.cluster.actor import Done, EngineActor, EngineReport, JobDesk, News, Raised
@@ -126,6 +127,13 @@ def test_an_engine_gets_as_many_gpus_as_it_computes_on() -> None:
     assert engine_needs(ClusterPlan("auto", 4, 0.5, 3), EngineConfig(), cluster) == EngineNeeds(0.5, 3)
     with pytest.raises(UserError, match=r"need 9, and this machine has 8"):
         engine_needs(ClusterPlan(num_engines=9), EngineConfig(), cluster)
+
+
+def test_a_run_is_gone_on_with_by_the_flags_that_began_it() -> None:
+    assert flags_of(None) == ""
+    assert flags_of(ClusterPlan(num_engines=2, is_spread=True)) == " --ray --engines 2 --spread"
+    flags = " --ray head:6379 --engines 4 --gpus-per-engine 0.5 --cpus-per-engine 3"
+    assert flags_of(ClusterPlan("head:6379", 4, 0.5, 3)) == flags
 
 
 def test_options_fit_into_a_part_of_a_gpu_and_vllm_starts_its_own_workers() -> None:

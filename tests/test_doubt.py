@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 
 from gambit.config.options import SearchConfig
 from gambit.config.presets import ModelDefaults, resolve
-from gambit.config.trust import DOUBTED_SPREAD, THOUGHTS, Doubt, FallbackPool, ScorerTrust, log_odds, spread_of
+from gambit.config.trust import (
+    DOUBTED_SPREAD,
+    THOUGHTS,
+    Doubt,
+    FallbackPool,
+    ScorerTrust,
+    log_odds,
+    read_trust,
+    spread_of,
+)
 from gambit.core import events as ev
+from gambit.core.errors import UserError
 from gambit.core.types import StopReason
 from gambit.results.record import fold
 from gambit.search.islands import Islands
@@ -103,10 +113,18 @@ def test_a_checkpoint_keeps_the_spread():
     assert ScorerTrust.from_json(before).spread == ()
 
 
-@pytest.mark.parametrize("wrong", [[0.1], {"1": -1.0}, {"1": "wide"}, {"2": math.inf}, {"4": True}])
+@pytest.mark.parametrize("wrong", [[0.1], {"1": -1.0}, {"1": "wide"}, {"2": math.inf}, {"4": True}, {"1": 10**400}])
 def test_a_spread_that_is_none_is_refused(wrong):
     with pytest.raises((ValueError, TypeError)):
         ScorerTrust.from_json(judged(0.8).to_json() | {"spread": wrong})
+
+
+def test_a_checkpoint_with_a_wrong_trust_is_named():
+    for wrong, what in (({"spread": "wide"}, "spread = 'wide'"), ({"auc": {}}, "'0.25' is missing")):
+        with pytest.raises(
+            UserError, match=rf"^mine.safetensors: its trust cannot be read \({what}.*\): train it anew"
+        ):
+            read_trust(judged(0.8).to_json() | wrong, "mine.safetensors")
 
 
 # -- the search ------------------------------------------------------------------------------------------------

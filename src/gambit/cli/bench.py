@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options, yaml_value
 from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
@@ -300,13 +300,14 @@ def _search(
         done = {row.key for row in before}
         searches = opened.searches(stop)
         runner = Runner(plan, benchmarks, searches, writer, done, on_row=progress.on_row, should_stop=stop)
+        again = f"gambit bench --resume --out {folder}{flags_of(cluster)}"
         try:
             runner.run()
         except StorageError as error:
-            error.add_note(f"rows written before are kept; once there is room: gambit bench --resume --out {folder}")
+            error.add_note(f"rows written before are kept; once there is room: {again}")
             raise
     if stop.exit_code:
-        say(f"go on with: gambit bench --resume --out {folder}{'' if cluster is None else ' --ray'}")
+        say(f"go on with: {again}")
     return stop.exit_code
 
 

@@ -94,6 +94,17 @@ def cluster_plan(
     return plan
 
 
+def flags_of(plan: ClusterPlan | None) -> str:
+    """As they would be typed again, with a space before each."""
+    if plan is None:
+        return ""
+    from gambit.cluster.plan import OWN
+
+    numbers = {"engines": plan.num_engines, "gpus-per-engine": plan.gpus, "cpus-per-engine": plan.cpus}
+    given = "".join(f" --{name} {value:g}" for name, value in numbers.items() if value is not None)
+    return f" --ray{'' if plan.address == OWN else f' {plan.address}'}{given}{' --spread' if plan.is_spread else ''}"
+
+
 def check_alone(plan: ClusterPlan | None, concurrency: int) -> None:
     """A search on all engines has nothing beside it."""
     if plan is not None and plan.is_spread and concurrency > 1:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.results.claims import FEWEST_PROBLEMS
 
@@ -57,9 +60,21 @@ class ScorerTrust:
         return cls(auc, int(_number(raw["problems"])), *about, _checked_spread(raw.get("spread")))
 
 
+def read_trust(raw: Json, checkpoint: Path | str) -> ScorerTrust | None:
+    """What a checkpoint says about its trust; one that says it wrongly is named."""
+    try:
+        return ScorerTrust.from_json(raw)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{checkpoint}: its trust cannot be read ({what}): train it anew, or take \"trust\" out of its "
+                        "metadata and judge it with `gambit scorer eval --write`") from error  # fmt: skip
+
+
 def _number(raw: Json) -> float:
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise ValueError(f"{raw!r} is not a number")
+    if abs(raw) > sys.float_info.max:  # JSON has integers of any size
+        raise ValueError("a number in it is too large or infinite")
     return raw
 
 

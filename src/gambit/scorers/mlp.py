@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gambit.config.trust import ScorerTrust
+from gambit.config.trust import read_trust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import ScorerInfo, ThoughtBatch, TwoLayers
@@ -158,7 +158,7 @@ def read_info(path: Path, header: dict[str, str], architecture: str) -> ScorerIn
         fields = {key: value for key, value in raw.items() if key in known}
         fields["state_position"] = StatePosition(raw["state_position"])
         fields["aggregation"] = Aggregation(raw["aggregation"])
-        fields["trust"] = ScorerTrust.from_json(raw.get("trust"))
+        fields["trust"] = read_trust(raw.get("trust"), path)
         fields["layers"] = tuple(raw.get("layers", [raw.get("layer", -1)]))  # "layer" is how the first ones wrote it
         return ScorerInfo(**fields)
     except (KeyError, ValueError, TypeError) as error:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from gambit.config.trust import read_trust
+from gambit.core.events import Json
 from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
 
 FORMAT = 2
@@ -95,7 +98,9 @@ def is_stack(path: str | Path) -> bool:
 
 
 def read_stack(folder: Path) -> StackInfo:
-    return read_description(folder / STACK_FILE, StackInfo, "stack", FORMAT)
+    info = read_description(folder / STACK_FILE, StackInfo, "stack", FORMAT)
+    read_trust(cast("Json", info.trust), folder / STACK_FILE)
+    return info
 
 
 def write_stack(folder: Path, info: StackInfo) -> None:

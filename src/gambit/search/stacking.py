@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from gambit.config.trust import ScorerTrust
+from gambit.config.trust import read_trust
 from gambit.core.events import Json
 from gambit.core.tree import TraceState, TraceTree
 from gambit.core.types import Aggregation, ThoughtScore
@@ -31,7 +31,7 @@ class StackUse:
 def stack_info(name: str, info: StackInfo) -> ReaderInfo:
     """A stack as the judge of a search: one probability for all that a trace has said and done."""
     return ReaderInfo(
-        name, format="stack", runs_on="search", device="cpu", trust=ScorerTrust.from_json(cast("Json", info.trust))
+        name, format="stack", runs_on="search", device="cpu", trust=read_trust(cast("Json", info.trust), name)
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gambit.config.options import EngineConfig
-from gambit.config.trust import ScorerTrust
+from gambit.config.trust import ScorerTrust, read_trust
 from gambit.core.errors import UserError
 from gambit.core.types import Aggregation
 from gambit.scorers.readers.base import ReaderInfo
@@ -123,7 +123,7 @@ def own_settings(folder: Path) -> OwnSettings:
     found = _read_json(path)
     try:
         offset = float(found["calibration"]["offset"])
-        return OwnSettings(offset, Aggregation(found["aggregation"]), ScorerTrust.from_json(found.get("trust")))
+        return OwnSettings(offset, Aggregation(found["aggregation"]), read_trust(found.get("trust"), path))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not what `gambit scorer` writes beside a verifier ({error})") from error
 
