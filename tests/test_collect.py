@@ -27,6 +27,7 @@ from gambit.training.dataset import load_dataset
 from gambit.training.sampling import Task, pawn_tasks
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import read_header, read_index, state_name
+from gambit.training.train import TrainPlan, datasets_of
 from gambit.training.verifier.passages import Passages
 
 pytestmark = pytest.mark.slow
@@ -134,8 +135,10 @@ def test_without_layers_the_same_traces_lie_there_without_states(collected, tiny
     assert {each.id: each for each in plain.problems} == {each.id: each for each in whole.problems}
     assert sorted(plain.tokens) == sorted(whole.tokens) and plain.header.hidden_size == whole.header.hidden_size
     assert plain.states.shape == (len(whole.states), 0) and len(Passages.of(plain).prompts) == len(TASKS)
-    with pytest.raises(UserError, match=r"layers \[-1\] are wanted, .* holds \[\]"):
+    with pytest.raises(UserError, match=r"layers \[-1\] are wanted, .* holds none"):
         load_dataset(tmp_path, StatePosition.BOUNDARY)
+    with pytest.raises(UserError, match="holds no states, by which a scorer judges: collect them without --layers"):
+        datasets_of(TrainPlan(tmp_path))
 
 
 def test_padding_changes_no_state(tiny_folder):

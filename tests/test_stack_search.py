@@ -15,9 +15,18 @@ from gambit.core.errors import EngineError, UserError
 from gambit.core.types import Aggregation, StatePosition, StopReason
 from gambit.models import files as models
 from gambit.results.record import fold
-from gambit.scorers.stack import PARTS, STATE_FILE, StackInfo, StackLine, StackLines, parse_stack, write_stack
+from gambit.scorers.stack import (
+    PARTS,
+    STATE_FILE,
+    StackInfo,
+    StackLine,
+    StackLines,
+    parse_stack,
+    read_stack,
+    write_stack,
+)
 from gambit.scorers.stack_states import load_vectors
-from gambit.scorers.verifier.folder import Platt
+from gambit.scorers.verifier.folder import INFO_FILE, Platt
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.search.stacking import Stacking
 from gambit.solver import Solver, parts
@@ -226,6 +235,23 @@ def test_nothing_waits_for_the_verifier_where_it_is_asynchronous(stack):
 def test_what_is_no_stack_is_said(tmp_path):
     with pytest.raises(UserError, match=r"holds no stack\.json"):
         Solver("pawn", scorer=f"stack:{tmp_path}", engine="local", device="cpu")
+
+
+def test_a_stack_that_lacks_a_part_is_said_before_a_model_is_loaded(stack, tmp_path):
+    shutil.copytree(stack, tmp_path / "gone")
+    (tmp_path / "gone" / INFO_FILE).unlink()
+    info = read_stack(stack)
+    running = info.lines.running.model_copy(update={"weights": {"magic": 1.0}})
+    lines = info.lines.model_copy(update={"running": running})
+    write_stack(tmp_path / "magic", info.model_copy(update={"lines": lines}))
+    write_stack(tmp_path / "trust", info.model_copy(update={"trust": {"auc": {}}}))
+    for name, sentence in (
+        ("gone", r"its verifier's verifier\.json is gone: copy or train the stack again"),
+        ("magic", r"stack\.json: it weighs magic, which is none of its parts"),
+        ("trust", r"stack\.json: its trust cannot be read \('0\.25' is missing\)"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            solver_with(tmp_path / name)
 
 
 @pytest.mark.parametrize(("names", "num_engines"), [(["confidence"], 2), (["confidence", "support"], 1)])

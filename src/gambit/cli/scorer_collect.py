@@ -109,7 +109,7 @@ def collect(
         int, typer.Option(min=1, max=MANY, metavar="INT", help="Prefixes a trace, each up to a random thought.")
     ] = 1,
     mixed_only: Annotated[
-        bool, typer.Option(help="Continue traces of problems with right and wrong ones only.")
+        bool, typer.Option(help="With --rollouts: of problems with right and wrong traces only.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
     ray: Ray = None,
@@ -152,6 +152,8 @@ def collect(
             prefixes_per_trace=prefixes,
             rolls_out_mixed_only=mixed_only,
         )
+        if mixed_only and not rollouts:
+            raise UserError("--mixed-only says which traces --rollouts continues: add --rollouts 8, or leave it out")
         check_engine(plan.engine)
         check_model(plan.engine.model)
         check_writable(out)

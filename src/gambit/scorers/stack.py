@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from gambit.config.trust import read_trust
+from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
 
@@ -100,6 +101,10 @@ def is_stack(path: str | Path) -> bool:
 def read_stack(folder: Path) -> StackInfo:
     info = read_description(folder / STACK_FILE, StackInfo, "stack", FORMAT)
     read_trust(cast("Json", info.trust), folder / STACK_FILE)
+    both = info.lines.running.weights | info.lines.complete.weights
+    if unknown := sorted(both.keys() - set(info.parts)):
+        raise UserError(f"{folder / STACK_FILE}: it weighs {', '.join(unknown)}, which is none of its parts "
+                        f"({', '.join(info.parts)}): copy or train the stack again")  # fmt: skip
     return info
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gambit.config.options import EngineConfig
 from gambit.config.presets import ModelDefaults
+from gambit.core.errors import UserError
 from gambit.core.problem import NamedModel
 from gambit.core.types import Aggregation
 from gambit.engines.base import Engine
@@ -24,7 +25,7 @@ from gambit.scorers.readers.thread import ReaderThread
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.scorers.stack import STATE, STATE_FILE, VERIFIER, parse_stack, read_stack
 from gambit.scorers.stack_states import engine_scorer, load_vectors
-from gambit.scorers.verifier.folder import read_info
+from gambit.scorers.verifier.folder import INFO_FILE, read_info
 from gambit.search.host import SearchHost
 from gambit.search.stacking import StackUse, stack_info
 from gambit.text.answers import Grader
@@ -105,7 +106,11 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverPar
 
 def _reader_in(stack: Path) -> ReaderName | None:
     """Its verifier, which lies in its folder."""
-    return ReaderName(str(stack), None, str(stack)) if VERIFIER in read_stack(stack).parts else None
+    if VERIFIER not in read_stack(stack).parts:
+        return None
+    if not (stack / INFO_FILE).is_file():
+        raise UserError(f"{stack}: its verifier's {INFO_FILE} is gone: copy or train the stack again")
+    return ReaderName(str(stack), None, str(stack))
 
 
 def _scorer_in(stack: Path) -> Scorer:

@@ -137,7 +137,7 @@ def _check_holds(folder: Path, header: Header, position: StatePosition, layers: 
                         "collect that position, or choose another with --state-position")  # fmt: skip
     missing = [layer for layer in layers if layer not in header.layers]
     if missing:
-        raise UserError(f"layers {missing} are wanted, {folder} holds {list(header.layers)}: "
+        raise UserError(f"layers {missing} are wanted, {folder} holds {list(header.layers) or 'none'}: "
                         "collect them, or choose others with --layers")  # fmt: skip
 
 

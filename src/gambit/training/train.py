@@ -129,6 +129,9 @@ def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Datas
     if plan.labels not in (OUTCOMES, VALUES):
         raise UserError(f"unknown labels {plan.labels!r}: use {OUTCOMES} or {VALUES}")
     header = read_header(plan.data)
+    if not header.layers:
+        raise UserError(f"{plan.data} holds no states, by which a scorer judges: collect them without --layers none, "
+                        "or train a verifier (--architecture verifier)")  # fmt: skip
     positions = header.positions if plan.state_position == AUTO else (plan.state_position,)
     choices = layer_choices(header.layers) if plan.layers is None else [plan.layers]
     found = [
