@@ -35,7 +35,7 @@ from gambit.search.policies.base import (
     requirements_of,
 )
 from gambit.search.recorder import Callbacks, Recorder
-from gambit.search.spread import SpreadMeter
+from gambit.search.score_spread import SpreadMeter
 from gambit.search.stacking import Stacking
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.verification import Verification, VerifierUse

@@ -25,7 +25,7 @@ from gambit.search.islands import Islands
 from gambit.search.limits import SearchLimits
 from gambit.search.loop import CHECK_SECONDS
 from gambit.search.policies.base import Requirements
-from gambit.search.spread import DoubtWatch
+from gambit.search.score_spread import DoubtWatch
 
 Ended: TypeAlias = ev.Finished | ev.Pruned | ev.Evicted | ev.Cancelled
 WHOLE = ev.RunStarted | ev.Sample | ev.Stopped | ev.Voted | ev.Waited | ev.VerifierTotals | ev.IslandsSplit

@@ -9,7 +9,7 @@ from gambit.core import events as ev
 from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, TraceEnd
 from gambit.results.record import Equivalent, SearchRecord
 from gambit.search.policies.base import FinishedView, ScoreSpread
-from gambit.search.spread import SpreadMeter
+from gambit.search.score_spread import SpreadMeter
 from gambit.search.thoughts import Decode, Embed
 from gambit.search.views import finished_view
 from gambit.search.waits import WaitLedger
