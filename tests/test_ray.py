@@ -166,7 +166,7 @@ def test_dead_engines_and_nodes_cost_no_row_and_double_none(ray_cluster, recordi
 
 def test_an_engine_comes_back_once_there_is_room(ray_cluster, recording, tmp_path: Path) -> None:
     """The fourth of four engines waits for a node."""
-    problems = write_problems(tmp_path / "many.jsonl", 200)
+    problems = write_problems(tmp_path / "many.jsonl", 5_000)  # it ends once all four work
     states: set[EngineState] = set()
     with EnginePool(RecordedMaker(recording), 4, NEEDS) as pool:
         added = []
