@@ -136,7 +136,7 @@ class Method:
         source = models.locate(model)
         info = load_checkpoint(scorer_file(out, self.scorer)).info
         defaults = models.defaults_of(source, models.generation_of(source))
-        settings, _ = resolve(self.config(0), defaults, CONTEXT, has_floor=info.is_probability, trust=info.trust)
+        settings, _ = resolve(self.config(0), defaults, CONTEXT, is_probability=info.is_probability, trust=info.trust)
         weights = self.scorer.partition(",")[0]
         doubt = " in doubt" if settings.doubt is not None else ""
         shape = f"M={settings.islands} K={settings.swap_size} w={settings.warmup_tokens}{doubt}"

@@ -153,11 +153,11 @@ def test_every_number_of_a_search_has_an_upper_bound():
 
 def test_more_traces_than_one_island_starts_are_a_warning():
     settings, warnings = resolve(
-        SearchConfig(num_traces=100_000, capacity=8, islands=1), ModelDefaults(Preset()), 40_000, has_floor=True
+        SearchConfig(num_traces=100_000, capacity=8, islands=1), ModelDefaults(Preset()), 40_000, is_probability=True
     )
     assert settings.num_traces == 100_000
     assert "num_traces 100000 is above the capacity 8" in warnings[0] and "raise --capacity" in warnings[0]
-    _, warnings = resolve(SearchConfig(num_traces=8, capacity=8), ModelDefaults(Preset()), 40_000, has_floor=True)
+    _, warnings = resolve(SearchConfig(num_traces=8, capacity=8), ModelDefaults(Preset()), 40_000, is_probability=True)
     assert warnings == []
 
 

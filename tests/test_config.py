@@ -9,8 +9,8 @@ from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, reso
 from gambit.core.errors import UserError
 
 
-def settle(config=None, preset=Preset(), room=40_000, has_floor=True, **more):  # noqa: B008
-    return resolve(SearchConfig(**(config or {})), ModelDefaults(preset, **more), room, has_floor=has_floor)
+def settle(config=None, preset=Preset(), room=40_000, is_probability=True, **more):  # noqa: B008
+    return resolve(SearchConfig(**(config or {})), ModelDefaults(preset, **more), room, is_probability=is_probability)
 
 
 def test_without_any_knowledge_the_papers_ratios_hold():
@@ -59,7 +59,7 @@ def test_auto_works_from_lengths():
 
 
 def test_the_floor_is_off_for_scores_that_are_no_probabilities_and_at_zero():
-    assert settle(has_floor=False)[0].hard_floor is None
+    assert settle(is_probability=False)[0].hard_floor is None
     assert settle({"hard_floor": 0})[0].hard_floor is None
 
 

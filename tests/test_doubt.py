@@ -1,6 +1,7 @@
 """Doubt: a search whose scores lie further apart than when its scorer was judged splits its islands."""
 
 import dataclasses
+import itertools
 import json
 import math
 from collections import Counter
@@ -75,7 +76,7 @@ def test_chances_are_compared_by_their_log_odds():
 
 
 def resolved(trust, **options):
-    return resolve(SearchConfig(**options), ModelDefaults(), 1000, has_floor=True, trust=trust)[0]
+    return resolve(SearchConfig(**options), ModelDefaults(), 1000, is_probability=True, trust=trust)[0]
 
 
 def test_a_trusted_scorer_falls_back_to_the_pools_of_the_rules_below():
@@ -102,8 +103,9 @@ def test_islands_that_somebody_chose_are_not_doubted():
 @given(st.integers(1, 300), st.floats(0.6, 1.0))
 def test_every_island_can_be_split_into_as_many(capacity, auc):
     found = resolved(judged(auc), capacity=capacity)
-    for pool in found.doubt.pools if found.doubt else ():
-        assert pool.islands % found.islands == 0 and found.islands < pool.islands <= capacity
+    counts = [found.islands, *(pool.islands for pool in (found.doubt.pools if found.doubt else ()))]
+    assert all(less < more and more % less == 0 for less, more in itertools.pairwise(counts)), counts
+    assert counts[-1] <= capacity
 
 
 def test_a_checkpoint_keeps_the_spread():

@@ -234,7 +234,7 @@ def test_an_islands_traces_are_the_same_wherever_its_neighbours_run(island):
 
 
 def islands_of(**config):
-    return resolve(SearchConfig(**config), ModelDefaults(), 1000, has_floor=False)[0].islands
+    return resolve(SearchConfig(**config), ModelDefaults(), 1000, is_probability=False)[0].islands
 
 
 def test_where_the_number_of_islands_comes_from():

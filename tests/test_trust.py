@@ -32,7 +32,7 @@ def trusted(halfway: float, num_problems: int = 100) -> ScorerTrust:
 
 
 def pool_of(trust, of_model=Preset(), **options):  # noqa: B008
-    settings, _ = resolve(SearchConfig(**options), ModelDefaults(of_model), 1000, has_floor=False, trust=trust)
+    settings, _ = resolve(SearchConfig(**options), ModelDefaults(of_model), 1000, is_probability=False, trust=trust)
     return settings.islands, settings.swap_size, settings.warmup_tokens
 
 
@@ -91,7 +91,7 @@ def test_small_pools_have_an_island_at_least():
 ])  # fmt: skip
 def test_the_reason_is_said_in_a_sentence(trust, words):
     assert words in reason_for(trust)
-    settings, _ = resolve(SearchConfig(), ModelDefaults(), 1000, has_floor=False, trust=trust)
+    settings, _ = resolve(SearchConfig(), ModelDefaults(), 1000, is_probability=False, trust=trust)
     assert settings.why == reason_for(trust) and settings.to_json()["why"] == settings.why
 
 

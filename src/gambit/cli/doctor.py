@@ -200,7 +200,7 @@ def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
     path = models.side_file(source, models.SCORER_FILE)
     trust = load_checkpoint(path).info.trust if path is not None else None
     defaults = models.defaults_of(source, models.generation_of(source))
-    settings, _ = resolve(SearchConfig(), defaults, MOST_CONTEXT, has_floor=True, trust=trust)
+    settings, _ = resolve(SearchConfig(), defaults, MOST_CONTEXT, is_probability=True, trust=trust)
     yield Finding(f"pool of {models.BUNDLED}", Condition.OK, str(PoolShape.of(settings.to_json())))
 
 

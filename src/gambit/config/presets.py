@@ -155,13 +155,14 @@ def resolve(
     defaults: ModelDefaults,
     context_left: int,
     *,
-    has_floor: bool,
+    is_probability: bool,
     trust: ScorerTrust | None = None,
     policy_options: BaseModel | None = None,
 ) -> tuple[SearchSettings, list[str]]:
     """The settings of one run, and warnings; `context_left` is what the context leaves after the prompt.
 
-    `trust`: in the scorer; what is left open of islands, swaps and warm-up follows from it.
+    `is_probability`: whether scores are; only those have a floor. `trust`: in the scorer; what is left open of islands,
+    swaps and warm-up follows from it.
     """
     preset = _preset_of(config, defaults)
     capacity = resolved_capacity(config, defaults)
@@ -171,7 +172,7 @@ def resolve(
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     num_traces = _first(config.num_traces, capacity)
-    pool = _pool(config, preset, trust, capacity, min(capacity, num_traces), half_trace, is_probability=has_floor)
+    pool = _pool(config, preset, trust, capacity, min(capacity, num_traces), half_trace, is_probability=is_probability)
     settings = SearchSettings(
         policy=config.policy,
         capacity=capacity,
@@ -184,7 +185,7 @@ def resolve(
         warmup_tokens=pool.warmup_tokens,
         why=pool.why,
         doubt=pool.doubt,
-        hard_floor=config.hard_floor if has_floor and config.hard_floor > 0 else None,
+        hard_floor=config.hard_floor if is_probability and config.hard_floor > 0 else None,
         child_temperature=config.child_temperature,
         branch_point=config.branch_point,
         ghost_parents=config.ghost_parents,
@@ -242,8 +243,10 @@ def _pool(
             raise UserError(f"islands = {given}: a pool that completes {most} traces has at most as many islands")
         return _Pool(given, swap_size, warmup, f"islands = {given} is {source}")
 
-    def by_rule(rule: TrustRule, multiple_of: int = 1) -> FallbackPool:
-        islands = max(1, most // rule.island_size) // multiple_of * multiple_of
+    def by_rule(rule: TrustRule, divides: int = 1) -> FallbackPool:
+        """`divides`: so many islands, each into as many as the others."""
+        islands = -(-max(1, most // rule.island_size) // divides) * divides
+        islands = islands if islands <= most else most // divides * divides
         return FallbackPool(
             rule.from_auc,
             islands,
@@ -252,11 +255,12 @@ def _pool(
         )
 
     rule = rule_for(trust)
-    chosen = by_rule(rule)
-    # Islands are split where they stand, each into as many as the others.
-    safer = tuple(by_rule(each, chosen.islands) for each in RULES[RULES.index(rule) + 1 :])
-    safer = tuple(pool for pool in safer if pool.islands > chosen.islands)
-    doubt = Doubt(trust.halfway, trust.spread, is_probability, safer) if trust and trust.spread and safer else None
+    pools = [by_rule(rule)]
+    for safer in RULES[RULES.index(rule) + 1 :]:  # a search may fall back more than once
+        if (pool := by_rule(safer, pools[-1].islands)).islands > pools[-1].islands:
+            pools.append(pool)
+    chosen, *rest = pools
+    doubt = Doubt(trust.halfway, trust.spread, is_probability, tuple(rest)) if trust and trust.spread and rest else None
     return _Pool(*chosen[1:], reason_for(trust), doubt)
 
 

@@ -148,9 +148,9 @@ def reason_for(trust: ScorerTrust | None) -> str:
 
 # -- doubt -----------------------------------------------------------------------------------------------------
 
-# Scores that lie so many times further apart than when the scorer was judged are doubted. On pawn no problem's lay
-# 1.8 times as far apart as they do on average; noise that takes the AUC at half-way from 0.82 to 0.65, 0.55 and 0.53
-# widens them 4, 7 and 7.5 times (benchmarks/results/islands_noise.json has the scorers).
+# Scores that lie so many times as far apart as when the scorer was judged are doubted. On pawn noise that takes the AUC
+# at half-way from 0.82 to 0.75, 0.65, 0.55 and 0.52 widens them 2.3, 4.3, 6.9 and 7.6 times; the scorer without noise
+# was doubted in 3 of 900 searches (benchmarks/results/islands_noise.json).
 DOUBTED_SPREAD = 2.0
 
 

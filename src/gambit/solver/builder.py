@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gambit.config.options import PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings, resolve, system_prompt_of
 from gambit.core import events as ev
-from gambit.core.errors import GambitWarning, UserError
+from gambit.core.errors import UserError
 from gambit.core.problem import ChatMessage, Problem
 from gambit.engines.base import SearchSpec, check_prompt
 from gambit.scorers.readers.base import Question
@@ -30,7 +29,7 @@ from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.solver.header import run_header
 from gambit.solver.parts import SolverParts
-from gambit.solver.pending import PreparedSearch, SearchRequest
+from gambit.solver.pending import PreparedSearch, SearchRequest, ToldOnce
 from gambit.storage.run_folder import EventSink
 from gambit.text.answers import Extractor, extractor_for
 from gambit.text.boundary import continued
@@ -68,7 +67,7 @@ class SearchBuilder:
         self.history = LengthHistory()
         self._parts = parts
         self._num_searches = 0
-        self._said: set[str] = set()
+        self._told = ToldOnce()
 
     def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
         """What whoever spreads a search over several engines must know of it; `history` is of all of them."""
@@ -82,7 +81,7 @@ class SearchBuilder:
         parts, config, prefix = self._parts, request.config, request.problem.prefix_tokens
         draft = self._draft(request, self.history)
         embed = embedder_of(draft.requirements)
-        news = tuple(note for note in draft.notes if self._is_news(note))
+        news = tuple(note for note in draft.notes if self._told.is_news(note))
         sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
         self._num_searches += 1
         spec = SearchSpec(
@@ -143,7 +142,7 @@ class SearchBuilder:
             with_fixed_pool(config),
             defaults,
             parts.engine.info.context_tokens - len(prompt.token_ids),
-            has_floor=parts.judge.is_probability,
+            is_probability=parts.judge.is_probability,
             trust=parts.judge.trust,
             policy_options=policy_options(config),
         )
@@ -182,14 +181,6 @@ class SearchBuilder:
             f"; --engine-option {info.most_traces_option}={num_traces} lets all run" if info.most_traces_option else ""
         )
         return [f"of {num_traces} traces {info.most_traces} run at a time, the others wait{option}"]
-
-    def _is_news(self, note: str) -> bool:
-        """Each warning is said once per solver."""
-        if note in self._said:
-            return False
-        self._said.add(note)
-        warnings.warn(note, GambitWarning, stacklevel=5)
-        return True
 
 
 def _embedding_size(wanted: int, verifier: VerifierUse | None) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.core.problem import Problem
+from gambit.core import events as ev
+from gambit.core.errors import GambitWarning
+from gambit.core.problem import ChatMessage, Problem
 from gambit.results.record import SearchRecord, SearchResult
 from gambit.search.host import SearchTicket
 from gambit.search.lengths import LengthHistory
@@ -39,6 +42,35 @@ class SearchRequest:
     concurrency: int = 1
     must_log: bool = True  # False: tried before, so that a folder that has become unwritable costs the log alone
     part: PartRequest | None = None  # of a search that is spread over several engines; None: all of it
+
+
+def request_of(
+    problem: str | Sequence[ChatMessage] | Problem,
+    config: SearchConfig | None,
+    out_dir: Path | str | None,
+    extractor: Extractor | None,
+    on_event: Callable[[ev.Event], None] | None,
+) -> SearchRequest:
+    """Of one problem, from the arguments of a solver's call."""
+    problem = problem if isinstance(problem, Problem) else Problem(problem)
+    callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
+    return SearchRequest(
+        problem, config or SearchConfig(), None if out_dir is None else Path(out_dir), extractor, callback
+    )
+
+
+class ToldOnce:
+    """Warnings that were given; each is given once."""
+
+    def __init__(self) -> None:
+        self._notes: set[str] = set()
+
+    def is_news(self, note: str) -> bool:
+        if note in self._notes:
+            return False
+        self._notes.add(note)
+        warnings.warn(note, GambitWarning, stacklevel=5)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

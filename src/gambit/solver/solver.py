@@ -25,7 +25,7 @@ from gambit.search.reporting import PartReporter, StepGate, Tell
 from gambit.solver.builder import SearchBuilder, SearchPlan
 from gambit.solver.part import PartOrder, StartedPart
 from gambit.solver.parts import load_parts
-from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest
+from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest, request_of
 from gambit.storage.run_folder import EventCallback, check_writable
 from gambit.text.answers import Extractor
 from gambit.text.tokenizers import Tokenizer
@@ -86,7 +86,7 @@ class Solver:
 
         Calls from several threads run in one batch. Callbacks are called on the solver's own thread.
         """
-        request = _request(problem, config, out_dir, extractor, on_event)
+        request = request_of(problem, config, out_dir, extractor, on_event)
         return self._submit(request, should_stop).result()
 
     def submit(
@@ -99,7 +99,7 @@ class Solver:
         on_event: Callable[[ev.Event], None] | None = None,
     ) -> PendingSearch:
         """Begin a search beside those that run, and come back at once; `AsyncSolver` and `gambit serve` build on it."""
-        return self._submit(_request(problem, config, out_dir, extractor, on_event), lambda: False)
+        return self._submit(request_of(problem, config, out_dir, extractor, on_event), lambda: False)
 
     def check_question(self, question: str) -> None:
         """Refuse, before a search begins, a question that a bundled model was not made for."""
@@ -216,18 +216,6 @@ def _first_done(pending: Sequence[PendingSearch]) -> list[PendingSearch]:
     """Waits for at least one."""
     wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
     return [each for each in pending if each.ticket.result.done()]
-
-
-def _request(
-    problem: str | Sequence[ChatMessage] | Problem,
-    config: SearchConfig | None,
-    out_dir: Path | str | None,
-    extractor: Extractor | None,
-    on_event: Callable[[ev.Event], None] | None,
-) -> SearchRequest:
-    problem = problem if isinstance(problem, Problem) else Problem(problem)
-    callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
-    return SearchRequest(problem, config or SearchConfig(), _as_path(out_dir), extractor, callback)
 
 
 def _as_path(out_dir: Path | str | None) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Protocol
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
-from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.errors import EngineError, UserError
 from gambit.core.problem import ChatMessage, Problem
 from gambit.results.record import SearchResult
 from gambit.search.driving import EngineDiedError, RunningPart, run_parts
@@ -25,7 +24,7 @@ from gambit.search.policies.base import SplitBy
 from gambit.search.reporting import ReportTimes, Tell
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
-from gambit.solver.pending import SearchRequest
+from gambit.solver.pending import SearchRequest, ToldOnce, request_of
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.text.answers import Extractor, Grader
 
@@ -58,7 +57,7 @@ class SpreadSolver:
         self._engines = tuple(engines)
         self._history = LengthHistory()
         self._grader = Grader()
-        self._said: set[str] = set()
+        self._told = ToldOnce()
 
     def solve(
         self,
@@ -71,11 +70,7 @@ class SpreadSolver:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> SearchResult:
         """As `Solver.solve`; callbacks are called on the caller's thread."""
-        problem = problem if isinstance(problem, Problem) else Problem(problem)
-        callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
-        folder = None if out_dir is None else Path(out_dir)
-        request = SearchRequest(problem, config or SearchConfig(), folder, extractor, callback)
-        result = self._search(request, should_stop)
+        result = self._search(request_of(problem, config, out_dir, extractor, on_event), should_stop)
         if result.error is not None:
             raise EngineError(result.error)
         return result
@@ -165,7 +160,7 @@ class SpreadSolver:
         if not request.problem.prefix_tokens:
             self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.doubt]))
-        return _kept(result, sink, tuple(note for note in notes if self._is_news(note)))
+        return _kept(result, sink, tuple(note for note in notes if self._told.is_news(note)))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         if num_parts == len(self._engines):
@@ -175,14 +170,6 @@ class SpreadSolver:
             return [f"{found}: by this method ({settings.policy}) or scorer a trace depends on all others"]
         islands = f"{settings.islands} island{'s' * (settings.islands > 1)}"
         return [f"{found}: there are {islands} and {settings.num_traces} traces; give more --islands"]
-
-    def _is_news(self, note: str) -> bool:
-        """Each warning is said once."""
-        if note in self._said:
-            return False
-        self._said.add(note)
-        warnings.warn(note, GambitWarning, stacklevel=5)
-        return True
 
 
 def _start(
