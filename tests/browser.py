@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +20,11 @@ SWITCHES = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-extensions", "--mute-audio", "--remote-debugging-pipe",
 )  # fmt: skip
+GONE = ("navigated", "context was destroyed", "Cannot find context")  # what Chromium says of a page that was left
+
+
+class NavigatedError(AssertionError):
+    """Another page came while this one was asked."""
 
 
 def find_browser() -> str | None:
@@ -110,6 +116,8 @@ class Browser:
         os.write(self._outbox, json.dumps(message).encode() + b"\0")
         while (reply := self._next()).get("id") != self._count:
             self._note(reply)
+        if any(words in reply.get("error", {}).get("message", "") for words in GONE):
+            raise NavigatedError(method)
         assert "error" not in reply, f"{method}: {reply['error']}"
         return reply["result"]
 
@@ -140,9 +148,12 @@ class Browser:
 
     def _until(self, is_true, what: str) -> None:
         deadline = time.monotonic() + self._timeout
-        while not is_true():
+        while True:
+            with suppress(NavigatedError):  # the page that was asked is gone; the next one is asked again
+                if is_true():
+                    return
+                self.run("new Promise((done) => setTimeout(done, 15))")
             assert time.monotonic() < deadline, f"waited {self._timeout:.0f} s for {what}"
-            self.run("new Promise((done) => setTimeout(done, 15))")
 
     def close(self) -> None:
         self._process.terminate()

@@ -170,9 +170,14 @@ def test_the_same_seed_gives_the_same_votes_alone_and_under_load(served, pawn_so
     assert [reply.gambit["answer"] for reply in replies[1::2]] == ["78"] * 2
 
 
-def test_without_a_seed_searches_differ(served):
-    seeds = {served.ask(model="pawn:single").gambit["seed"] for _ in range(3)}
+def test_without_a_seed_searches_differ(pawn_solver):
+    with serving(pawn_solver, SearchConfig(capacity=4)) as served:
+        seeds = {served.ask(model="pawn:single").gambit["seed"] for _ in range(3)}
     assert len(seeds) == 3
+
+
+def test_a_server_started_with_a_seed_uses_it(served):
+    assert served.ask(model="pawn:single").gambit["seed"] == SMALL.seed
 
 
 def test_a_small_search_that_joins_a_large_one_ends_first_and_as_it_would_alone(served, gate):

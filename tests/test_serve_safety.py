@@ -256,18 +256,23 @@ def test_strange_requests_are_answered_in_one_shape(served):
         assert connection.recv(12) == b"HTTP/1.1 401"
 
 
-def request_lines(caplog):
-    """Other libraries log too."""
-    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "gambit.serve.requests"]
+def request_lines(caplog, *ids):
+    """Those of the requests asked for: a server of another test may still have something to log."""
+    logged = [json.loads(record.getMessage()) for record in caplog.records if record.name == "gambit.serve.requests"]
+    return [line for line in logged if line["request_id"] in ids]
+
+
+def called(request_id):
+    return {"x-request-id": request_id}
 
 
 def test_the_log_has_a_line_per_request_without_what_was_asked(pawn_solver, caplog):
     caplog.set_level("INFO", "gambit.serve.requests")
     with serving(pawn_solver, SMALL) as served:
-        served.ask(user="u-1")
+        served.ask(user="u-1", extra_headers=called("right"))
         with pytest.raises(Exception, match="401"):
-            served.client("sk-wrong").models.list()
-    lines = request_lines(caplog)
+            served.client("sk-wrong").models.list(extra_headers=called("wrong"))
+    lines = request_lines(caplog, "right", "wrong")
     assert [line["status"] for line in lines] == [200, 401]
     asked = lines[0]
     assert (
@@ -279,8 +284,8 @@ def test_the_log_has_a_line_per_request_without_what_was_asked(pawn_solver, capl
     assert EASY not in caplog.text and KEY not in caplog.text and "sk-wrong" not in caplog.text
     caplog.clear()
     with serving(pawn_solver, SMALL, log_prompts=True) as served:
-        served.ask()
-    assert [line["question"] for line in request_lines(caplog)] == [EASY]
+        served.ask(extra_headers=called("prompted"))
+    assert [line["question"] for line in request_lines(caplog, "prompted")] == [EASY]
 
 
 class FakeSpan:
