@@ -375,12 +375,12 @@ def exported(model: Path, work: Path, scale: Scale) -> tuple[Path, Any]:
 
 def start_reader(merged: Path, model: Path, scale: Scale, args: argparse.Namespace) -> Any:
     from gambit.config.options import EngineConfig
-    from gambit.engines.vllm.pooling import start_pooling_reader
+    from gambit.engines.vllm.pooling import plan_pooling
     from gambit.scorers.readers.names import parse_reader
 
     options = {"max_model_len": 2_048} | ({} if args.graphs else {"enforce_eager": True})
     config = EngineConfig(model=str(model), verifier_memory=args.verifier_memory, verifier_options=options)
-    return start_pooling_reader(parse_reader(f"prm:gambit:{merged}"), config, scale.device)
+    return plan_pooling(parse_reader(f"prm:gambit:{merged}"), config, scale.device).start()
 
 
 def random_traces(scale: Scale) -> list[list[Any]]:

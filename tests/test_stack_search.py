@@ -13,6 +13,7 @@ from gambit.config.trust import ScorerTrust
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, UserError
 from gambit.core.types import Aggregation, StatePosition, StopReason
+from gambit.engines.verifiers import ReaderStart
 from gambit.models import files as models
 from gambit.results.record import fold
 from gambit.scorers.stack import (
@@ -209,7 +210,7 @@ def test_a_stack_needs_no_verifier(tmp_path, collection):
 
 
 def test_without_its_verifier_a_search_goes_on_by_the_other_parts(stack, monkeypatch):
-    monkeypatch.setattr(parts, "start_reader", lambda name, config: DyingReader(is_sound, lives=12))
+    monkeypatch.setattr(parts, "prepare_reader", lambda *_: ReaderStart(lambda: DyingReader(is_sound, lives=12)))
     seen = watched(monkeypatch)
     with solver_with(stack, verifier_optional=True) as solver:
         events = []

@@ -11,7 +11,7 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, UserError
 from gambit.core.types import Aggregation, StopReason
-from gambit.engines.vllm.pooling import memory_options, start_pooling_reader
+from gambit.engines.vllm.pooling import memory_options, plan_pooling
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate
 from gambit.scorers.readers.families import read_config
 from gambit.scorers.readers.names import parse_reader
@@ -84,7 +84,7 @@ def test_a_process_that_does_not_start_says_why(verifier):
     with pytest.raises(
         EngineError, match=r"does not start on vLLM: .* have no score\.0\.weight, .*--verifier-memory 0\.3"
     ):
-        start_pooling_reader(name, EngineConfig(), "cpu")
+        plan_pooling(name, EngineConfig(), "cpu").start()
 
 
 def test_memory_in_bytes_says_what_is_left_for_keys_and_values():

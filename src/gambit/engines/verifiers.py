@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 from gambit.config.options import EngineConfig
@@ -10,20 +13,34 @@ from gambit.scorers.readers.base import Reader
 from gambit.scorers.readers.names import ReaderName
 
 
-def start_reader(name: ReaderName, config: EngineConfig) -> Reader:
-    """The verifier, ready to read."""
+@dataclass(frozen=True, slots=True)
+class ReaderStart:
+    """How a verifier is started, and when."""
+
+    start: Callable[[], Reader]
+    beside_engine: bool = False  # while the engine starts, which takes as long; else before
+
+
+def prepare_reader(name: ReaderName, config: EngineConfig) -> ReaderStart:
+    """Find out what runs the verifier; what is wrong with its files is said here, before anything large is loaded."""
     if name.is_served:
         from gambit.scorers.readers.http_reader import start_http_reader
 
-        return start_http_reader(name, config)
+        return ReaderStart(partial(start_http_reader, name, config))
     device = _device(config)
     if _runs_on_vllm(config, device):
-        from gambit.engines.vllm.pooling import start_pooling_reader
+        from gambit.engines.vllm.pooling import plan_pooling
 
-        return start_pooling_reader(name, config, device)
+        return ReaderStart(plan_pooling(name, config, device).start, _has_own_memory(config))
     from gambit.scorers.readers.start import start_local_reader
 
-    return start_local_reader(name, config, device)
+    return ReaderStart(partial(start_local_reader, name, config, device))
+
+
+def _has_own_memory(config: EngineConfig) -> bool:
+    """Whether neither takes a share of what the other leaves free, which must not change while vLLM measures it."""
+    in_bytes = config.verifier_part.num_bytes is not None and "kv_cache_memory_bytes" in config.engine_options
+    return in_bytes or not _shares_gpu(config)
 
 
 def beside_verifier(config: EngineConfig, name: ReaderName | None) -> EngineConfig:

@@ -14,7 +14,7 @@ from gambit.core.problem import NamedModel
 from gambit.core.types import Aggregation
 from gambit.engines.base import Engine
 from gambit.engines.choice import start_engine
-from gambit.engines.verifiers import beside_verifier, start_reader
+from gambit.engines.verifiers import ReaderStart, beside_verifier, prepare_reader
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.checkpoint import load_checkpoint
@@ -87,15 +87,14 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverPar
     generation = models.generation_of(source)
     defaults = models.defaults_of(source, generation)
     with ExitStack() as started:
-        # Before the engine: what it takes of the memory is then no longer free.
-        verifier = _start_verifier(scorer, reader_name, config)
-        if verifier is not None:
-            started.callback(verifier.close)
+        verifier = _start_verifier(scorer, reader_name, config, started)
         engine_config = beside_verifier(config, reader_name)
         host = SearchHost(lambda: start_engine(engine_config, source, own_scorer))
         started.callback(host.close)
         tokenizer = host.engine.tokenizer
         rule, ends = boundary_rule(tokenizer), stop_ids(tokenizer, generation.eos_ids)
+        if verifier is not None:
+            verifier.wait()
         check_fit(own_scorer.info, hidden_size=host.engine.info.hidden_size, boundary_rule=rule.name)
         started.pop_all()
     return SolverParts(
@@ -132,7 +131,17 @@ def _own_scorer(scorer: str | Scorer | Reader, verifier: ReaderName | None, sour
     return load_scorer(scorer, source, model) if isinstance(scorer, str) else scorer
 
 
-def _start_verifier(scorer: object, name: ReaderName | None, config: EngineConfig) -> ReaderThread | None:
+def _start_verifier(
+    scorer: object, name: ReaderName | None, config: EngineConfig, started: ExitStack
+) -> ReaderThread | None:
     if isinstance(scorer, Reader):
-        return ReaderThread(lambda: scorer)
-    return None if name is None else ReaderThread(lambda: start_reader(name, config))
+        prepared = ReaderStart(lambda: scorer)
+    elif name is not None:
+        prepared = prepare_reader(name, config)
+    else:
+        return None
+    verifier = ReaderThread(prepared.start)
+    started.callback(verifier.close)
+    if not prepared.beside_engine:
+        verifier.wait()  # what it takes of the memory is then no longer free
+    return verifier

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +19,7 @@ from gambit.core.errors import EngineError, UserError
 from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
 from gambit.scorers.readers.adapters import merged_folder
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
-from gambit.scorers.readers.families import own_settings, reader_info
+from gambit.scorers.readers.families import Family, own_settings, reader_info
 from gambit.scorers.readers.formats import PromptFormat
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder
 from gambit.scorers.verifier.folder import is_verifier
@@ -99,24 +100,39 @@ class ServerProcess:
         return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def start_pooling_reader(name: ReaderName, config: EngineConfig, device: str) -> PoolingReader:
-    """`device`: what torch calls it."""
+@dataclass(frozen=True, slots=True)
+class PoolingPlan:
+    """A verifier whose files were found and understood, and whose process is still to be started."""
+
+    name: ReaderName
+    config: EngineConfig
+    device: str
+    folder: Path
+    family: Family
+
+    def start(self) -> PoolingReader:
+        try:
+            process = ServerProcess(self._setup(), _environment(self.device))
+        except EngineError as error:
+            raise EngineError(f"the verifier {self.name.model} does not start on vLLM: {error} (its part of the memory "
+                              f"is --verifier-memory {self.config.verifier_memory})") from error  # fmt: skip
+        where = {"runs_on": "vllm", "device": self.device, "context_tokens": process.ready.context_tokens}
+        info = reader_info(self.name.model, self.family, own_settings(self.folder), self.config, **where)
+        return PoolingReader(process, info, self.family.make_format(self.folder))
+
+    def _setup(self) -> PoolingSetup:
+        options = {**_options(self.config, self.device, self.folder), **self.config.verifier_options}
+        return PoolingSetup(str(self.folder), self.family.name, options)
+
+
+def plan_pooling(name: ReaderName, config: EngineConfig, device: str) -> PoolingPlan:
+    """A verifier of one's own is merged with its generator's weights, if it was not yet; `device` as torch calls it."""
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --verifier-engine local")
     folder = model_folder(name)
     if is_verifier(folder):
         folder = merged_folder(folder, config.model)
-    family = family_named(name, folder)
-    prompt_format = family.make_format(folder)
-    setup = PoolingSetup(str(folder), family.name, {**_options(config, device, folder), **config.verifier_options})
-    try:
-        process = ServerProcess(setup, _environment(device))
-    except EngineError as error:
-        raise EngineError(f"the verifier {name.model} does not start on vLLM: {error} (its part of the memory is "
-                          f"--verifier-memory {config.verifier_memory})") from error  # fmt: skip
-    where = {"runs_on": "vllm", "device": device, "context_tokens": process.ready.context_tokens}
-    info = reader_info(name.model, family, own_settings(folder), config, **where)
-    return PoolingReader(process, info, prompt_format)
+    return PoolingPlan(name, config, device, folder, family_named(name, folder))
 
 
 def _options(config: EngineConfig, device: str, folder: Path) -> dict[str, Any]:

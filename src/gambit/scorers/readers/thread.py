@@ -39,10 +39,18 @@ class ReaderThread:
     def __init__(self, start: Callable[[], Reader]) -> None:
         self._inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._failure: EngineError | None = None
-        started: Future[Reader] = Future()
-        self._thread = threading.Thread(target=self._run, args=(start, started), name="gambit-verifier", daemon=True)
+        self._started: Future[Reader] = Future()
+        self._thread = threading.Thread(target=self._run, args=(start,), name="gambit-verifier", daemon=True)
         self._thread.start()
-        self.reader = started.result()  # its calls belong to the thread
+
+    def wait(self) -> None:
+        """Until it has started; raises why it could not."""
+        self._started.result()
+
+    @property
+    def reader(self) -> Reader:
+        """Its calls belong to the thread."""
+        return self._started.result()
 
     @property
     def info(self) -> ReaderInfo:
@@ -61,13 +69,13 @@ class ReaderThread:
 
     # -- on the thread -----------------------------------------------------------------------------------------
 
-    def _run(self, start: Callable[[], Reader], started: Future[Reader]) -> None:
+    def _run(self, start: Callable[[], Reader]) -> None:
         try:
             reader = start()
         except BaseException as error:
-            started.set_exception(error)
+            self._started.set_exception(error)
             return
-        started.set_result(reader)
+        self._started.set_result(reader)
         while self._serve(reader):
             pass
         reader.close()
