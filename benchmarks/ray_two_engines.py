@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,14 +101,19 @@ def all_ready(pool: EnginePool[BenchEngine], options: argparse.Namespace, scratc
             return
 
 
-def measured(options: argparse.Namespace, needs: EngineNeeds, until: float, scratch: Path) -> dict[str, object]:
+def measure(options: argparse.Namespace, needs: EngineNeeds, until: float, scratch: Path) -> None:
+    """Writes what it has after every round: a run that is cut off keeps it."""
     config = engine_config(options)
     rounds: list[dict[str, object]] = []
     answers: dict[int, dict[str, str | None]] = defaultdict(dict)
     with EnginePool(BenchMaker(solver_maker(config, needs)), 2, needs, jobs_per_engine=options.concurrency) as pool:
         all_ready(pool, options, scratch)
         stamp = pool.ask(StampQuestion(identity_of(options.model, config.scorer)))
-        loaded = time.monotonic()
+        told = {
+            "needs": dataclasses.asdict(needs),
+            "engine": stamp,
+            "loaded_after_seconds": time.monotonic() - options.began,
+        }
         for number in range(options.rounds):
             count = ORDER[number % len(ORDER)]
             began = time.monotonic()
@@ -116,14 +121,22 @@ def measured(options: argparse.Namespace, needs: EngineNeeds, until: float, scra
             rounds.append({"engines": count, **figures(rows)})
             answers[count] |= {row.problem: row.answer for row in rows}
             print(json.dumps(rounds[-1]), flush=True)
+            deaths = sum(slot.num_deaths for slot in pool.slots)
+            write(options, {**told, "deaths": deaths, "rounds": rounds, **agreement(answers), **summary(rounds)})
             if time.monotonic() + 1.5 * (time.monotonic() - began) > until:
                 break
-        deaths = sum(slot.num_deaths for slot in pool.slots)
+    print(json.dumps(summary(rounds)))
+
+
+def agreement(answers: Mapping[int, Mapping[str, str | None]]) -> dict[str, int]:
+    """Of two engines with one."""
     same = sum(answers[1].get(problem) == answer for problem, answer in answers[2].items())
-    return {
-        "engine": stamp, "loaded_after_seconds": loaded - options.began, "deaths": deaths, "rounds": rounds,
-        "same_answers": same, "of": len(answers[2]), **summary(rounds),
-    }  # fmt: skip
+    return {"same_answers": same, "of": len(answers[2])}
+
+
+def write(options: argparse.Namespace, found: dict[str, object]) -> None:
+    told = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    options.out.write_text(json.dumps({"options": told, **found}, indent=1) + "\n")
 
 
 def summary(rounds: Sequence[dict[str, object]]) -> dict[str, object]:
@@ -162,10 +175,7 @@ def main() -> None:
         has_gpu = cluster.get("GPU", 0) > 0 and options.device != "cpu"
         plan = dataclasses.replace(plan, gpus=0.5 if has_gpu else 0.0)
         needs = engine_needs(plan, engine_config(options), cluster)
-        found = measured(options, needs, options.began + options.seconds, Path(scratch))
-    told = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-    options.out.write_text(json.dumps({"options": told, "needs": dataclasses.asdict(needs), **found}, indent=1) + "\n")
-    print(json.dumps(summary(found["rounds"])))  # type: ignore[arg-type]
+        measure(options, needs, options.began + options.seconds, Path(scratch))
 
 
 if __name__ == "__main__":
