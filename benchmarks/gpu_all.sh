@@ -5,12 +5,13 @@
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
 #     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier curve     # about 6 + 7 + 6 minutes
-#     … SHARDS=2 bash benchmarks/gpu_all.sh verifier_bench                             # about 7 minutes
+#     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=90112 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
 #     … bash benchmarks/gpu_all.sh collect values state_values                            # about 7 + 7 + 2 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
 # OUT/results; OUT/log.txt says when each phase began and how it ended. A phase that fails does not stop the next.
+# ROWS (1,024) is how many traces run at a time, on all engines together, and KV_BYTES (32 GiB) the memory of their KV caches.
 # SPEED, SCORERS, VERIFIER and BENCH are further flags for theirs, ARCHITECTURES what scorers are fitted, SCORER what the
 # bench uses where none was. check, speed and ray (two engines of pawn) need no weights. UNTIL, in seconds since the
 # epoch, is when the bench stops.
@@ -23,6 +24,8 @@ cd "$(dirname "$0")/.."
 : "${OUT:?where results go}"
 python=${PYTHON:-python3}
 shards=${SHARDS:-1}
+rows=$((${ROWS:-1024} / shards))
+kv_bytes=$((${KV_BYTES:-2 ** 35} / shards))
 architectures=${ARCHITECTURES:-mlp,mlp+confidence,sequence}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0
 mkdir -p "$OUT/results"
@@ -70,8 +73,8 @@ scorers() {
 scorer_recipe() {
   "$python" benchmarks/scorer_recipe.py --model "$MODEL" --train "$DATA/math_train.jsonl" \
     --test "$DATA/math500_dev.jsonl" --max-new-tokens 1024 --temperature 0.8 --train-problems 2000 --layers 14,20,-1 \
-    --seconds 200 --memory-ratio "$(share 0.4)" --traces-at-once $((1024 / shards)) --batch-tokens 32768 --graders 3 \
-    --engine-options "{\"own_process\": true, \"max_model_len\": 2048, \"kv_cache_memory_bytes\": $((2 ** 35 / shards))}" \
+    --seconds 200 --memory-ratio "$(share 0.4)" --traces-at-once "$rows" --batch-tokens 32768 --graders 3 \
+    --engine-options "{\"own_process\": true, \"max_model_len\": 2048, \"kv_cache_memory_bytes\": $kv_bytes}" \
     ${SCORERS:-} "$@"
 }
 
@@ -94,8 +97,8 @@ values_shard() {
     "$python" -m gambit scorer collect --problems "$DATA/math_train.jsonl" --model "$MODEL" --engine vllm \
     --out "$OUT/scorers/data/train-${2%/*}" --traces 8 --layers "${LAYERS:-none}" --state-position boundary \
     --rollouts "${ROLLOUTS:-4}" --mixed-only --max-new-tokens 1024 --temperature 0.8 --top-p 1 --top-k 0 \
-    --traces-at-once $((1024 / shards)) --memory-ratio "$(share 0.4)" --graders 3 --engine-option own_process=true \
-    --engine-option max_model_len=2048 --engine-option kv_cache_memory_bytes=$((2 ** 35 / shards)) "$@"
+    --traces-at-once "$rows" --memory-ratio "$(share 0.4)" --graders 3 --engine-option own_process=true \
+    --engine-option max_model_len=2048 --engine-option kv_cache_memory_bytes="$kv_bytes" "$@"
 }
 
 # What `values` made, where it was run, else what was collected; and the labels that go with it.
@@ -183,23 +186,26 @@ report() {
   mkdir -p "$OUT/results/llm_policies" && cp -r "$OUT"/bench/report.* "$OUT/bench/figures" "$OUT/results/llm_policies/"
 }
 
-# Sampling against the search by what `verifier` made (or JUDGE, such as prm:gambit:DIR); LIMIT problems of each kind. Two
-# engines with a verifier each: sc samples about 15 k tokens/s an engine, 200 problems × 32 traces × 540 tokens 2 minutes.
+# Sampling against the search by what `verifier` made (or JUDGE, such as prm:gambit:DIR); LIMIT problems of each kind. With
+# ROOM a KV cache of so many tokens, in a folder of its own: a quarter of C × concurrency × a plain trace's length is
+# 90,112 for 32 pools of 32 traces of 350 tokens.
 verifier_bench() {
-  in_shards verifier_bench verifier_bench_shard
+  local name="verifier_bench${ROOM:+_$ROOM}"
+  in_shards "$name" verifier_bench_shard "$name"
   if [ "$shards" -gt 1 ]; then
-    "$python" -m gambit merge "$OUT"/verifier_bench-? --out "$OUT/verifier_bench" || return
+    "$python" -m gambit merge "$OUT/$name"-? --out "$OUT/$name" || return
   fi
-  "$python" -m gambit report "$OUT/verifier_bench" || return
-  mkdir -p "$OUT/results/llm_verifier" && cp -r "$OUT"/verifier_bench/report.* "$OUT/results/llm_verifier/"
+  "$python" -m gambit report "$OUT/$name" || return
+  mkdir -p "$OUT/results/$name" && cp -r "$OUT/$name"/report.* "$OUT/results/$name/"
 }
 
 verifier_bench_shard() {
-  local folder="$OUT/verifier_bench"
-  [ "$shards" -eq 1 ] || folder="$OUT/verifier_bench-${2%/*}"
+  local name=$1 folder="$OUT/$1"
+  shift
+  [ "$shards" -eq 1 ] || folder="$OUT/$name-${2%/*}"
   timeout --signal INT --kill-after 25 "${BENCH_SECONDS:-420}" \
     "$python" -m gambit bench --recipe benchmarks/llm_verifier.yaml --model "$MODEL" --no-report --out "$folder" \
-    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-200}" \
+    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-300}" ${ROOM:+--kv-budget-tokens "$ROOM"} \
     --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" ${BENCH:-} "$@"
 }
 
@@ -225,9 +231,9 @@ prefix_run() {
   [ "$scorer" = confidence ] || scorer="$scorer --scorer confidence"
   "$python" -m gambit prefix-value --benchmark "${PROBLEMS:-$DATA/math500_dev.jsonl}" --model "$MODEL" --engine vllm \
     --scorer $scorer --temperature 0.8 --top-p 1 --top-k 0 --max-new-tokens 1024 --graders 3 \
-    --traces-at-once $((1024 / shards)) --memory-ratio "$(share 0.4)" --engine-option own_process=true \
+    --traces-at-once "$rows" --memory-ratio "$(share 0.4)" --engine-option own_process=true \
     --engine-option exact_noise=false --engine-option max_model_len=2048 \
-    --engine-option kv_cache_memory_bytes=$((2 ** 35 / shards)) ${PREFIX:-} "$@"
+    --engine-option kv_cache_memory_bytes="$kv_bytes" ${PREFIX:-} "$@"
 }
 
 bench_shard() {
@@ -238,7 +244,7 @@ bench_shard() {
     "$python" -m gambit bench --recipe benchmarks/llm_policies.yaml \
     --model "$MODEL" --scorer "$scorer" --no-report --out "$folder" \
     --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" --concurrency $((16 / shards)) \
-    --block $((52 / shards)) --engine-option max_num_seqs=$((1024 / shards)) \
+    --block $((52 / shards)) --engine-option max_num_seqs="$rows" \
     --kv-budget-tokens $((104448 / shards)) --memory-ratio "$(share 0.1)" ${BENCH:-} "$@"
 }
 
