@@ -148,6 +148,39 @@ def test_a_tournament_waits_for_a_verifier_that_is_late(monkeypatch):
     assert len(ages) > 8 and max(ages) < QUICK["check_interval"]
 
 
+@pytest.mark.parametrize("lag", [0, 8])
+def test_a_tournament_goes_by_all_thoughts_that_had_ended_so_long_before_it(lag):
+    with solver_with(FunctionReader(is_sound), verifier_lag=lag) as solver:
+        _, events = solved(solver, PUZZLES[1])
+    *rounds, last = of(ev.Verified, events)
+    ages = {event.step - ended for event in rounds for ended in event.ended_steps}
+    assert lag <= min(ages) and max(ages) < QUICK["check_interval"] + lag, "none too early, and none a round too late"
+    assert max(last.ended_steps) == last.step, "the vote has all scores"
+
+
+def test_nothing_waits_for_a_thought_that_has_only_just_ended():
+    """The verifier reads what ended in the last steps before a tournament only after that tournament was held."""
+    held, lag = threading.Event(), 8
+    first = QUICK["check_interval"]
+    late = []
+
+    def score(reading):
+        if first - lag < reading.key.num_tokens <= first:  # roots decode a token a step
+            late.append(held.wait(60))
+        return is_sound(reading)
+
+    with solver_with(FunctionReader(score), verifier_lag=lag) as solver:
+        events = []
+
+        def on_event(event):
+            events.append(event)
+            if isinstance(event, ev.Sample) and event.step == first:
+                held.set()
+
+        result = solver.solve(PUZZLES[1].text, SearchConfig(**QUICK), on_event=on_event)
+    assert late and all(late) and result.stop_reason is StopReason.COMPLETED
+
+
 def test_the_same_seed_gives_the_same_log_and_the_log_the_same_result(oracle, tmp_path):
     solver, _ = oracle
 

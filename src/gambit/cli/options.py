@@ -49,7 +49,7 @@ PANELS = (
           ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights")),
     Panel("Advanced: verifier", EngineConfig, (
         "verifier_engine", "verifier_device", "verifier_memory", "verifier_aggregation", "verifier_options",
-        "verifier_async", "verifier_optional",
+        "verifier_lag", "verifier_async", "verifier_optional",
     )),
 )  # fmt: skip
 

@@ -210,6 +210,11 @@ class EngineConfig(CheckedModel):
     verifier_options: dict[str, Any] = Field(
         default_factory=dict, description="passed as it is to vLLM, where that runs the verifier"
     )
+    verifier_lag: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        None,
+        description="a tournament goes by the thoughts that had ended so many steps before it, whose scores are there "
+        "without waiting; default: a quarter of --check-interval",
+    )
     verifier_async: bool = Field(
         False, description="tournaments take the scores that have arrived instead of waiting; a run may not repeat"
     )

@@ -41,12 +41,12 @@ class TraceJudge:
             verification.note_engine_scores(step)
             self._tell_ranks([thought.trace for thought in step.scored])
 
-    def collect(self, at: int, deadline: float) -> None:
+    def collect(self, at: int, deadline: float, *, with_latest: bool = False) -> None:
         """Record the verifier's scores that count from now on; waits for them until a deadline."""
         verification = self._verification
         if verification is None or verification.is_given_up:
             return
-        if (judged := verification.collect(at, deadline)) is not None:
+        if (judged := verification.collect(at, deadline, with_latest=with_latest)) is not None:
             self._recorder.judge(judged)
             self._tell_ranks(judged.traces)
 

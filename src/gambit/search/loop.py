@@ -135,13 +135,13 @@ class Search:
         if self._reader is not None:
             self._reader.note(step.scored)
         if self._is_wanted(step):
-            self._collect_scores(self._looks_at_scores(step))
+            self._collect_scores(self._looks_at_scores(step), with_latest=self._policy.wake.on_boundary)
             self._ask_policy()
         elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
             self._collect_scores(self._requirements.scores is not ScoreUse.NEVER)
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         if step.finished and (consensus := self._settings.consensus) is not None:
-            self._collect_scores(self.record.vote_kind.needs_scores)
+            self._collect_scores(self.record.vote_kind.needs_scores, with_latest=True)  # of those that vote
             self._is_settled = self._has_settled(consensus)
         self._stop_if_due()
         self._spent.search += time.perf_counter() - began - (self._judge.seconds_waited - waited)
@@ -212,9 +212,9 @@ class Search:
         if reason is not None and not self.is_stopped:
             self.stop(reason)
 
-    def _collect_scores(self, is_needed: bool) -> None:
+    def _collect_scores(self, is_needed: bool, *, with_latest: bool = False) -> None:
         if is_needed:
-            self._judge.collect(self._num_steps, self._limits.search_deadline)
+            self._judge.collect(self._num_steps, self._limits.search_deadline, with_latest=with_latest)
 
     # -- decide, execute, apply --------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class VerifierUse:
     thread: ReaderThread | None  # None: a stack without a verifier
     question: Question
     decode: Callable[[Sequence[int]], str]
+    lag: int = 0  # steps that a thought's score may take until a tournament goes by it
     is_async: bool = False  # nothing waits for it
     is_optional: bool = False  # when it fails, the stack does without it, or the engine's own scores are taken
     stack: StackUse | None = None
@@ -76,6 +77,7 @@ class Verification:
 
     Thoughts are handed over as they end, so that the verifier reads while the engine decodes. Their scores are recorded
     at moments that the seed decides, whenever they came; only an asynchronous one records what happens to be there.
+    The engine stands still while one of its searches waits, and so do all others: hence the lag.
     """
 
     def __init__(
@@ -199,21 +201,25 @@ class Verification:
 
     # -- scores come -------------------------------------------------------------------------------------------
 
-    def collect(self, at: int, deadline: float) -> ev.Verified | None:
-        """The scores that count from now on. Waits for all of them until a deadline, unless it is asynchronous."""
+    def collect(self, at: int, deadline: float, *, with_latest: bool = False) -> ev.Verified | None:
+        """The scores that count from now on. Waits for all of them until a deadline, unless it is asynchronous.
+
+        `with_latest`: also of what has only just ended.
+        """
         self._drop_unwanted()
-        self._count_in_time()
+        last_step = at if with_latest or self._use.is_async else at - self._use.lag
+        self._count_in_time(last_step)
         if not self._use.is_async:
-            self._wait(deadline)
-        return self._verified(at)
+            self._wait(deadline, last_step)
+        return self._verified(at, last_step)
 
     def finish(self, at: int, deadline: float) -> ev.Verified | None:
         """The last scores, for the vote: of completed traces, and these are waited for in any case."""
         before = self.seconds_waited
         self._drop_unwanted()
-        self._wait(deadline)
+        self._wait(deadline, at)
         self._seconds_for_vote = self.seconds_waited - before
-        return self._verified(at)
+        return self._verified(at, at)
 
     def event(self, at: int) -> ev.VerifierTotals | None:
         """What it cost, also for scores that came after the traces they were for had gone; None: nothing was read."""
@@ -250,20 +256,24 @@ class Verification:
         self._awaited = kept
         self._lineages = {trace: each for trace, each in self._lineages.items() if self._tree.traces[trace].is_active}
 
-    def _count_in_time(self) -> None:
-        for each in self._awaited:
+    def _due(self, last_step: int) -> list[_Awaited]:
+        """Of what had ended by then."""
+        return [each for each in self._awaited if each.ended_step <= last_step]
+
+    def _count_in_time(self, last_step: int) -> None:
+        for each in self._due(last_step):
             self._num_needed += not each.was_needed
             self._num_in_time += not each.was_needed and each.score.done()
             each.was_needed = True
 
-    def _wait(self, deadline: float) -> None:
+    def _wait(self, deadline: float, last_step: int) -> None:
         began = time.monotonic()
         left = None if deadline == math.inf else max(deadline - began, 0.0)
-        wait_for([each.score for each in self._awaited], left)
+        wait_for([each.score for each in self._due(last_step)], left)
         self.seconds_waited += time.monotonic() - began
 
-    def _verified(self, at: int) -> ev.Verified | None:
-        done = self._take_done()
+    def _verified(self, at: int, last_step: int) -> ev.Verified | None:
+        done = self._take_done(last_step)
         failure = next((error for each in done if (error := each.score.exception()) is not None), None)
         if failure is not None:
             self._give_up(failure)
@@ -275,15 +285,15 @@ class Verification:
         ]
         return ev.Verified(at, *zip(*rows, strict=True)) if rows else None
 
-    def _take_done(self) -> list[_Awaited]:
+    def _take_done(self, last_step: int) -> list[_Awaited]:
         """Those that have arrived; of one trace none before the ones that ended earlier."""
         done: list[_Awaited] = []
-        blocked: dict[int, None] = {}
-        for each in self._awaited:
+        blocked: set[int] = set()
+        for each in self._due(last_step):
             if each.score.done() and each.trace not in blocked:
                 done.append(each)
             else:
-                blocked[each.trace] = None
+                blocked.add(each.trace)
         taken = set(map(id, done))
         self._awaited = [each for each in self._awaited if id(each) not in taken]
         return done

@@ -35,6 +35,8 @@ from gambit.text.answers import Extractor, extractor_for
 from gambit.text.boundary import continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
 
+LAG_PARTS = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
+
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
@@ -117,7 +119,7 @@ class SearchBuilder:
             settings, found = request.part.settings, []
         policy = make_policy(config, settings, is_probability=parts.judge.is_probability)
         requirements = requirements_of(policy)
-        verifier = self._verifier_use(problem, tokens) if needs_scores(requirements, config) else None
+        verifier = self._verifier_use(problem, tokens, settings) if needs_scores(requirements, config) else None
         found += self._crowding(-(-settings.capacity * request.concurrency // num_engines))
         found += _short_context(verifier, len(tokens) + settings.max_new_tokens)
         notes = (*prompt.notes, *found) if request.part is None else ()  # the whole has said what there is to say
@@ -153,7 +155,9 @@ class SearchBuilder:
             settings = _with_own_noise(settings, problem)
         return settings, notes
 
-    def _verifier_use(self, problem: Problem, prompt_tokens: tuple[int, ...]) -> VerifierUse | None:
+    def _verifier_use(
+        self, problem: Problem, prompt_tokens: tuple[int, ...], settings: SearchSettings
+    ) -> VerifierUse | None:
         parts, asked = self._parts, problem.question
         if parts.verifier is None and parts.stack is None:
             return None
@@ -162,6 +166,7 @@ class SearchBuilder:
             parts.verifier,
             Question(messages, prompt_tokens),
             parts.engine.tokenizer.decode,
+            lag=_verifier_lag(parts.config.verifier_lag, settings),
             is_async=parts.config.verifier_async,
             is_optional=parts.config.verifier_optional,
             stack=parts.stack,
@@ -186,6 +191,10 @@ class SearchBuilder:
 def _embedding_size(wanted: int, verifier: VerifierUse | None) -> int:
     """What a policy wants, or else what a stack compares states by."""
     return wanted or (0 if verifier is None or verifier.stack is None else verifier.stack.embedding_size)
+
+
+def _verifier_lag(asked: int | None, settings: SearchSettings) -> int:
+    return settings.check_interval // LAG_PARTS if asked is None else asked
 
 
 def _short_context(verifier: VerifierUse | None, num_tokens: int) -> list[str]:

@@ -53,6 +53,7 @@ IN_0_1_0: Mapping[str, Json] = {
     "verifier_memory": "0.3",
     "verifier_aggregation": None,
     "verifier_options": {},
+    "verifier_lag": 0,
     "verifier_async": False,
     "verifier_optional": False,
 }
