@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from importlib.util import find_spec
+from threading import current_thread
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from gambit.scorers.stack import (
     read_stack,
     write_stack,
 )
+from gambit.scorers.stack_pool import PoolFeatures
 from gambit.scorers.stack_states import load_vectors
 from gambit.scorers.verifier.folder import INFO_FILE, Platt
 from gambit.scorers.verifier.model import Verifier, info_for
@@ -126,7 +128,7 @@ def watched(monkeypatch):
 
     def watching(self, trace, num_tokens, features, read):
         found = chance(self, trace, num_tokens, features, read)
-        values = dict(features.values)
+        values = dict(features.known())
         if read is not None:
             values["verifier"] = float(np.mean([logit for _, logit in self._line(trace).logits]))
         key = (trace, "end") if features.is_complete else (trace, num_tokens)
@@ -198,15 +200,22 @@ def test_a_search_ranks_and_votes_by_the_stack(stack):
     assert "0.80 on 40 problems" in auto.pool.why, "trusted by its own figures"
 
 
-def test_a_stack_needs_no_verifier(tmp_path, collection):
+def test_a_stack_needs_no_verifier(tmp_path, collection, monkeypatch):
     folder = save_stack(tmp_path / "s", ("confidence", "agreement"), collection)
+    threads = set()
+    compare = PoolFeatures._kind_of
+    monkeypatch.setattr(
+        PoolFeatures, "_kind_of", lambda self, answer: threads.add(current_thread().name) or compare(self, answer)
+    )
     with solver_with(folder) as solver:
         events = []
-        result = solver.solve(TASKS[0].problem, QUICK, on_event=events.append)
+        apart = QUICK.model_copy(update={"islands": 3})  # one root's traces do not agree with each other
+        result = solver.solve(TASKS[0].problem, apart, on_event=events.append)
     assert result.verifier is None and len({score for each in verified(events).values() for score in each}) > 5
+    assert len(threads) == 1 and "votes" in threads.pop(), "the engine need not wait until answers are compared"
     assert parse_stack(str(folder)) == folder, "the folder alone is enough"
     with Solver("pawn", scorer=str(folder), engine="local", device="cpu") as solver:
-        assert solver.solve(TASKS[0].problem, QUICK).votes == result.votes
+        assert solver.solve(TASKS[0].problem, apart).votes == result.votes
 
 
 def test_without_its_verifier_a_search_goes_on_by_the_other_parts(stack, monkeypatch):

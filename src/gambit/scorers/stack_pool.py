@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ class _Told:
     root: int
     ends: list[int] = field(default_factory=list)  # tokens up to the end of each thought with a vector
     vectors: list[Vector] = field(default_factory=list)
-    answer: int | None = None  # which of the answers, once it is complete and has one
+    answer: int | None = None  # the how-manieth that was given, once it is complete and has one
     is_complete: bool = False
 
 
@@ -34,7 +35,9 @@ class PoolFeatures:
     def __init__(self, is_same: Callable[[str, str], bool]) -> None:
         self._is_same = is_same
         self._told: dict[int, _Told] = {}
-        self._answers: list[str] = []  # one of each kind
+        self._given: list[str] = []  # answers in the order they came
+        self._kinds: list[int] = []  # of those that were compared so far: which of the different ones
+        self._different: list[str] = []
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -57,18 +60,26 @@ class PoolFeatures:
     def end(self, trace: int, answer: str | None) -> None:
         told = self._told[trace]
         told.is_complete = True
-        told.answer = None if not answer else self._number_of(answer)
+        if answer:
+            told.answer = len(self._given)
+            self._given.append(answer)
 
     def keep(self, is_there: Callable[[int], bool]) -> None:
         """Forget the traces that left the pool without coming to an end."""
         self._told = {trace: told for trace, told in self._told.items() if is_there(trace)}
 
-    def _number_of(self, answer: str) -> int:
-        for number, known in enumerate(self._answers):
+    def _kind(self, answer: int) -> int:
+        """Answers are compared in the order they came, and not before somebody asks: that takes time."""
+        while len(self._kinds) <= answer:
+            self._kinds.append(self._kind_of(self._given[len(self._kinds)]))
+        return self._kinds[answer]
+
+    def _kind_of(self, answer: str) -> int:
+        for kind, known in enumerate(self._different):
             if answer == known or self._is_same(answer, known):
-                return number
-        self._answers.append(answer)
-        return len(self._answers) - 1
+                return kind
+        self._different.append(answer)
+        return len(self._different) - 1
 
     # -- what it tells -----------------------------------------------------------------------------------------
 
@@ -92,7 +103,7 @@ class PoolFeatures:
         if not own.vectors or not others:
             return 0.0
         weights = _weights(others)
-        answers = np.array([told.answer for told in others])
+        answers = np.array([self._kind(told.answer) for told in others if told.answer is not None])
         frequency = (weights * (answers[:, None] == answers)).sum(axis=1) / weights.sum()
         nearness = np.array([float((np.stack(told.vectors) @ own.vectors[-1]).max()) for told in others])
         nearest = np.argsort(nearness, kind="stable")[-NEAREST:]
@@ -100,14 +111,24 @@ class PoolFeatures:
 
     def agreement(self, trace: int) -> float:
         """Of a complete trace: log odds that a root that has ended gave the same answer; 0 while it runs."""
+        return self.agreement_later(trace)()
+
+    def agreement_later(self, trace: int) -> Callable[[], float]:
+        """The same, of who has ended by now; the answers are compared when it is called."""
         own = self._told[trace]
-        if not own.is_complete:
-            return 0.0
         others = [told for told in self._others(trace) if told.is_complete]
+        return partial(self._agreement, own, others) if own.is_complete else float
+
+    def _agreement(self, own: _Told, others: list[_Told]) -> float:
         weights = _weights(others)
-        is_same = np.array([told.answer is not None and told.answer == own.answer for told in others], np.bool_)
+        is_same = np.array([self._is_equal(own, told) for told in others], np.bool_)
         same = float(weights[is_same].sum())
         return math.log((same + 0.5) / (float(weights.sum()) - same + 0.5))
+
+    def _is_equal(self, own: _Told, other: _Told) -> bool:
+        if own.answer is None or other.answer is None:
+            return False
+        return self._kind(own.answer) == self._kind(other.answer)
 
     def _others(self, trace: int) -> list[_Told]:
         root = self._told[trace].root

@@ -40,7 +40,11 @@ class StackFeatures:
     """What all parts but the verifier say about a trace at the end of a thought, or at its own end."""
 
     values: Mapping[str, float]
-    is_complete: bool
+    is_complete: bool  # then it counts in the vote alone
+    agreement: Callable[[], float] | None = None  # of a complete trace; compares answers, which may take a while
+
+    def known(self) -> Mapping[str, float]:
+        return self.values if self.agreement is None else {**self.values, AGREEMENT: self.agreement()}
 
 
 class _Thought(NamedTuple):
@@ -111,24 +115,26 @@ class Stacking:
 
     def chance(self, trace: int, num_tokens: int, features: StackFeatures, read: float | None) -> float | None:
         """Of ending right. `read`: the verifier's probability; without one, by the fit that leaves the verifier out."""
+        known, is_complete = features.known(), features.is_complete
         if VERIFIER not in self._parts:
-            return self._use.info.lines.chance(features.values, is_complete=features.is_complete)
+            return self._use.info.lines.chance(known, is_complete=is_complete)
         if read is None:
             lines = self._use.info.without.get(VERIFIER)
-            return None if lines is None else lines.chance(features.values, is_complete=features.is_complete)
+            return None if lines is None else lines.chance(known, is_complete=is_complete)
         logits = self._line(trace).logits
         logits.append((num_tokens, logit_of(read)))
         is_mean = self._use.verifier_aggregation is Aggregation.MEAN
         logit = float(np.mean([each for _, each in logits])) if is_mean else logits[-1][1]
-        values = {**features.values, VERIFIER: logit}
-        return self._use.info.lines.chance(values, is_complete=features.is_complete)
+        return self._use.info.lines.chance({**known, VERIFIER: logit}, is_complete=is_complete)
 
     def _features(self, trace: int, *, is_complete: bool) -> StackFeatures:
         known = {
             STATE: self._state, CONFIDENCE: self._confidence, CLOSENESS: self._pool.closeness,
-            SUPPORT: self._pool.support, AGREEMENT: self._pool.agreement,
+            SUPPORT: self._pool.support, AGREEMENT: _nobody_agrees,
         }  # fmt: skip
-        return StackFeatures({name: known[name](trace) for name in self._parts if name in known}, is_complete)
+        values = {name: known[name](trace) for name in self._parts if name in known}
+        is_compared = is_complete and AGREEMENT in self._parts
+        return StackFeatures(values, is_complete, self._pool.agreement_later(trace) if is_compared else None)
 
     def _state(self, trace: int) -> float:
         """As `gambit.training.stack.features` has it; 0 for a trace without a thought."""
@@ -142,3 +148,8 @@ class Stacking:
         if not thoughts:
             return 0.0
         return float(mean_confidences([t.confidence for t in thoughts], [t.num_tokens for t in thoughts])[-1])
+
+
+def _nobody_agrees(trace: int) -> float:
+    """With a trace that runs."""
+    return 0.0

@@ -71,6 +71,11 @@ class _Awaited:
     features: StackFeatures | None = None  # of a stack, at that moment
     was_needed: bool = False  # a tournament has asked for it
 
+    @property
+    def is_for_vote(self) -> bool:
+        """What a stack makes of a complete trace: answers are compared for it, which the engine need not wait for."""
+        return self.features is not None and self.features.is_complete
+
 
 class Verification:
     """Hands the thoughts of one search to its verifier and records the scores, in the order of the thoughts.
@@ -204,22 +209,22 @@ class Verification:
     def collect(self, at: int, deadline: float, *, with_latest: bool = False) -> ev.Verified | None:
         """The scores that count from now on. Waits for all of them until a deadline, unless it is asynchronous.
 
-        `with_latest`: also of what has only just ended.
+        `with_latest`: also of what has only just ended, and of what counts in the vote alone.
         """
         self._drop_unwanted()
-        last_step = at if with_latest or self._use.is_async else at - self._use.lag
-        self._count_in_time(last_step)
+        due = self._awaited if with_latest else self._due(at)
+        self._count_in_time(due)
         if not self._use.is_async:
-            self._wait(deadline, last_step)
-        return self._verified(at, last_step)
+            self._wait(due, deadline)
+        return self._verified(at, due)
 
     def finish(self, at: int, deadline: float) -> ev.Verified | None:
         """The last scores, for the vote: of completed traces, and these are waited for in any case."""
         before = self.seconds_waited
         self._drop_unwanted()
-        self._wait(deadline, at)
+        self._wait(self._awaited, deadline)
         self._seconds_for_vote = self.seconds_waited - before
-        return self._verified(at, at)
+        return self._verified(at, self._awaited)
 
     def event(self, at: int) -> ev.VerifierTotals | None:
         """What it cost, also for scores that came after the traces they were for had gone; None: nothing was read."""
@@ -256,24 +261,25 @@ class Verification:
         self._awaited = kept
         self._lineages = {trace: each for trace, each in self._lineages.items() if self._tree.traces[trace].is_active}
 
-    def _due(self, last_step: int) -> list[_Awaited]:
-        """Of what had ended by then."""
-        return [each for each in self._awaited if each.ended_step <= last_step]
+    def _due(self, at: int) -> list[_Awaited]:
+        """What a tournament goes by."""
+        last_step = at if self._use.is_async else at - self._use.lag
+        return [each for each in self._awaited if each.ended_step <= last_step and not each.is_for_vote]
 
-    def _count_in_time(self, last_step: int) -> None:
-        for each in self._due(last_step):
+    def _count_in_time(self, due: Sequence[_Awaited]) -> None:
+        for each in due:
             self._num_needed += not each.was_needed
             self._num_in_time += not each.was_needed and each.score.done()
             each.was_needed = True
 
-    def _wait(self, deadline: float, last_step: int) -> None:
+    def _wait(self, due: Sequence[_Awaited], deadline: float) -> None:
         began = time.monotonic()
         left = None if deadline == math.inf else max(deadline - began, 0.0)
-        wait_for([each.score for each in self._due(last_step)], left)
+        wait_for([each.score for each in due], left)
         self.seconds_waited += time.monotonic() - began
 
-    def _verified(self, at: int, last_step: int) -> ev.Verified | None:
-        done = self._take_done(last_step)
+    def _verified(self, at: int, due: Sequence[_Awaited]) -> ev.Verified | None:
+        done = self._take_done(due)
         failure = next((error for each in done if (error := each.score.exception()) is not None), None)
         if failure is not None:
             self._give_up(failure)
@@ -285,11 +291,11 @@ class Verification:
         ]
         return ev.Verified(at, *zip(*rows, strict=True)) if rows else None
 
-    def _take_done(self, last_step: int) -> list[_Awaited]:
+    def _take_done(self, due: Sequence[_Awaited]) -> list[_Awaited]:
         """Those that have arrived; of one trace none before the ones that ended earlier."""
         done: list[_Awaited] = []
         blocked: set[int] = set()
-        for each in self._due(last_step):
+        for each in due:
             if each.score.done() and each.trace not in blocked:
                 done.append(each)
             else:
