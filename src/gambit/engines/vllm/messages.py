@@ -35,6 +35,7 @@ class Sharing:
     num_traces: int
     total_tokens: int
     unique_tokens: int
+    longest_tokens: int  # of one trace
 
     @property
     def duplicated_tokens(self) -> int:
