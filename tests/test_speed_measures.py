@@ -1,14 +1,16 @@
-"""What the speed benchmarks compute from what they see: idle time, ratios, drawn lengths, rooms."""
+"""What the speed benchmarks compute from what they see: idle time, ratios, drawn lengths, rooms, differences."""
 
 import os
 import statistics
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from gambit.core.types import (
     Admission,
@@ -24,6 +26,7 @@ from gambit.core.types import (
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):  # they set some
+    import forest_check
     import forest_speed
     import gpu_speed
     import speed_parts
@@ -140,3 +143,22 @@ def test_roots_that_have_begun_look_to_the_search_as_if_they_had_said_it_there()
     assert engine.specs[0].max_new_tokens > 10 and engine.specs[1].max_new_tokens > 11
     assert watched.step().searches[7].admitted == (Admission(1, 0, 0, 0), Admission(2, 8, 3, 0))
     assert watched.seconds_before > 0 and watched.peak_kv == 5
+
+
+def test_log_probabilities_are_compared_where_both_had_said_the_same():
+    logs = {(0, at): torch.tensor([-0.1, -3.0]) for at in range(3)}
+    one = forest_check.Said({0: (7, 8, 9)}, logs)
+    other = forest_check.Said({0: (7, 1, 9)}, {**logs, (0, 0): torch.tensor([-0.3, -2.0]), (0, 2): torch.zeros(2)})
+    found = forest_check.compared(one, other)
+    assert found["same tokens"] == pytest.approx(2 / 3, abs=1e-3) and found["compared"] == 2
+    assert found["median |log p|"] == pytest.approx(0.1) and found["same to the bit"] == 0.5
+    assert forest_check.distance(Counter("aabb"), Counter("abcc")) == 0.5
+
+
+def test_accuracies_are_paired():
+    found = forest_check.accuracies(
+        {"stock": [True, True, False, False] * 20, "forest": [True, False, True, False] * 20}
+    )
+    assert (found["puzzles"], found["stock"], found["forest"], found["forest - stock"]) == (80, 0.5, 0.5, 0.0)
+    low, high = found["95 %"]
+    assert -0.2 < low < 0 < high < 0.2 and found["right with one alone"] == {"stock": 20, "forest": 20}
