@@ -340,7 +340,7 @@ class Bench:
         }  # fmt: skip
         if self.is_cpu:
             return common | {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
-        sizes = [*([8, 16, 32] if "gate" in self.wanted else []), 64, 112, 128, 256]
+        sizes = [*([8, 16, 32] if {"gate", "search"} & {*self.wanted} else []), 64, 112, 128, 256]
         tokens = LARGE.tree(self.block_tokens).num_unique * self.block_tokens + LARGE.traces * 300 + 12_000
         return common | {
             "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 256, "kv_cache_memory_bytes": tokens * self.kv_bytes(),
@@ -661,8 +661,9 @@ class Bench:
         warmup = self.warmup(begun)
         found: dict[str, Any] = {"capacity": capacity, "median_tokens": median, "warmup": warmup, "runs": {}}
         self.write("search", found)
-        runs = [("gambit", 1, "auto"), ("gambit", 1, "stock"), ("sc", 1, "stock")]
-        runs += [("gambit", capacity // 2, "auto"), ("gambit", capacity // 2, "stock"), ("gambit", 1, TREE_ORDER)]
+        forest = "forest" if self.is_cpu else "auto"  # on a CPU so little would not pay
+        runs = [("gambit", 1, forest), ("gambit", 1, "stock"), ("sc", 1, "stock")]
+        runs += [("gambit", capacity // 2, forest), ("gambit", capacity // 2, "stock"), ("gambit", 1, TREE_ORDER)]
         for policy, islands, wish in runs:
             longest = max([run["seconds_after_warmup"] for run in found["runs"].values()], default=0.0)
             if self.left() < 1.2 * longest + 2:
