@@ -1,12 +1,14 @@
 """Forest attention against vLLM's own: attention alone, whole decode steps, greedy tokens. Random weights.
 
     PYTHONPATH=src VLLM_USE_FLASHINFER_SAMPLER=0 python benchmarks/forest_speed.py --out OUT --seconds 280   # H200
-    … --shapes qwen3-4b --parts start,search --seconds 580                        # whole searches, 8,000 tokens a trace
+    … --shapes qwen3-4b --parts start,gate --seconds 220             # what `auto` chooses, and what is faster
+    … --shapes qwen3-4b --parts start,order --seconds 150            # stock attention, rows in random and in tree order
+    … --shapes qwen3-4b --parts start,search --seconds 320           # whole searches, 8,000 tokens a trace
     python benchmarks/forest_speed.py --out OUT --tiny                                       # any CPU, for debugging
 
 Trees are laid out by prefill (`forest_trees.py`), then all traces decode. Stock and forest attention take turns inside
-one engine on the same traces: with the switch at `stock` a step is vLLM's own CUDA graph of stock attention. Each part
-is written as soon as it is there, and parts for which no time is left are dropped.
+one engine on the same traces: with the switch at `stock` a step is vLLM's own CUDA graph of stock attention. Results
+are written after every measured item, and items for which no time is left are dropped. Starting takes 95 s of an H200.
 """
 
 from __future__ import annotations
@@ -29,23 +31,38 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+BEGAN = time.monotonic()  # importing torch and vLLM counts
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
 
 from forest_trees import PROMPT_BLOCKS, Tree, grow_shared  # noqa: E402
-from speed_parts import SHAPES, Lengths, NoTokenizer, Pool, Watched, random_scorer, run_pool, write_shape  # noqa: E402
+from gambit.engines.vllm.row_order import RowOrder  # noqa: E402
+from speed_parts import (  # noqa: E402
+    PROMPT_TOKENS,
+    SHAPES,
+    Begun,
+    Lengths,
+    NoTokenizer,
+    Pool,
+    prompt_of,
+    random_scorer,
+    run_pool,
+    write_shape,
+)
 
 CONTEXT_TOKENS = 40_960
 BANDWIDTH = 4.3e12  # of a copy on an H200
-TURNS = {"decode": 2, "unshared": 3}
-STEPS = {"decode": 24, "unshared": 70}
+TURNS = {"decode": 2, "unshared": 3, "gate": 2}
+STEPS = {"decode": 24, "unshared": 70, "gate": 12}
 GREEDY_TOKENS = 64
 WATCHED_STEP = 3
-SEARCH_CAPACITY, SEARCH_TOKENS = 64, 8_000
 PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
+WARMUP_POINTS = (0.1, 0.4, 0.7, 1.0)  # lengths at which a step of the warm-up is measured
+LAID_OUT_PER_SECOND = 25_000  # tokens that an H200 reads while it lays out a tree of a 4B model, the slowest seen
 WARM_STEPS = 4
+TREE_ORDER = "stock in tree order"
 TIMES = 20
 
 
@@ -82,6 +99,31 @@ TINY = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A tree that is laid out once, and the parts of it that are measured: its first traces, their first tokens."""
+
+    whole: Case
+    parts: tuple[tuple[int, int], ...]
+
+
+# What the gate is least sure of comes first. Parts find all their blocks in the cache and take a second or two.
+FAMILIES = (
+    Family(Case(64, 4_000, 2.0), ((64, 4_000), (64, 2_000), (32, 4_000), (16, 4_000), (64, 1_000), (8, 4_000))),
+    Family(Case(16, 36_000, 5.0), ((16, 36_000), (8, 36_000), (16, 20_000))),
+    Family(Case(256, 2_000, 2.0), ((256, 2_000), (128, 2_000), (256, 1_000))),
+    Family(Case(64, 12_000, 6.0), ((64, 12_000), (32, 12_000), (16, 12_000), (64, 8_000))),
+    Family(Case(64, 8_000, 1.5), ((64, 8_000), (32, 8_000), (16, 8_000))),
+    Family(Case(32, 36_000, 4.0), ((32, 36_000), (32, 12_000), (16, 36_000))),
+    Family(Case(128, 4_000, 1.2), ((128, 4_000), (32, 4_000))),
+    Family(Case(128, 4_000, 3.0), ((128, 4_000),)),
+)
+TINY_FAMILIES = (
+    Family(Case(8, 700, 2.0), ((8, 700), (4, 500))), Family(Case(6, 600, 1.0), ((6, 600),)),
+)  # fmt: skip
+ORDERED = (SMALL, GREEDY, ISLANDS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder")
@@ -89,6 +131,13 @@ def main() -> None:
     parser.add_argument("--shapes", default="qwen3-4b,qwen3-8b")
     parser.add_argument("--parts", default="", help="by name; all unless given")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU")
+    parser.add_argument("--gate-seconds", type=float, default=120, help="for part `gate`")
+    parser.add_argument("--search-traces", type=int, default=64, help="for part `search`")
+    parser.add_argument("--search-tokens", type=int, default=8_000, help="median length of a trace")
+    parser.add_argument(
+        "--search-spread", type=float, default=0.08, help="of lengths: sigma of a log-normal, at least 0.05"
+    )
+    parser.add_argument("--search-longest", type=float, default=1.15, help="in medians")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -99,7 +148,7 @@ def main() -> None:
     began = time.monotonic()
     for shape in ["tiny"] if args.tiny else args.shapes.split(","):
         left = args.seconds - (time.monotonic() - began)
-        if left < 70:
+        if left < 70 and not args.tiny:
             print(f"no time for {shape}", flush=True)
             continue
         run_apart(args, shape, left)
@@ -107,7 +156,9 @@ def main() -> None:
 
 def run_apart(args: argparse.Namespace, shape: str, left: float) -> None:
     """In a process of its own: its memory is free again when it ends."""
-    more = [*(["--tiny"] if args.tiny else []), "--parts", args.parts]
+    more = [*(["--tiny"] if args.tiny else []), "--parts", args.parts, "--gate-seconds", str(args.gate_seconds)]
+    more += ["--search-traces", str(args.search_traces), "--search-tokens", str(args.search_tokens)]
+    more += ["--search-spread", str(args.search_spread), "--search-longest", str(args.search_longest)]
     command = [sys.executable, __file__, "--one", "--out", str(args.out), "--shapes", shape, "--seconds", str(left)]
     try:
         subprocess.run([*command, *more], timeout=left + 5, check=False)
@@ -131,7 +182,7 @@ class Bench:
         import torch
 
         self.torch = torch
-        self.began = time.monotonic()
+        self.began = BEGAN
         self.args, self.shape = args, args.shapes
         self.is_cpu = not torch.cuda.is_available()
         self.device = "cpu" if self.is_cpu else "cuda"
@@ -150,7 +201,7 @@ class Bench:
     # -- order and time ----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        wanted = self.args.parts.split(",") if self.args.parts else []
+        wanted = self.wanted
         is_first = bool(wanted) or self.shape in ("qwen3-4b", "tiny")
         parts: list[tuple[str, float, Callable[[], dict[str, Any]]]] = []
         if is_first:
@@ -163,15 +214,18 @@ class Bench:
         if is_first:
             parts += [("greedy", GREEDY.needs, self.greedy), ("islands", ISLANDS.needs, lambda: self.decode(ISLANDS))]
             parts += [("check", 5, self.check)]
-        if "search" in wanted:
-            parts.append(("search", 60, self.search))
+        parts += [
+            (name, needs, part) for name, needs, part in (
+                ("gate", 15, self.gate), ("order", 15, self.order), ("search", 60, self.search)
+            ) if name in wanted
+        ]  # fmt: skip
         for name, needs, part in parts:
             if wanted and name not in wanted:
                 continue
-            if self.left() < needs:
+            if self.has_time(needs):
+                self.keep(name, part)
+            else:
                 self.say(f"{name}: no time")
-                continue
-            self.keep(name, part)
         if self.engine is not None:
             self.engine.close()
 
@@ -180,15 +234,29 @@ class Bench:
         try:
             found = part()
         except Exception:  # a failure of one part must not cost the others
-            found = {"error": traceback.format_exc().splitlines()[-12:]}
+            found = {**self.results.get(name, {}), "error": traceback.format_exc().splitlines()[-12:]}
             traceback.print_exc()
-        self.results[name] = {**found, "part_seconds": round(time.monotonic() - before, 1)}
+        self.write(name, {**found, "part_seconds": round(time.monotonic() - before, 1)})
         self.say(f"{name}: {json.dumps(self.results[name])}")
+
+    def write(self, name: str, found: dict[str, Any]) -> None:
+        """What a part has found so far: a run that is killed keeps it."""
+        self.results[name] = found
         path = self.args.out / f"forest_speed_{self.shape}.json"
-        path.write_text(json.dumps(self.results, indent=1) + "\n")
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps(self.results, indent=1) + "\n")
+        beside.replace(path)
 
     def left(self) -> float:
-        return self.args.seconds - (time.monotonic() - self.began) if not self.is_cpu else 1e9
+        return float(self.args.seconds) - (time.monotonic() - self.began)
+
+    def has_time(self, needs: float) -> bool:
+        """`needs`: seconds of a GPU; the miniature on a CPU needs a fraction of them."""
+        return self.left() > (needs / 20 if self.is_cpu else needs)
+
+    @property
+    def wanted(self) -> list[str]:
+        return self.args.parts.split(",") if self.args.parts else []
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:6.1f} s] {self.shape} {text}", flush=True)
@@ -209,6 +277,7 @@ class Bench:
             except Exception:
                 found[case.name] = {"error": traceback.format_exc().splitlines()[-8:]}
             self.say(f"attention, {case.name}: {json.dumps(found[case.name])}")
+            self.write("attention", found)
             if not self.is_cpu:
                 self.torch.cuda.empty_cache()
         return found
@@ -272,10 +341,11 @@ class Bench:
         }  # fmt: skip
         if self.is_cpu:
             return common | {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
+        sizes = [*([8, 16, 32] if {"gate", "search"} & {*self.wanted} else []), 64, 112, 128, 256]
         tokens = LARGE.tree(self.block_tokens).num_unique * self.block_tokens + LARGE.traces * 300 + 12_000
         return common | {
             "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 256, "kv_cache_memory_bytes": tokens * self.kv_bytes(),
-            "compilation_config": {"cudagraph_capture_sizes": [64, 112, 128, 256]},
+            "compilation_config": {"cudagraph_capture_sizes": sizes},
         }  # fmt: skip
 
     def liven(self) -> None:
@@ -291,17 +361,25 @@ class Bench:
                     parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
 
     @contextmanager
-    def laid_out(self, case: Case, *, order: Any = None, seed: int | None = None, **sampling: float) -> Iterator[int]:
-        """All traces of a tree decode; gives the search."""
+    def laid_out(
+        self, case: Case, *, order: Any = None, seed: int | None = None, blocks: int | None = None, **sampling: float
+    ) -> Iterator[int]:
+        """All traces of a tree decode, or those of `order`, or their first blocks; gives the search."""
+        seed = self.number + 1 if seed is None else seed
+        tokens = case.tree(self.block_tokens).tokens(self.block_tokens, SHAPES[self.shape]["vocab_size"], seed)
+        tokens = tokens[:, : (tokens.shape[1] if blocks is None else blocks * self.block_tokens) - 5]  # one is filled
+        prompt = PROMPT_BLOCKS * self.block_tokens if case.sharing > 1 else 1
+        with self.decoding(case.name, tokens, prompt, order, **sampling) as number:
+            yield number
+
+    @contextmanager
+    def decoding(self, name: str, tokens: Any, prompt: int, order: Any = None, **sampling: float) -> Iterator[int]:
+        """Traces that have said `tokens` [traces, tokens], of which the first `prompt` are the search's prompt."""
         from gambit.core.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
         from gambit.engines.base import SearchSpec
         from gambit.text.boundary import BoundaryRule
 
         self.number += 1
-        tokens = case.tree(self.block_tokens).tokens(self.block_tokens, SHAPES[self.shape]["vocab_size"],
-                                                     self.number if seed is None else seed)  # fmt: skip
-        tokens = tokens[:, : tokens.shape[1] - 5]  # the last block is being filled
-        prompt = PROMPT_BLOCKS * self.block_tokens if case.sharing > 1 else 1
         rule = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
         self.engine.open(SearchSpec(self.number, (*tokens[0, :prompt].tolist(),), rule, frozenset()))
         how = Sampling(**{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 1, **sampling})
@@ -311,13 +389,15 @@ class Bench:
                 inherited=len(row) - prompt, prefix=tuple(row[prompt:].tolist()),
             ) for trace, row in enumerate(tokens)
         ]  # fmt: skip
+        chosen = [specs[place] for place in (range(len(specs)) if order is None else order)]
         self.wish("stock")
         began = time.monotonic()
-        self.engine.submit([specs[place] for place in (range(len(specs)) if order is None else order)])
+        self.engine.submit(chosen)
         try:
-            self.begin_decoding(len(specs) if order is None else len(order))
-            used = self.engine.step().kv_used_tokens
-            self.say(f"{case.name}: laid out in {time.monotonic() - began:.1f} s, sharing {tokens.size / used:.2f}")
+            self.begin_decoding(len(chosen))
+            held, used = len(chosen) * tokens.shape[1], self.engine.step().kv_used_tokens
+            self.say(f"{name}: {len(chosen)} x {tokens.shape[1]} laid out in {time.monotonic() - began:.1f} s, "
+                     f"sharing {held / used:.2f}")  # fmt: skip
             yield self.number
         finally:
             self.engine.close_search(self.number)
@@ -353,6 +433,79 @@ class Bench:
             "ideal_attention_ms": round(ideal, 2),
         }  # fmt: skip
 
+    # -- what `auto` chooses -----------------------------------------------------------------------------------
+
+    def gate(self) -> dict[str, Any]:
+        """Whole steps of many trees: what the gate would have chosen, what was faster, and what that is worth."""
+        end = time.monotonic() + self.args.gate_seconds
+        found: dict[str, Any] = {"trees": []}
+        for number, family in enumerate(TINY_FAMILIES if self.is_cpu else FAMILIES):
+            whole = family.whole.tree(self.block_tokens)
+            needs = whole.num_unique * self.block_tokens / LAID_OUT_PER_SECOND
+            for place, (traces, tokens) in enumerate(family.parts):
+                now = 4 + (0 if place else needs)
+                if not self.has_time(now) or time.monotonic() + now / (20 if self.is_cpu else 1) > end:
+                    continue
+                found["trees"].append(self.gated(family.whole, traces, tokens, 10_000 + number))
+                self.say(f"gate: {json.dumps(found['trees'][-1])}")
+                self.write("gate", {**summary_of(found["trees"]), **found})
+        return {**summary_of(found["trees"]), **found}
+
+    def gated(self, whole: Case, traces: int, tokens: int, seed: int) -> dict[str, Any]:
+        from gambit.engines.vllm.forest.gate import saved_ms
+        from gambit.engines.vllm.messages import Sharing
+
+        blocks = tokens // self.block_tokens
+        table = whole.tree(self.block_tokens).table[:traces, :blocks]
+        unique = len(np.unique(table)) * self.block_tokens
+        with self.laid_out(whole, order=range(traces), seed=seed, blocks=blocks):
+            self.segment("auto", WARM_STEPS)
+            chosen = "forest" if self.switch.is_on else "stock"
+            runs = self.turns(("stock", "forest"), "gate")
+        stock, forest = (statistics.median(runs[way]["ms_per_step"]) for way in ("stock", "forest"))
+        sharing = Sharing(traces, table.size * self.block_tokens, unique, tokens)
+        predicted = saved_ms(sharing, self.switch.layer_kinds, has_graphs=bool(self.switch.graphs))
+        return {
+            "traces": traces, "tokens": tokens, "sharing": round(table.size * self.block_tokens / unique, 2),
+            "stock_ms": stock, "forest_ms": forest, "gain": round(stock / forest, 3), "chosen": chosen,
+            "faster": "forest" if forest < stock else "stock", "saved_ms": round(stock - forest, 3),
+            "predicted_saved_ms": round(predicted, 3), "read_again": self.read_again(sharing, stock - forest),
+        }  # fmt: skip
+
+    def read_again(self, sharing: Any, saved: float) -> float | None:
+        """The constant of the gate that would have predicted what was measured; None where nothing is shared."""
+        from gambit.engines.vllm.forest import gate
+
+        def predicted(read_again: float) -> float:
+            with mock.patch.object(gate, "READ_AGAIN", read_again):
+                return gate.saved_ms(sharing, self.switch.layer_kinds, has_graphs=bool(self.switch.graphs))
+
+        slope = predicted(1.0) - predicted(0.0)
+        return round((saved - predicted(0.0)) / slope, 2) if slope > 0 else None
+
+    # -- rows in tree order ------------------------------------------------------------------------------------
+
+    def order(self) -> dict[str, Any]:
+        """Stock attention on the same tree, submitted in random order and in tree order, in turns."""
+        found: dict[str, Any] = {}
+        for number, case in enumerate(map(self.case, ORDERED)):
+            if not self.has_time(20 if number else 12):
+                break
+            tree = case.tree(self.block_tokens)  # its rows are in random order
+            by_tree = np.lexsort(tree.table.T[::-1])
+            runs: dict[str, list[float]] = {"random": [], "tree": []}
+            for name, order in (("random", None), ("tree", by_tree), ("tree", by_tree), ("random", None)):
+                with self.laid_out(case, order=order, seed=20_000 + number):
+                    runs[name].append(self.segment("stock", 3 if self.is_cpu else STEPS["decode"])["ms_per_step"])
+            medians = {name: statistics.median(times) for name, times in runs.items()}
+            found[case.name] = {
+                "sharing": round(tree.sharing, 2), "ms_per_step": runs,
+                "random / tree": round(medians["random"] / medians["tree"], 3),
+            }  # fmt: skip
+            self.say(f"order, {case.name}: {json.dumps(found[case.name])}")
+            self.write("order", found)
+        return found
+
     def kv_bytes(self) -> int:
         """Of a token, all layers."""
         shape = SHAPES[self.shape]
@@ -369,12 +522,12 @@ class Bench:
 
     def turns(self, wishes: tuple[str, ...], kind: str) -> dict[str, dict[str, Any]]:
         """Medians over turns, each beginning with another wish."""
-        steps = 6 if self.is_cpu else STEPS[kind]
+        steps = 3 if self.is_cpu else STEPS[kind]
         runs: dict[str, list[dict[str, float]]] = {wish: [] for wish in wishes}
         for turn in range(TURNS[kind]):
             for wish in wishes[turn % len(wishes) :] + wishes[: turn % len(wishes)]:
                 runs[wish].append(self.segment(wish, steps))
-            if self.left() < 10:
+            if not self.has_time(10):
                 break
         return {
             wish: {
@@ -440,19 +593,16 @@ class Bench:
             "first": ("stock", None), "stock": ("stock", None), "again": ("stock", None),
             "permuted": ("stock", shuffled), "forest": ("forest", None), "forest permuted": ("forest", shuffled),
         }  # fmt: skip
-        said = {name: self.said(case, wish, order) for name, (wish, order) in plans.items() if self.left() > 6}
-        if self.left() > 12:
-            said["in halves"] = self.said_in_halves(case, "stock")
-            said["forest in halves"] = self.said_in_halves(case, "forest")
-        tokens, logs = said["stock"]
-        return {"case": case.name} | {
-            f"{name} against stock": {
-                **differences(tokens, others),
-                **log_differences(logs, other_logs, (tokens[:, :WATCHED_STEP] == others[:, :WATCHED_STEP]).all(1)),
-            }
-            for name, (others, other_logs) in said.items()
-            if name not in ("first", "stock")
-        }
+        said: dict[str, tuple[Any, dict[int, Any]]] = {}
+        for name, (wish, order) in plans.items():
+            if self.has_time(6):
+                said[name] = self.said(case, wish, order)
+                self.write("greedy", {"case": case.name, **compared(said)})
+        for name, wish in (("in halves", "stock"), ("forest in halves", "forest")):
+            if self.has_time(8):
+                said[name] = self.said_in_halves(case, wish)
+                self.write("greedy", {"case": case.name, **compared(said)})
+        return {"case": case.name, **compared(said)}
 
     def said_in_halves(self, case: Case, wish: str) -> tuple[Any, dict[int, Any]]:
         """Every other trace, then the rest: trees of the same shape, half as many rows."""
@@ -501,36 +651,72 @@ class Bench:
     # -- whole searches ----------------------------------------------------------------------------------------
 
     def search(self) -> dict[str, Any]:
-        """Seconds of parallel sampling and of tournaments, in one pool, and in half as many islands as places."""
+        """Seconds of parallel sampling and of tournaments, in one pool, and in half as many islands as places.
+
+        Up to the warm-up nothing is branched or pruned and all searches do the same. Decoding there would take minutes
+        each time; so the traces are laid out at the warm-up's end, and its seconds are measured at a few lengths.
+        """
         vars(self.engine).pop("_detector", None)
-        capacity, median = (8, 60) if self.is_cpu else (SEARCH_CAPACITY, SEARCH_TOKENS)
-        runs = [("gambit", 1, "auto"), ("gambit", 1, "stock"), ("sc", 1, "stock")]
-        runs += [("gambit", capacity // 2, "auto"), ("gambit", capacity // 2, "stock")]
-        found: dict[str, Any] = {"capacity": capacity, "median_tokens": median}
+        capacity, median = (8, 300) if self.is_cpu else (self.args.search_traces, self.args.search_tokens)
+        begun = self.begun(capacity, round(PAPER_WARMUP * median / PAPER_MEDIAN))
+        warmup = self.warmup(begun)
+        found: dict[str, Any] = {"capacity": capacity, "median_tokens": median, "warmup": warmup, "runs": {}}
+        self.write("search", found)
+        forest = "forest" if self.is_cpu else "auto"  # on a CPU so little would not pay
+        runs = [("gambit", 1, forest), ("gambit", 1, "stock"), ("sc", 1, "stock")]
+        runs += [("gambit", capacity // 2, forest), ("gambit", capacity // 2, "stock"), ("gambit", 1, TREE_ORDER)]
         for policy, islands, wish in runs:
-            longest = max([run["seconds"] for run in found.values() if isinstance(run, dict)], default=0.0)
-            if self.left() < 1.2 * longest:
+            longest = max([run["seconds_after_warmup"] for run in found["runs"].values()], default=0.0)
+            if self.left() < 1.2 * longest + 2:
                 break
             name = f"{policy}, {islands} islands, {wish}"
-            found[name] = self.searched(policy, islands, wish, capacity, median)
-            self.say(f"search, {name}: {json.dumps(found[name])}")
+            run = self.searched(policy, islands, wish, begun, median)
+            found["runs"][name] = {"seconds": round(run["seconds_after_warmup"] + warmup["seconds"], 2), **run}
+            self.say(f"search, {name}: {json.dumps(found['runs'][name])}")
+            self.write("search", found)
         return found
 
-    def searched(self, policy: str, islands: int, wish: str, capacity: int, median: int) -> dict[str, Any]:
-        scale = median / PAPER_MEDIAN
-        longest = median * 2
+    def begun(self, capacity: int, length: int) -> Any:
+        """What each trace has said by the end of the warm-up, at random, the prompt before it."""
+        rng = np.random.default_rng(30_000)
+        tokens = rng.integers(5, SHAPES[self.shape]["vocab_size"], size=(capacity, PROMPT_TOKENS + length))
+        tokens[:, :PROMPT_TOKENS] = prompt_of(0)
+        return tokens
+
+    def warmup(self, begun: Any) -> dict[str, Any]:
+        """Seconds in which all traces decode that far, from the time of a step at several lengths."""
+        length = begun.shape[1] - PROMPT_TOKENS
+        at = [max(round(share * length), 1) for share in WARMUP_POINTS]
+        steps = []
+        for tokens in reversed(at):  # the longest first: the others find their blocks
+            with self.decoding("warm-up", begun[:, : PROMPT_TOKENS + tokens], PROMPT_TOKENS):
+                steps.append(self.segment("stock", 3 if self.is_cpu else STEPS["decode"])["ms_per_step"])
+        times = np.interp(np.arange(length), at, steps[::-1])
+        return {
+            "tokens": length, "at": at, "ms_per_step": [round(ms, 3) for ms in steps[::-1]],
+            "seconds": round(float(times.sum()) / 1e3, 2),
+        }  # fmt: skip
+
+    def searched(self, policy: str, islands: int, wish: str, begun: Any, median: int) -> dict[str, Any]:
+        capacity, args = len(begun), self.args
+        warmup = begun.shape[1] - PROMPT_TOKENS
         pool = Pool(
-            policy, capacity, longest, max(capacity // 16, 1), max(round(200 * scale), 1),
-            round(PAPER_WARMUP * scale), islands,
+            policy, capacity, round(median * args.search_longest), max(capacity // 16, 1),
+            max(round(200 * median / PAPER_MEDIAN), 1), warmup, islands,
         )  # fmt: skip
         self.number += 1
-        self.wish(wish)
-        before, watched = self.switch.num_steps, Watched(self.engine, Lengths(median, seed=0, longest=2.0))
-        done, seconds = run_pool(watched, pool, self.number, self.shape)
+        self.wish(wish.partition(" ")[0])
+        self.worker._row_order = RowOrder() if wish == TREE_ORDER else None
+        lengths = Lengths(median, seed=0, spread=args.search_spread, longest=args.search_longest)
+        before, watched = self.switch.num_steps, Begun(self.engine, lengths, said=begun[:, PROMPT_TOKENS:])
+        done, seconds = run_pool(watched, pool, self.number, self.shape, prompt=prompt_of(0))
+        self.worker._row_order = None
         return {
-            "seconds": round(seconds, 2), "generated": done.num_generated, "steps": len(watched.step_seconds),
+            "seconds_after_warmup": round(seconds - watched.seconds_before, 2),
+            "generated_after_warmup": done.num_generated, "steps": len(watched.step_seconds),
             "completed": done.result.counts.completed, "branched": done.result.counts.branched,
-            "peak_kv_tokens": watched.peak_kv, "forest_steps": self.switch.num_steps - before,
+            "pruned": done.result.counts.pruned, "peak_kv_tokens": watched.peak_kv,
+            "forest_steps": self.switch.num_steps - before,
         }  # fmt: skip
 
     def check(self) -> dict[str, Any]:
@@ -541,6 +727,33 @@ class Bench:
         self.wish("forest")
         self_check(self.engine, SHAPES[self.shape]["vocab_size"])
         return {"self_check": "passed", "forest_steps": self.switch.num_steps}
+
+
+def summary_of(trees: list[dict[str, Any]]) -> dict[str, Any]:
+    """How often the gate was right, and what its choices cost against always taking the faster."""
+    wrong = [tree for tree in trees if tree["chosen"] != tree["faster"]]
+    worst = max((abs(tree["saved_ms"]) / min(tree["stock_ms"], tree["forest_ms"]) for tree in wrong), default=0.0)
+    harmful = [tree for tree in wrong if tree["chosen"] == "forest"]
+    return {
+        "right": len(trees) - len(wrong), "of": len(trees), "slower_than_stock": len(harmful),
+        "most_slower_than_the_faster": round(worst, 3),
+        "promised_too_much": sum(tree["predicted_saved_ms"] > tree["saved_ms"] for tree in trees),
+    }  # fmt: skip
+
+
+def compared(said: dict[str, tuple[Any, dict[int, Any]]]) -> dict[str, Any]:
+    """Every run with that of stock attention."""
+    if "stock" not in said:
+        return {}
+    tokens, logs = said["stock"]
+    return {
+        f"{name} against stock": {
+            **differences(tokens, others),
+            **log_differences(logs, other_logs, (tokens[:, :WATCHED_STEP] == others[:, :WATCHED_STEP]).all(1)),
+        }
+        for name, (others, other_logs) in said.items()
+        if name not in ("first", "stock")
+    }
 
 
 def differences(tokens: Any, others: Any) -> dict[str, float]:

@@ -269,6 +269,43 @@ class Watched:
         return getattr(self.engine, name)
 
 
+@dataclass(slots=True)
+class Begun(Watched):
+    """With roots that have already said something; to the search it is as if they had said it here."""
+
+    said: Any = None  # [roots, tokens]
+    seconds_before: float = 0.0  # until all of them decoded
+
+    def submit(self, specs: Sequence[Any]) -> None:
+        if self.lengths is not None:
+            specs = [
+                replace(spec, max_new_tokens=self.lengths.of(spec.key.trace, self._length(spec))) for spec in specs
+            ]
+        self.engine.submit([self._begun(spec) for spec in specs])
+
+    def step(self) -> Any:
+        batch = Watched.step(self)
+        if not self.seconds_before and any(step.num_generated for step in batch.searches.values()):
+            self.seconds_before = time.perf_counter() - self._began
+        return replace(batch, searches={number: self._hiding(step) for number, step in batch.searches.items()})
+
+    def _is_root(self, trace: int) -> bool:
+        return trace < len(self.said)
+
+    def _length(self, spec: Any) -> int:
+        return self.said.shape[1] if self._is_root(spec.key.trace) else spec.inherited
+
+    def _begun(self, spec: Any) -> Any:
+        if not self._is_root(spec.key.trace):
+            return spec
+        said = tuple(self.said[spec.key.trace].tolist())
+        return replace(spec, prefix=said, inherited=len(said))
+
+    def _hiding(self, step: Any) -> Any:
+        admitted = [replace(a, reused=0, recomputed=0) if self._is_root(a.trace) else a for a in step.admitted]
+        return replace(step, admitted=type(step.admitted)(admitted))
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """One search's settings, as far as speed depends on them."""
@@ -282,7 +319,9 @@ class Pool:
     islands: int = 1
 
 
-def run_pool(engine: Watched, pool: Pool, number: int, shape: str) -> tuple[Any, float]:
+def run_pool(
+    engine: Watched, pool: Pool, number: int, shape: str, prompt: list[int] | None = None
+) -> tuple[Any, float]:
     """One search to its end; gives it and its seconds."""
     from gambit.config import registry
     from gambit.engines.base import SearchSpec
@@ -295,7 +334,7 @@ def run_pool(engine: Watched, pool: Pool, number: int, shape: str) -> tuple[Any,
     vocab_size = SHAPES[shape]["vocab_size"]
     ends = frozenset(range(0, vocab_size, THOUGHT_TOKENS.get(shape, USUAL_THOUGHT_TOKENS)))
     rule = BoundaryRule(vocab_size, ends, frozenset(), frozenset(), None)
-    spec = SearchSpec(number, tuple(prompt_of(number)), rule, frozenset())
+    spec = SearchSpec(number, tuple(prompt or prompt_of(number)), rule, frozenset())
     callbacks = Callbacks(lambda said: str(said[-1] % 7), lambda deadline: str.__eq__, ignore)
     search = Search(engine, policy.from_settings(settings), settings, spec, header_of(pool), callbacks)
     began = time.perf_counter()

@@ -1,8 +1,10 @@
 """Shows on a GPU what the test suite shows on a CPU: states, branches and victims under bf16, CUDA graphs, async.
 
     python benchmarks/vllm_cuda_check.py --out benchmarks/results/vllm_cuda_check.json      # 3 minutes on an H200
+    … --parts forest,accuracy --seconds 150                    # forest attention against stock, and on 100 pawn puzzles
 
-Runs once per model runner (V1, V2), each in a process of its own. On a CPU it runs in float32, for debugging.
+Runs once per model runner (V1, V2), each in a process of its own. On a CPU it runs in float32, for debugging; V2's
+kernels are interpreted there. Results are written after every part, and parts for which no time is left are named.
 """
 
 from __future__ import annotations
@@ -15,76 +17,143 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
+from threading import Lock, Timer
 
+BEGAN = time.monotonic()  # importing torch and vLLM counts
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from forest_check import check_forest, pawn_accuracy  # noqa: E402
+
+PART = "PART "  # begins a line that the writing process reads
+SEARCH = {"capacity": 16, "swap_size": 2, "num_traces": 16}  # on a CPU; a GPU takes pawn's own settings
+PART_SECONDS = 25  # of a part on an H200, at most: it starts an engine
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--runners", default="1,2", help="vLLM's model runners to try")
+    parser.add_argument("--parts", default="", help="by name; all unless given")
+    parser.add_argument("--seconds", type=float, default=400, help="no part begins that would end later, most likely")
+    parser.add_argument("--puzzles", type=int, default=100, help="of the accuracy with stock and with forest attention")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print("RESULT " + json.dumps(check()), flush=True)
+        check(args)
         return
     runners = args.runners.split(",")
+    results = Results(args.out)
     with ThreadPoolExecutor() as threads:  # side by side: a start is mostly compiling
-        results = dict(zip((f"v{runner}" for runner in runners), threads.map(run_apart, runners), strict=True))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(results, indent=2) + "\n")
-    sys.exit(any("error" in json.dumps(result) for result in results.values()))
+        list(threads.map(lambda runner: run_apart(args, runner, results), runners))
+    sys.exit("error" in json.dumps(results.found))
 
 
-def run_apart(runner: str) -> dict:
+class Results:
+    """Of all runners, by part; written whenever one has found something."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.found: dict[str, dict] = {}
+        self._path, self._lock = path, Lock()
+
+    def note(self, runner: str, found: dict) -> None:
+        with self._lock:
+            self.found.setdefault(f"v{runner}", {}).update(found)
+            if self._path:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.write_text(json.dumps(self.found, indent=2, sort_keys=False) + "\n")
+
+
+def run_apart(args: argparse.Namespace, runner: str, results: Results) -> None:
     print(f"--- model runner V{runner}", flush=True)
     env = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": "0" if runner == "1" else "1"}
-    command = [sys.executable, __file__, "--one"]
+    command = [sys.executable, __file__, "--one", "--seconds", str(args.seconds), "--puzzles", str(args.puzzles)]
+    command += ["--parts", args.parts]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    result, last = {}, []
+    stop = Timer(args.seconds, process.kill)
+    stop.start()
+    last: list[str] = []
     for line in process.stdout:
-        if line.startswith("RESULT "):
-            result = json.loads(line.removeprefix("RESULT "))
+        if line.startswith(PART):
+            results.note(runner, json.loads(line.removeprefix(PART)))
+            print(f"V{runner} {line}"[:2_000].rstrip(), flush=True)
         else:
             print(f"V{runner} {line}", end="", flush=True)
             last = [*last[-8:], line.rstrip()]
-    process.wait()
-    return result or {"error": last}
+    stop.cancel()
+    if process.wait():
+        results.note(runner, {"ended": {"error": [f"exit code {process.returncode}", *last]}})
 
 
-def check() -> dict:
+def tell(name: str, found: object) -> None:
+    """To the process that writes the results; a part may tell what it has so far."""
+    print(PART + json.dumps({name: found}), flush=True)
+
+
+def check(args: argparse.Namespace) -> None:
+    if not is_cuda() and os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1":
+        import v2_on_cpu
+
+        v2_on_cpu.pytest_configure()
     import vllm
 
     from tiny import save_tiny
 
-    began = time.monotonic()
+    def left() -> float:
+        return args.seconds - (time.monotonic() - BEGAN)
+
+    tell("vllm", vllm.__version__)
     with tempfile.TemporaryDirectory() as folder:
         model = str(save_tiny(Path(folder)))
-        result = {"vllm": vllm.__version__}
-        engine = start(model)  # starting takes most of the time: what needs no engine of its own shares one
-        parts = {
-            "states": lambda: states(engine, model), "branch": lambda: branch(engine),
-            "repeat": lambda: repeat(engine), "layers": lambda: layers(model), "pressure": lambda: pressure(model),
-            "recorded": lambda: one_launch(model, "recorded", fused_scorer=False),
-            "fused": lambda: one_launch(model, "fused"), "confidence": lambda: confidence(model),
-            "own process": lambda: own_process(model), "forest": lambda: forest(model), "pawn": pawn,
-        }  # fmt: skip
-        for name, part in parts.items():
-            try:
-                result[name] = part()
-            except Exception:  # one run tells about every part
-                result[name] = {"error": traceback.format_exc(limit=0).splitlines()}
-            print(f"[{time.monotonic() - began:6.1f} s] {name}: {result[name]}", flush=True)
-            if name == "repeat":
-                engine.close()
-    return result
+        shared, own = parts_with_an_engine(model), parts_of(model, args, left)
+        wanted = args.parts.split(",") if args.parts else [*shared, *own]
+        if first := [name for name in wanted if name in shared]:
+            engine = start(model)  # starting takes most of the time
+            for name in first:
+                run_part(name, lambda name=name: shared[name](engine), left)
+            engine.close()
+        for name in wanted:
+            if name not in shared:
+                run_part(name, own[name], left)
+
+
+def parts_with_an_engine(model: str) -> dict[str, Callable[[object], dict]]:
+    return {"states": lambda engine: states(engine, model), "branch": branch, "repeat": repeat}
+
+
+def parts_of(model: str, args: argparse.Namespace, left: Callable[[], float]) -> dict[str, Callable[[], dict]]:
+    return {
+        "layers": lambda: layers(model), "pressure": lambda: pressure(model),
+        "recorded": lambda: one_launch(model, "recorded", fused_scorer=False),
+        "fused": lambda: one_launch(model, "fused"), "confidence": lambda: confidence(model),
+        "own process": lambda: own_process(model),
+        "forest": lambda: check_forest(start, model, lambda found: tell("forest", found)),
+        "pawn": pawn, "accuracy": lambda: accuracy(args.puzzles, left() - 5),
+    }  # fmt: skip
+
+
+def run_part(name: str, part: Callable[[], dict], left: Callable[[], float]) -> None:
+    """One run tells about every part, whatever becomes of it."""
+    if is_cuda() and left() < PART_SECONDS:
+        tell(name, "no time")
+        return
+    before = left()
+    try:
+        found = part()
+    except Exception:
+        found = {"error": traceback.format_exc(limit=0).splitlines()}
+    tell(name, {**found, "seconds": round(before - left(), 1)})
+
+
+def is_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def start(model: str, scorer: object = None, *, kv_budget_tokens: int | None = None, **options: object) -> object:
@@ -257,49 +326,10 @@ def one_launch(model: str, way: str, **options: bool) -> dict:
     return {"thoughts": len(both), "largest difference": furthest}
 
 
-def forest(model: str) -> dict:
-    """A tree of greedy branches with forest attention in every decode step, and with stock attention."""
-    import torch
-
-    from engine_setups import worker_of
-    from gambit.engines.vllm.messages import DecodeAttention
-
-    if torch.cuda.is_available():
-        around = nullcontext()
-    else:
-        from forest_on_cpu import forest_on_cpu
-
-        around = forest_on_cpu()
-    with around:
-        engine, said = start(model, attention="forest"), {}
-        switch = worker_of(engine)._forest
-        for search, wish in enumerate(DecodeAttention, 1):
-            switch.wish = wish
-            said[wish.value] = tree(engine, search)
-        engine.close()
-    same = {way: matching(said["stock"], said[way]) for way in said}
-    assert same["auto"] > 0.95 and same["forest"] > 0.8 and switch.num_steps > 50, (same, switch.num_steps)
-    return {"tokens like stock's": same, "steps with forest attention": switch.num_steps}
-
-
-def tree(engine: object, search: int) -> dict:
-    """Eight roots with a long prompt, and branches of them."""
-    from engine_setups import GREEDY, PROMPT, finish, open_search, run, spec, tokens_of
-    from gambit.core.types import TraceKey
-
-    open_search(engine, search, prompt=PROMPT * 5, stops=())
-    common = {"search": search, "sampling": GREEDY, "tokens": 90}
-    engine.submit([spec(i, prefix=(5 + i,), inherited=1, **common) for i in range(8)])
-    run(engine, 40, search)
-    engine.submit([spec(8 + i, inherited=33, parent=TraceKey(search, i // 2), **common) for i in range(16)])
-    said = tokens_of(finish(engine, search))
-    engine.close_search(search)
-    return said
-
-
-def matching(tokens: dict, others: dict) -> float:
-    pairs = [pair for trace in tokens for pair in zip(tokens[trace], others[trace], strict=True)]
-    return round(sum(a == b for a, b in pairs) / len(pairs), 4)
+def accuracy(count: int, seconds: float) -> dict:
+    """Pawn puzzles with stock and with forest attention."""
+    search = {} if is_cuda() else SEARCH
+    return pawn_accuracy(small_engine(), count, seconds, lambda found: tell("accuracy", found), **search)
 
 
 def pawn() -> dict:

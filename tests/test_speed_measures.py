@@ -1,15 +1,33 @@
-"""What the speed benchmarks compute from what they see: idle time, ratios, drawn lengths, rooms."""
+"""What the speed benchmarks compute from what they see: idle time, ratios, drawn lengths, rooms, differences."""
 
 import os
 import statistics
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
+
+from gambit.core.types import (
+    Admission,
+    OnPressure,
+    PressureAction,
+    Sampling,
+    SearchStep,
+    StepBatch,
+    StepSeconds,
+    TraceKey,
+    TraceSpec,
+)
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):  # they set some
+    import forest_check
+    import forest_speed
     import gpu_speed
     import speed_parts
     import step_profile
@@ -87,3 +105,60 @@ def test_the_room_is_one_in_which_the_wanted_share_completes():
     assert statistics.mean(shares) == pytest.approx(0.5, abs=0.02)
     short = speed_parts.Lengths(median / 8, 0)
     assert speed_parts.share_completing(short, 0, room, capacity, block) == 1.0
+
+
+def gated(stock_ms: float, forest_ms: float, chosen: str, predicted: float) -> dict:
+    faster = "forest" if forest_ms < stock_ms else "stock"
+    return {"stock_ms": stock_ms, "forest_ms": forest_ms, "saved_ms": stock_ms - forest_ms, "chosen": chosen,
+            "faster": faster, "predicted_saved_ms": predicted}  # fmt: skip
+
+
+def test_the_gate_is_judged_by_what_was_faster():
+    trees = [gated(20, 10, "forest", 7.0), gated(8, 10, "forest", 1.0), gated(11, 10, "stock", -1.0)]
+    assert forest_speed.summary_of(trees) == {
+        "right": 1, "of": 3, "slower_than_stock": 1, "most_slower_than_the_faster": 0.25, "promised_too_much": 1,
+    }  # fmt: skip
+    assert forest_speed.summary_of([])["of"] == 0
+
+
+class Told:
+    """An engine that keeps what it was given and admits all of it."""
+
+    def submit(self, specs):
+        self.specs = specs
+
+    def step(self):
+        admitted = tuple(Admission(spec.key.trace, spec.inherited - 3, 3, 0) for spec in self.specs)
+        return StepBatch({7: SearchStep(admitted=admitted, num_generated=1)}, 5, 9, StepSeconds())
+
+
+def test_roots_that_have_begun_look_to_the_search_as_if_they_had_said_it_there():
+    engine, said = Told(), np.arange(20).reshape(2, 10)
+    watched = speed_parts.Begun(engine, speed_parts.Lengths(12, seed=0, spread=0.1), said=said)
+    root = TraceSpec(TraceKey(7, 1), Sampling(), 99, OnPressure(PressureAction.QUEUE))
+    child = replace(root, key=TraceKey(7, 2), inherited=11, parent=TraceKey(7, 1))
+    watched.submit([root, child])
+    assert engine.specs[0].prefix == tuple(range(10, 20)) and engine.specs[0].inherited == 10
+    assert engine.specs[1] == replace(child, max_new_tokens=engine.specs[1].max_new_tokens)
+    assert engine.specs[0].max_new_tokens > 10 and engine.specs[1].max_new_tokens > 11
+    assert watched.step().searches[7].admitted == (Admission(1, 0, 0, 0), Admission(2, 8, 3, 0))
+    assert watched.seconds_before > 0 and watched.peak_kv == 5
+
+
+def test_log_probabilities_are_compared_where_both_had_said_the_same():
+    logs = {(0, at): torch.tensor([-0.1, -3.0]) for at in range(3)}
+    one = forest_check.Said({0: (7, 8, 9)}, logs)
+    other = forest_check.Said({0: (7, 1, 9)}, {**logs, (0, 0): torch.tensor([-0.3, -2.0]), (0, 2): torch.zeros(2)})
+    found = forest_check.compared(one, other)
+    assert found["same tokens"] == pytest.approx(2 / 3, abs=1e-3) and found["compared"] == 2
+    assert found["median |log p|"] == pytest.approx(0.1) and found["same to the bit"] == 0.5
+    assert forest_check.distance(Counter("aabb"), Counter("abcc")) == 0.5
+
+
+def test_accuracies_are_paired():
+    found = forest_check.accuracies(
+        {"stock": [True, True, False, False] * 20, "forest": [True, False, True, False] * 20}
+    )
+    assert (found["puzzles"], found["stock"], found["forest"], found["forest - stock"]) == (80, 0.5, 0.5, 0.0)
+    low, high = found["95 %"]
+    assert -0.2 < low < 0 < high < 0.2 and found["right with one alone"] == {"stock": 20, "forest": 20}

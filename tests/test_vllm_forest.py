@@ -63,6 +63,7 @@ def test_a_tree_of_branches_says_what_it_says_with_stock_attention():
     assert len(expected) == 11 and shared == expected == without
     most = max(seen, key=lambda each: each.duplicated_tokens)
     assert most.total_tokens > 1.5 * most.unique_tokens > 0
+    assert most.total_tokens / most.num_traces <= most.longest_tokens < most.unique_tokens
     assert all(each.unique_tokens - each.total_tokens < 12 * 32 for each in seen), "at most one open block each"
 
 
@@ -76,7 +77,7 @@ def fake_runner(*, is_covered=True):
     from gambit.engines.vllm.compat.forest_backend import ForestPlanning
 
     builder = ForestPlanning()
-    builder.layer_names = ["layer"]
+    builder.layer_names, builder.num_heads_kv = ["layer"], 2
     builder.kv_cache_spec = SimpleNamespace(block_size=16, page_size_bytes=16 * 2 * 2 * 32 * 4)
     layers = {"layer": SimpleNamespace(impl=SimpleNamespace(is_covered=is_covered))}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
@@ -85,20 +86,22 @@ def fake_runner(*, is_covered=True):
 
 
 def test_it_is_used_where_it_pays():
-    from gambit.engines.vllm.compat import forest_switch
+    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+    from gambit.engines.vllm.forest.gate import FEWEST_TRACES, LayerKind
     from gambit.engines.vllm.messages import DecodeAttention, Sharing
 
     runner = fake_runner()
-    switch = forest_switch.ForestSwitch(runner, DecodeAttention.AUTO)
-    enough = -(-forest_switch.PAYS_BYTES // (2 * 2 * 32 * 4))
-    pays = Sharing(64, enough + 7, 7)
-    few = replace(pays, num_traces=forest_switch.FEWEST_TRACES - 1)
-    cases = ((None, False), (Sharing(64, enough, 1), False), (pays, True), (few, False), (pays, True))
+    switch = ForestSwitch(runner, DecodeAttention.AUTO)
+    assert switch.layer_kinds == [LayerKind(num_layers=1, token_bytes=2 * 2 * 32 * 4, num_kv_heads=2)]
+    pays = Sharing(64, 4 * 10**7, 10**6, 10**5)
+    few = replace(pays, num_traces=FEWEST_TRACES - 1)
+    unshared = replace(pays, total_tokens=10**6)
+    cases = ((None, False), (unshared, False), (pays, True), (few, False), (pays, True))
     for sharing, is_on in cases:
         switch.choose(sharing, [])
         assert switch.is_on == is_on == runner.builder.uses_forest
     switch.wish = DecodeAttention.STOCK
-    switch.choose(Sharing(64, 10**9, 0), [])
+    switch.choose(pays, [])
     assert not switch.is_on
     switch.wish = DecodeAttention.FOREST
     switch.choose(None, [])

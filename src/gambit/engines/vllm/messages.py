@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gambit.core.types import OnPressure, PressureAction, RunningScore, StopRule, TraceKey
 from gambit.engines.base import SearchSpec
+from gambit.engines.vllm.row_order import TreePath
 from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 
@@ -35,6 +36,7 @@ class Sharing:
     num_traces: int
     total_tokens: int
     unique_tokens: int
+    longest_tokens: int  # of one trace
 
     @property
     def duplicated_tokens(self) -> int:
@@ -56,6 +58,7 @@ class GambitConfig:
     fast_path: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
     fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
     attention: DecodeAttention = DecodeAttention.STOCK
+    tree_order: bool = False  # rows of a step are in tree order
 
     def compute_hash(self) -> str:
         """vLLM compiles a model anew for another hash: of a scorer only the layers that it reads matter."""
@@ -158,6 +161,7 @@ class TraceTask:
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
     followers: int = 0  # traces that were submitted with it and are still to come
     rank: float | None = None  # its verifier's score so far
+    path: TreePath = ()  # its place in the tree
 
     @property
     def key(self) -> TraceKey:
@@ -190,7 +194,11 @@ class TraceTask:
     def unpack(cls, extra_args: dict[str, Any] | None) -> TraceTask | None:
         """None for a request that is not ours (vLLM's own warm-up)."""
         packed = (extra_args or {}).get(MESSAGE)
-        return None if packed is None else cls(**{**packed, "score": tuple(packed["score"])})
+        return (
+            None
+            if packed is None
+            else cls(**{**packed, "score": tuple(packed["score"]), "path": tuple(packed["path"])})
+        )
 
 
 @dataclass(slots=True)

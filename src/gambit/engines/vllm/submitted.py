@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gambit.core.types import TraceSpec
+from gambit.engines.vllm.row_order import TreePath
 
 _MOST_STEPS = 64  # kept at most: lists of tokens take more memory than the traces' arrays
 
@@ -66,6 +67,7 @@ class SubmittedTrace:
     columns: TokenColumns
     scored_length: int  # at the boundary of its last scored thought
     thinking_length: int | None = None  # at the token that closed its think block
+    path: TreePath = ()  # its place in the tree
 
     @property
     def tokens(self) -> array[int]:

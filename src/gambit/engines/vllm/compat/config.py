@@ -42,7 +42,7 @@ class EngineSetup:
     @property
     def has_seeded_noise(self) -> bool:
         """Whether vLLM's sampler makes its noise from a request's seed and position: model runner V2 does."""
-        return bool(getattr(self.raw, "use_v2_model_runner", False))
+        return has_model_runner_v2(self.raw)
 
     @property
     def architecture(self) -> str:
@@ -96,6 +96,10 @@ def num_blocks(config: Any) -> int:
     blocks = int(config.cache_config.num_gpu_blocks) - 1
     budget = config.additional_config.kv_budget_tokens
     return blocks if budget is None else min(blocks, budget // config.cache_config.block_size)
+
+
+def has_model_runner_v2(config: Any) -> bool:
+    return bool(getattr(config, "use_v2_model_runner", False))
 
 
 def num_layers(config: Any) -> int:

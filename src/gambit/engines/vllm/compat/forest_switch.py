@@ -11,12 +11,9 @@ from vllm.config.compilation import CUDAGraphMode
 
 from gambit.core.errors import EngineError
 from gambit.engines.vllm.compat.forest_backend import FLASH_ATTENTION, ForestPlanning, attend, plan_step
+from gambit.engines.vllm.forest.gate import FEWEST_TRACES, LayerKind, pays
 from gambit.engines.vllm.messages import DecodeAttention, Sharing
 
-# Keys and values of one layer that stock attention would read again. Below, gathering queries, merging and launching
-# a layer's kernels one by one cost more than they save on an H200.
-PAYS_BYTES = 200 << 20
-FEWEST_TRACES = 16  # with fewer, nodes are too few to keep all of a GPU busy: stock attention splits each trace's keys
 CHECKED_TRACES, CHECKED_BLOCKS = 24, 96
 _LOG = logging.getLogger(__name__)
 MOST_ERROR = 0.02  # of the result's norm: a rounding to bfloat16 is 0.002
@@ -34,6 +31,7 @@ class ForestSwitch:
         self.wish = wish
         self.num_steps = 0  # with forest attention
         self._builders = _builders(runner)
+        self.layer_kinds = [_layer_kind(builder) for builder in self._builders]
         self._is_on = False
         self._rows: list[str] = []
         self._manager = getattr(runner, "cudagraph_manager", None)
@@ -84,10 +82,7 @@ class ForestSwitch:
             self._forget_plans()
 
     def _pays(self, sharing: Sharing | None) -> bool:
-        if sharing is None or sharing.num_traces < FEWEST_TRACES or not self._builders:
-            return False
-        spec = self._builders[0].kv_cache_spec
-        return sharing.duplicated_tokens * spec.page_size_bytes >= PAYS_BYTES * spec.block_size
+        return sharing is not None and pays(sharing, self.layer_kinds, has_graphs=bool(self.graphs))
 
     def check(self) -> None:
         """Forest against stock attention on random data, in the model's shape; compiles the kernels on the way."""
@@ -101,6 +96,11 @@ class ForestSwitch:
 
 def _is_decode(desc: Any) -> bool:
     return desc.uniform_token_count == 1 and desc.num_reqs >= FEWEST_TRACES
+
+
+def _layer_kind(builder: Any) -> LayerKind:
+    spec = builder.kv_cache_spec
+    return LayerKind(len(builder.layer_names), spec.page_size_bytes // spec.block_size, builder.num_heads_kv)
 
 
 def _builders(runner: Any) -> list[Any]:

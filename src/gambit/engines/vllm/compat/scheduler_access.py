@@ -59,8 +59,8 @@ def blocks_only_grow(scheduler: Any) -> bool:
 
 def sharing(scheduler: Any, block_tokens: int) -> Sharing:
     """Of the running requests; a block that is being filled counts as a whole."""
-    total = sum([request.num_computed_tokens for request in scheduler.running])
-    return Sharing(len(scheduler.running), total, used_blocks(scheduler) * block_tokens)
+    lengths = [request.num_computed_tokens for request in scheduler.running]
+    return Sharing(len(lengths), sum(lengths), used_blocks(scheduler) * block_tokens, max(lengths, default=0))
 
 
 def missing_blocks(scheduler: Any, block_tokens: int, *, only_decodes: bool) -> int:
