@@ -25,6 +25,7 @@ import torch
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import save_checkpoint
+from gambit.storage.locks import locked
 from gambit.storage.problems import read_problems, shard_of
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Division
@@ -95,9 +96,10 @@ def collect_both(options: argparse.Namespace, clock: Clock) -> None:
             def is_early(deadline: float = deadline) -> bool:
                 return time.monotonic() < deadline
 
-            summary = collector.collect(
-                tasks[first::every], folder, source, may_begin=is_early, traces_per_problem=count
-            )
+            with locked(folder):
+                summary = collector.collect(
+                    tasks[first::every], folder, source, may_begin=is_early, traces_per_problem=count
+                )
             clock.done(f"collect {name}", str(summary))
 
 

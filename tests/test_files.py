@@ -1,23 +1,26 @@
 """What is shared by everything that touches files: locks, appended lines, hashes, the cache folder, versions."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
+import shutil
 import stat
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from gambit.core.errors import StorageError, UserError
+from gambit.core.errors import GambitWarning, StorageError, UserError
 from gambit.storage.cache import cache_folder
 from gambit.storage.hashing import file_hash, files_hash
 from gambit.storage.lines import CHUNK_BYTES, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
-from gambit.storage.locks import locked
+from gambit.storage.locks import LOCK_FILE, locked
 from gambit.storage.versions import package_version
 
 
-def hold(path: Path, has_it: multiprocessing.Event, may_end: multiprocessing.Event) -> None:
-    with locked(path, "taken"):
+def hold(folder: Path, has_it: multiprocessing.Event, may_end: multiprocessing.Event) -> None:
+    with locked(folder):
         has_it.set()
         may_end.wait(30)
 
@@ -25,15 +28,58 @@ def hold(path: Path, has_it: multiprocessing.Event, may_end: multiprocessing.Eve
 def test_a_lock_is_held_by_one_process_and_freed_with_it(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     has_it, may_end = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(tmp_path / "new" / "lock", has_it, may_end))
+    folder = tmp_path / "new" / "folder"
+    other = context.Process(target=hold, args=(folder, has_it, may_end))
     other.start()
     assert has_it.wait(30)
-    with pytest.raises(UserError, match="wait for it"), locked(tmp_path / "new" / "lock", "wait for it"):
+    with pytest.raises(UserError, match=f"another run is writing to {folder}: wait until it has ended"), locked(folder):
         pass
     other.kill()
     other.join()
-    with locked(tmp_path / "new" / "lock", "wait for it"):
+    assert [path.name for path in folder.iterdir()] == [LOCK_FILE], "a file without its lock"
+    with locked(folder):
         pass
+    assert list(folder.iterdir()) == []
+
+
+def test_a_lock_leaves_nothing_behind_but_what_was_written_under_it(tmp_path: Path) -> None:
+    with locked(tmp_path / "a" / "b"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b" / "file").touch()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["file"]
+    with locked(tmp_path / "gone"):
+        shutil.rmtree(tmp_path / "gone")
+
+
+def test_a_lock_file_that_its_holder_has_removed_in_between_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last holder ends between our opening the file and our locking it, and the next run makes another one."""
+
+    def late_flock(file: IO[bytes], how: int) -> None:
+        (tmp_path / LOCK_FILE).unlink()
+        (tmp_path / LOCK_FILE).touch()
+        flock(file, how)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", late_flock)
+    with pytest.raises(UserError, match="another run is writing"), locked(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: IO[bytes], how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = r"cannot be locked \(No locks available\): let no second run"
+    with pytest.warns(GambitWarning, match=said), locked(tmp_path):
+        (tmp_path / "file").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("torn", ["", "x", "y" * (2 * CHUNK_BYTES + 5)])

@@ -103,7 +103,7 @@ def test_a_collection_is_gone_on_with_under_the_same_settings_only(tmp_path):
 def test_two_writers_do_not_meet(tmp_path):
     with (
         writing(tmp_path, header()),
-        pytest.raises(UserError, match="another `gambit scorer collect`"),
+        pytest.raises(UserError, match="another run is writing to"),
         writing(tmp_path, header()),
     ):
         pass

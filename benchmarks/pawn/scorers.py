@@ -13,6 +13,7 @@ from gambit.core.types import StatePosition
 from gambit.pawn.judge import Judgement
 from gambit.pawn.puzzles import Split
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
+from gambit.storage.locks import locked
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Dataset, Division, load_dataset
 from gambit.training.evaluate import ScorerReport, evaluate
@@ -64,7 +65,8 @@ def collect_splits(plan: ScorerPlan, model: Path, data: Path, device: str) -> tu
     with Collector(how) as collector:
         for split, count in ((Split.DEV, plan.dev_puzzles), (Split.SCORER, plan.train_puzzles)):
             name = split.name.lower()
-            collector.collect(pawn_tasks(name, count, plan.seed), data / name, PAWN_SOURCE + name)
+            with locked(data / name):
+                collector.collect(pawn_tasks(name, count, plan.seed), data / name, PAWN_SOURCE + name)
     return _load(data / "scorer"), _load(data / "dev")
 
 

@@ -71,7 +71,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "answers": {
         name: f"text.answers.extraction:{name}" for name in ("extract_choice", "extract_number", "extract_text")
     },
-    "bench.folder": {"Plan": "bench.folder:BenchPlan"},
+    "bench.folder": {"Plan": "bench.folder:BenchPlan", "locked": "storage.locks:locked"},
     "bench.recipe": {"Recipe": "bench.recipe:BenchRecipe", "Variant": "bench.recipe:BenchVariant"},
     "bench.report": {"Report": "bench.report:BenchReport"},
     "bench.summary": {"Comparison": "bench.summary:MethodComparison", "Summary": "bench.summary:BenchSummary"},

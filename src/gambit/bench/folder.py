@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from gambit.config.options import EngineConfig, SearchConfig, overlaid
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.search.choice import load_policy, options_model
-from gambit.storage import locks
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
 from gambit.storage.past_options import IN_0_1_0, POLICIES_IN_0_1_0, VOTES_IN_0_1_0, in_effect
 
@@ -201,13 +199,6 @@ def read_environments(folder: Path) -> list[dict[str, Json]]:
 def is_complete(folder: Path, plan: BenchPlan) -> bool:
     """Whether no search is left, so that no model need be loaded."""
     return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
-
-
-def locked(folder: Path) -> AbstractContextManager[None]:
-    """Two runs into one folder would double its rows."""
-    return locks.locked(
-        folder / ".lock", f"another bench run is writing to {folder}: wait for it, or choose another --out"
-    )
 
 
 def with_changes(recipe: BenchRecipe, changes: Mapping[str, object]) -> BenchRecipe:

@@ -238,8 +238,9 @@ def _run(
     *,
     is_quiet: bool,
 ) -> int:
-    from gambit.bench.folder import check_same, create, is_complete, locked, make_plan
+    from gambit.bench.folder import check_same, create, is_complete, make_plan
     from gambit.bench.stamp import identity_of
+    from gambit.cli.session import sole_writer
     from gambit.engines.choice import check_engine
     from gambit.models.files import check_model
     from gambit.storage.run_folder import check_writable
@@ -250,7 +251,7 @@ def _run(
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
     if resume:
         check_same(folder, plan)
-    with locked(folder):
+    with sole_writer(folder, is_quiet=is_quiet):
         if not resume:
             create(folder, plan)
         code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, cluster, is_quiet)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gambit.cli.commands import made_command
+from gambit.cli.session import sole_writer
 from gambit.cli.terminal import OK, exit_with, say
 
 
@@ -24,7 +25,9 @@ def merge(
         from gambit.storage.run_folder import check_writable
 
         check_writable(out)
-        for note in merge_shards(folders, out):
+        with sole_writer(out):
+            notes = merge_shards(folders, out)
+        for note in notes:
             say(note)
         return OK
 

@@ -13,6 +13,7 @@ import typer
 
 from gambit.cli.commands import made_command
 from gambit.cli.results import Shown, Style
+from gambit.cli.session import sole_writer
 from gambit.cli.solve import open_session
 from gambit.cli.terminal import exit_with, put
 from gambit.config.options import EngineConfig, SearchConfig
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gambit.solver.spread import SpreadSolver
 
 MOST_PUZZLES = 10**9
+POLICIES = "gambit", "sc"
 # benchmarks/results/islands_noise.json, which a test holds this line to
 MEASURED = "gambit 95.6 %, sc 66.7 %, with 5 % fewer tokens"
 
@@ -48,9 +50,11 @@ def demo(
 
     def body() -> int:
         folder = out or new_run_folder()
-        check_free(folder)
         check_writable(folder)
-        return _run(random.randrange(1000) if seed is None else seed, folder)
+        with sole_writer(folder):
+            for each in (folder, *(folder / policy for policy in POLICIES)):
+                check_free(each)
+            return _run(random.randrange(1000) if seed is None else seed, folder)
 
     exit_with(body)
 
@@ -98,7 +102,7 @@ def searches(
     should_stop: Callable[[], bool],
 ) -> Iterator[Searched]:
     """Gambit, then self-consistency with as many traces."""
-    for policy in ("gambit", "sc"):
+    for policy in POLICIES:
         if should_stop():
             return
         events: list[Event] = []

@@ -10,6 +10,7 @@ import typer
 
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
+from gambit.cli.session import sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.core.errors import UserError
 
@@ -102,15 +103,16 @@ def prefix_value(
         check_engine(collecting.engine)
         check_model(collecting.engine.model)
         check_writable(out)
-        open_folder(out, plan)
-        if not is_done(out, plan, tasks):
-            from dataclasses import replace
+        with sole_writer(out, is_quiet=quiet):
+            open_folder(out, plan)
+            if not is_done(out, plan, tasks):
+                from dataclasses import replace
 
-            collecting = replace(collecting, layers=layers_for(out, judges.values()))
-            code = _run(out, plan, tasks, collecting, is_quiet=quiet)
-            if code != OK:
-                return code
-        return _report(out, plan, judges, keep, collecting.engine.device, as_json=as_json)
+                collecting = replace(collecting, layers=layers_for(out, judges.values()))
+                code = _run(out, plan, tasks, collecting, is_quiet=quiet)
+                if code != OK:
+                    return code
+            return _report(out, plan, judges, keep, collecting.engine.device, as_json=as_json)
 
     exit_with(body)
 

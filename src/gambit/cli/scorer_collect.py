@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan
-from gambit.cli.session import only_our_warnings, prepare_libraries
+from gambit.cli.session import only_our_warnings, prepare_libraries, sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.core.errors import EngineError, StorageError, UserError
 
@@ -158,9 +158,10 @@ def collect(
         check_model(plan.engine.model)
         check_writable(out)
         cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, plan.engine)
-        if cluster is None:
-            return _collect(tasks, plan, quiet)
-        return _collect_on_ray(tasks, plan, cluster, quiet, is_size_open=traces_at_once is None)
+        with sole_writer(out, is_quiet=quiet):
+            if cluster is None:
+                return _collect(tasks, plan, quiet)
+            return _collect_on_ray(tasks, plan, cluster, quiet, is_size_open=traces_at_once is None)
 
     exit_with(body)
 
@@ -179,8 +180,10 @@ def merge(
         from gambit.training.values import merge_values
 
         check_writable(out)
-        put(f"{out}: {run(parts, out)} problems")
-        merge_values(parts, out)
+        with sole_writer(out):
+            num_problems = run(parts, out)
+            merge_values(parts, out)
+        put(f"{out}: {num_problems} problems")
         return OK
 
     exit_with(body)

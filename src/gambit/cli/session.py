@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from gambit.cli.terminal import warn
@@ -69,6 +70,15 @@ def library_settings() -> dict[str, str]:
     found = versions.installed()
     is_on_gpu = found is not None and found[1] == "cuda"
     return {**QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"} if is_on_gpu else dict(QUIET)
+
+
+@contextmanager
+def sole_writer(folder: Path, *, is_quiet: bool = False) -> Iterator[None]:
+    """Entered before a model is loaded: a folder that another run is writing to is refused."""
+    from gambit.storage.locks import locked
+
+    with only_our_warnings(is_quiet=is_quiet), locked(folder):
+        yield
 
 
 @contextmanager

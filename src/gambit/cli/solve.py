@@ -26,7 +26,7 @@ from gambit.cli.cluster import (
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.results import Shown, Style, Tally
-from gambit.cli.session import loaded, only_our_warnings
+from gambit.cli.session import loaded, only_our_warnings, sole_writer
 from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
 from gambit.core.errors import StorageError, UserError
 from gambit.storage.lines import append_synced
@@ -107,7 +107,9 @@ def solve(
         style = Style(as_json, quiet, problems.is_many)
         job = SolveJob(problems, search, engine, folder, concurrency, style, output, cluster)
         _check(job)
-        return _run(job) if cluster is None or cluster.is_spread else _run_on_ray(job, cluster)
+        with sole_writer(folder, is_quiet=quiet):
+            _check_free(job)
+            return _run(job) if cluster is None or cluster.is_spread else _run_on_ray(job, cluster)
 
     exit_with(body)
 
@@ -134,18 +136,25 @@ def _check(job: SolveJob) -> None:
     """Whatever would only be found after the model is loaded."""
     from gambit.engines.choice import check_engine
     from gambit.models.files import check_model
-    from gambit.storage.run_folder import check_free, check_new_file, check_writable
+    from gambit.storage.run_folder import check_new_file, check_writable
 
     if job.cluster is not None and not job.cluster.is_spread and not job.problems.is_many:
         raise UserError("--ray hands the problems of a file to engines: give --file, or --spread to search one problem "
                         "on all of them, or leave --ray out")  # fmt: skip
     check_engine(job.engine)
-    check_free(job.folder)
     check_writable(job.folder)
     if job.output is not None:
         check_new_file(job.output)
     _check_questions(job.problems, job.engine.model)
     check_model(job.engine.model)
+
+
+def _check_free(job: SolveJob) -> None:
+    from gambit.storage.run_folder import check_free
+
+    problems = job.problems.problems if job.problems.is_many else ()
+    for folder in (job.folder, *(job.folder / problem.id for problem in problems)):
+        check_free(folder)
 
 
 def _check_questions(problems: Problems, model: str) -> None:

@@ -289,13 +289,13 @@ def _event_of(record: dict[str, Any]) -> Event:
 
 
 class LogWriter:
-    """Writes events to a file, each line as soon as it is complete, so that a killed run leaves a readable log."""
+    """Writes events to a new file, each line as soon as it is complete, so that a killed run leaves a readable log."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._chain = Chain()
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("x", encoding="utf-8", buffering=1)
 
     def write(self, event: Event) -> None:
         self._file.write(self._chain.link(to_json(event)) + "\n")

@@ -1,25 +1,66 @@
-"""File locks: one writer at a time in a folder that a run appends to."""
+"""Locks of folders: one run at a time writes into a folder."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from gambit.core.errors import UserError
+from gambit.core.errors import GambitWarning, UserError
+from gambit.storage.folders import made_folder
+
+LOCK_FILE = ".lock"
+_TAKEN = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
 
 
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock of this file; `refusal` is what a user reads while another process holds it.
+def locked(folder: Path) -> Iterator[None]:
+    """While entered, no other process enters for this folder: it is refused at once.
 
-    The operating system releases it when the process ends, however it ends, so that the file itself may stay.
+    The operating system releases the lock when a process ends, however it ends; a file that a killed one leaves behind
+    is no lock. A file system without locks is said, and the run goes on.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    path = folder / LOCK_FILE
+    with made_folder(folder), _opened(path) as file:
+        _lock(file, path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(refusal) from error
-        yield
+            yield
+        finally:
+            if _is_still(file, path):
+                path.unlink()
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("ab")  # network file systems lock only what is open for writing
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise _refusal(path.parent) from error
+        warnings.warn(f"{path.parent} cannot be locked ({error.strerror}): let no second run write to it meanwhile",
+                      GambitWarning, stacklevel=4)  # fmt: skip
+        return
+    if not _is_still(file, path):  # its last holder has removed it, and the next one has another file
+        raise _refusal(path.parent)
+
+
+def _is_still(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:  # its folder was taken away
+        return False
+
+
+def _refusal(folder: Path) -> UserError:
+    return UserError(f"another run is writing to {folder}: wait until it has ended, or choose another --out")

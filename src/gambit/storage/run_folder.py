@@ -12,6 +12,7 @@ from pathlib import Path
 from gambit.core import events as ev
 from gambit.core.errors import GambitWarning, StorageError, UserError
 from gambit.results.record import SearchResult
+from gambit.storage.folders import made_folder
 from gambit.storage.lines import write_whole
 
 LOG_FILE = "events.jsonl"
@@ -46,10 +47,10 @@ class EventSink:
             self._tell(self._on_event, event)
 
     def _open(self, out_dir: Path, must_log: bool) -> None:
-        check_free(out_dir)
         try:
             self._log = ev.LogWriter(out_dir / LOG_FILE)
         except OSError as error:
+            check_free(out_dir)
             if must_log:
                 raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
             self._give_up(error)
@@ -107,17 +108,12 @@ def check_free(out_dir: Path) -> None:
 
 def check_writable(folder: Path) -> None:
     """Try to write into a folder, existing or not, before hours go into what is to stand in it."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        for path in missing:  # what was made for the trial goes again
-            with suppress(OSError, ValueError):
-                path.rmdir()
+    with made_folder(folder):
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def check_new_file(path: Path) -> None:

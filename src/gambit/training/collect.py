@@ -35,7 +35,7 @@ from gambit.training.sampling import (
     sample,
 )
 from gambit.training.states import NoStates, Reading, StateReader
-from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, writing
+from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, opened_collection
 from gambit.training.values import Cut, PrefixValue, ValueRun, at_random, read_texts
 
 _KEPT_SETTINGS = (
@@ -96,7 +96,10 @@ def collect(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> CollectSummary:
-    """Sample the problems that are not yet in the folder; an interrupted run keeps what it has written."""
+    """Sample the problems that are not yet in the folder; an interrupted run keeps what it has written.
+
+    The caller holds the folder's lock: to find it taken is of use before an engine is loaded.
+    """
     with Collector(plan, engines) as collector:
         summary = collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
         if plan.num_rollouts and not summary.was_stopped:
@@ -173,7 +176,7 @@ class LocalEngines:
 
 
 class Collector:
-    """Serves several collections in turn with the same engines, which it closes."""
+    """Serves several collections in turn with the same engines, which it closes. The caller holds their locks."""
 
     def __init__(self, plan: CollectPlan, engines: CollectEngines | None = None) -> None:
         self._plan = plan
@@ -196,10 +199,8 @@ class Collector:
         plan = self._plan
         count = traces_per_problem or plan.traces_per_problem
         order = SamplingOrder(plan.search, count, plan.traces_at_once)
-        with (
-            writing(out, self._header(source, count)) as writer,
-            Grading(plan.search.answer, plan.num_graders) as grading,
-        ):
+        writer = opened_collection(out, self._header(source, count))
+        with Grading(plan.search.answer, plan.num_graders) as grading:
             summary = CollectSummary(num_before=len(writer.done))
             todo = [task for task in tasks if task.id not in writer.done]
             total = len(todo) + summary.num_before
@@ -230,10 +231,8 @@ class Collector:
         """Continue collected traces from prefixes that have no value yet, where their problem is `chosen`."""
         plan = self._plan
         order = SamplingOrder(plan.search, plan.num_rollouts, plan.traces_at_once)
-        with (
-            writing(out, self._header(source, plan.traces_per_problem)),
-            Grading(plan.search.answer, plan.num_graders) as grading,
-        ):
+        opened_collection(out, self._header(source, plan.traces_per_problem))
+        with Grading(plan.search.answer, plan.num_graders) as grading:
             run = ValueRun(self._engines.roller, out, order, grading, refused, on_progress, should_stop)
             return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)
 

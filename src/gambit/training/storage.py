@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = 1
-HEADER_FILE, INDEX_FILE, LOCK_FILE = "collection.json", "index.jsonl", "lock"
+HEADER_FILE, INDEX_FILE = "collection.json", "index.jsonl"
 _MAY_DIFFER = ("id", "source")  # more problems may join a collection; how its traces were made may not change
 
 
@@ -125,30 +125,33 @@ class CollectionWriter:
 
 @contextmanager
 def writing(folder: Path, header: Header) -> Iterator[CollectionWriter]:
-    """Open a folder for writing: a new collection, or the one that is there, resumed."""
-    with locked(folder / LOCK_FILE, f"{folder} is being written by another `gambit scorer collect`"):
-        yield _opened(folder, header)
+    """Open a folder that no other run writes to."""
+    with locked(folder):
+        yield opened_collection(folder, header)
 
 
 def merge(parts: Sequence[Path], out: Path) -> int:
-    """Join collections made in the same way; gives the number of problems. Resumes where `out` exists already."""
+    """Join collections made in the same way; gives the number of problems. Resumes where `out` exists already.
+
+    The caller holds the lock of `out`.
+    """
     if out in parts:
         raise UserError(f"{out} is one of the collections: choose a new folder")
     headers = {part: read_header(part) for part in parts}
     for part in parts[1:]:
         _check_alike(part, headers[part], parts[0], headers[parts[0]])
-    with writing(out, headers[parts[0]].model_copy(update={"id": new_id()})) as writer:
-        done = set(writer.done)
-        for part in parts:
-            for entry in read_index(part):
-                new = {problem.id for problem in entry.problems} - done
-                if not new:
-                    continue
-                if len(new) < len(entry.problems):
-                    raise UserError(f"{part / entry.file} holds problems that {out} has already, and others: "
-                                    "collections of one problem file are merged by their shards")  # fmt: skip
-                writer.adopt(part, entry)
-                done |= new
+    writer = opened_collection(out, headers[parts[0]].model_copy(update={"id": new_id()}))
+    done = set(writer.done)
+    for part in parts:
+        for entry in read_index(part):
+            new = {problem.id for problem in entry.problems} - done
+            if not new:
+                continue
+            if len(new) < len(entry.problems):
+                raise UserError(f"{part / entry.file} holds problems that {out} has already, and others: "
+                                "collections of one problem file are merged by their shards")  # fmt: skip
+            writer.adopt(part, entry)
+            done |= new
     return len(done)
 
 
@@ -156,7 +159,9 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _opened(folder: Path, header: Header) -> CollectionWriter:
+def opened_collection(folder: Path, header: Header) -> CollectionWriter:
+    """For writing: a new one, or the one that is there, resumed. The caller holds the folder's lock."""
+    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / HEADER_FILE).exists():
         if any(folder.glob("shard-*")):
             raise UserError(f"{folder} holds shards but no {HEADER_FILE}: give --out a new folder")
