@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 from builders import tiny_sentencepiece_tokenizer, tiny_tokenizer
 from gambit.cli.app import app
 from gambit.core import events as ev
+from gambit.core.chain import Chain
 from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
+from gambit.core.types import StopReason
 from gambit.models.files import locate
 from gambit.storage.run_folder import find_log
 from gambit.text.tokenizers import load_tokenizer
@@ -31,7 +33,7 @@ from gambit.view.text import model_name, read_tokens
 from scripted import ScriptedEngine
 from searching import run_one
 from test_search_properties import make, options, schedules, st
-from view_story import HOSTILE, QUESTION, Story
+from view_story import HOSTILE, LAST_STEP, QUESTION, Story
 
 
 def page_of(events) -> tuple[PageData, list[bytes], object, object]:
@@ -317,3 +319,47 @@ def test_the_page_tells_how_many_traces_ended_in_which_way():
     said = facts["traces"]
     words = ("completed", "pruned", "ghosts", "cut off")
     assert said.endswith(": " + ", ".join(f"{n} {word}" for n, word in zip(ends, words, strict=True)))
+
+
+# -- forged logs -------------------------------------------------------------------------------------------------
+
+
+def test_a_forged_step_number_takes_no_memory(tmp_path):
+    story = Story(tmp_path)
+    ordinary, forged = follow(story.events), follow([*story.events[:-3], ev.Stopped(10**15, StopReason.EXHAUSTED)])
+    assert pool_sizes(forged) == pool_sizes(ordinary) and pool_sizes(forged)[-1].step == LAST_STEP
+    assert forged.last_step == 10**15, "tens of petabytes, had every step its place"
+
+
+FORGED = [
+    (0, "capacity", 10**30, "line 1: not an event of this log format (capacity is 1000"),
+    (0, "seed", 0.5, "line 1: not an event of this log format (seed is 0.5)"),
+    (0, "question", "half \ud83c", "line 1: not an event of this log format ("),
+    (0, "vote", "applause", "line 1 of the log cannot follow"),
+    (1, "step", None, "line 2: not an event of this log format (step is None)"),
+    (1, "step", -1, "(step is -1)"),
+    (1, "trace", True, "(trace is True)"),
+    (8, "scores", [None, 0.1], "(scores is (None, 0.1))"),
+    (8, "num_tokens", [10**10, 1], "(num_tokens is (10000000000, 1))"),
+    (10, "trace", 10**9, "line 11 of the log cannot follow"),
+    (10, "tokens", [-1], "line 11: not an event of this log format (tokens is (-1,))"),
+    (10, "tokens", {"a": 1}, "(tokens is {'a': 1})"),
+    (19, "answer", ["7"], "line 20: not an event of this log format (answer is ('7',))"),
+    (19, "confidence", [1, 2, 3, 4, "5"], "(confidence is TraceConfidence("),
+    (22, "seconds_total", 10**400, "line 23: not an event of this log format (seconds_total is 1000"),
+    (24, "votes", [1], "(votes is (1,))"),
+]
+
+
+@pytest.mark.parametrize(("place", "name", "value", "culprit"), FORGED)
+def test_a_forged_field_is_refused_with_its_line(tmp_path, place, name, value, culprit):
+    records = [json.loads(ev.to_json(event)) for event in Story(tmp_path).events]
+    assert name in records[place]
+    records[place][name] = value
+    chain = Chain()
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(chain.link(json.dumps(record, separators=(",", ":"))) + "\n" for record in records))
+    for command in ("view", "replay"):
+        done = CliRunner(env={"COLUMNS": "400"}).invoke(app, [command, str(log)])
+        assert done.exit_code == 2 and culprit in done.stderr, (command, done.output)
+        assert done.stderr.count("\n") == 1 and len(done.stderr) < 400

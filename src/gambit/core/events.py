@@ -14,6 +14,7 @@ from typing import Any, TextIO, TypeAlias, get_args
 
 from gambit.core.chain import BrokenChainError, Chain
 from gambit.core.errors import UserError
+from gambit.core.event_fields import check_fields
 from gambit.core.types import EndReason, StopReason, TraceConfidence
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
@@ -335,12 +336,19 @@ def _read_line(line: str, chain: Chain | None) -> tuple[Event, Chain | None]:
         raise ValueError(f"unknown event {record.get('event')!r}")
     if record.get("event") == RunStarted.__name__:
         if record.get("format") == PLAIN_FORMAT:
-            return _event_of(record), None
+            return _checked(_event_of(record), line), None
         if record.get("format") != LOG_FORMAT:
             raise ValueError(f"log format {record.get('format')}, this version reads up to {LOG_FORMAT}")
     if chain is not None:
         chain.unlink(line.rstrip("\n"), record)
-    return _event_of(record), chain
+    return _checked(_event_of(record), line), chain
+
+
+def _checked(event: Event, line: str) -> Event:
+    check_fields(event)
+    if "\\ud" in line.lower():  # half a character, which no file or page can hold, is only to be had as an escape
+        to_json(event).encode()
+    return event
 
 
 def _opened(path: Path) -> TextIO:

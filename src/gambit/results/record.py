@@ -180,6 +180,7 @@ class SearchRecord:
     split: ev.IslandsSplit | None = None  # the last
 
     def __post_init__(self) -> None:
+        VoteKind(self.started.vote)  # one that there is not is found here, where its line is known
         self.tree = TraceTree(self.started.capacity, Aggregation(self.started.aggregation))
 
     def apply(self, event: ev.Event) -> None:

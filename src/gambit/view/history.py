@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
+from operator import add
 
 from gambit.core import events as ev
 from gambit.core.tree import TraceState
@@ -45,12 +46,12 @@ class _Watch:
 
     def passing(self, events: Iterable[ev.Event]) -> Iterator[ev.Event]:
         for event in events:
+            yield event  # first: it is the reader who finds out whether it can follow the ones before
             _remember(self.traces, event)
             if isinstance(event, ev.Sample):
                 self.samples.append(event)
             if not isinstance(event, ev.RunStarted | ev.Voted):
                 self.last_step = max(self.last_step, event.step)
-            yield event
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,11 @@ def _end_wait(history: TraceHistory, step: int, *, was_long: bool = True) -> Non
 
 def pool_sizes(history: History) -> list[PoolSize]:
     """The pool wherever it changed; made from whole lives, because only these tell who really waited."""
-    changes = np.zeros((history.last_step + 2, 4), dtype=np.int64)  # running, waiting, ghosts, completed
+    changes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # step -> running, waiting, ghosts, completed
 
     def count(column: int, begin: int, end: int | None) -> None:
-        changes[begin, column] += 1
-        changes[history.last_step + 1 if end is None else end, column] -= 1
+        changes[begin][column] += 1
+        changes[history.last_step + 1 if end is None else end][column] -= 1
 
     for trace, past in zip(history.record.tree.traces, history.traces, strict=True):
         count(0, trace.created_step, trace.ended_step)
@@ -143,8 +144,6 @@ def pool_sizes(history: History) -> list[PoolSize]:
             count(2, trace.ended_step, past.left_step)
         if trace.state is TraceState.FINISHED and trace.ended_step is not None:
             count(3, trace.ended_step, None)
-    changed = [0, *np.flatnonzero(changes[1:-1].any(axis=1)) + 1]
-    return [
-        PoolSize(int(step), *map(int, row))
-        for step, row in zip(changed, np.cumsum(changes, axis=0)[changed], strict=True)
-    ]
+    steps = [0, *(step for step in sorted(changes) if 0 < step <= history.last_step and any(changes[step]))]
+    pools = itertools.accumulate((changes[step] for step in steps), lambda pool, change: [*map(add, pool, change)])
+    return [PoolSize(step, *pool) for step, pool in zip(steps, pools, strict=True)]
