@@ -363,12 +363,30 @@ COMMANDS = [
         "none.pt",
     ),
     (("scorer", "show", "none.safetensors"), "none.safetensors"),
+    (("scorer", "show", ""), "scorer '': the name is empty"),
+    (("scorer", "show", "confidence"), "scorer 'confidence' has no checkpoint to show"),
+    (("scorer", "show", "cut"), "scorer 'cut': a folder without a verifier or a stack"),
+    (("scorer", "show", "stack:cut"), "cut holds no stack.json"),
+    (("scorer", "show", "prm:cut"), "scorer 'prm:cut' is no folder that `gambit scorer train"),
+    (("scorer", "show", "prm:"), "scorer 'prm:'"),
+    (("scorer", "export", "cut", "--out", "o"), "scorer 'cut': a folder without a verifier or a stack"),
+    (("scorer", "export", "confidence", "--out", "o"), "'confidence' is no verifier"),
+    (("scorer", "export", "none.safetensors", "--out", "o"), "'none.safetensors' is no verifier"),
+    (("scorer", "train", "--data", "nowhere", "--out", "o", "--architecture", "verifier", "--model", "pawn", "--start",
+      "prm:cut"), "scorer 'prm:cut' is no folder"),
+    (("scorer", "train", "--data", "nowhere", "--out", "o", "--architecture", "stack", "--parts", "none.safetensors"),
+     "'none.safetensors' is no part of a stack"),
+    (bench("--scorer", "cut", "--out", "o"), "scorer 'cut': a folder without a verifier or a stack"),
+    (bench("--scorer", "stack:cut", "--out", "o"), "cut holds no stack.json"),
+    (("prefix-value", "--benchmark", "pawn", "--out", "o", "--scorer", "prm:cut"), "--scorer prm:cut: a verifier is"),
+    (("prefix-value", "--benchmark", "pawn", "--out", "o", "--scorer", "stack:cut"), "cut holds no stack.json"),
     (("scorer", "show", "junk.safetensors"), "junk.safetensors"),
 ]  # fmt: skip
 
 INVOCATIONS = [*numbers(), *NAMES, *PROBLEMS, *COMMANDS]
 # These look at weights, for which torch is imported; they load no model.
-WITH_TORCH = {"train", "eval", "import", "show", "collect", "none.safetensors", "junk.safetensors"}
+WITH_TORCH = {"train", "eval", "export", "import", "show", "collect", "prefix-value", "none.safetensors",
+              "junk.safetensors"}  # fmt: skip
 
 
 def main():

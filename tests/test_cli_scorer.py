@@ -103,6 +103,25 @@ def test_a_report_is_a_table_json_and_a_picture(folder, tmp_path):
     assert {"num_problems", "rankings", "comparisons", "conclusions"} <= set(json.loads(report.read_text()))
 
 
+def test_a_scorer_of_the_models_own_is_judged_by_its_name(tmp_path):
+    hidden = load_checkpoint(Path(models.locate("pawn")) / "scorers" / "mlp.safetensors").info.hidden_size
+    data = make_collection(tmp_path / "c", num_problems=6, model="pawn", hidden_size=hidden)
+    judged = Outcome("eval", "mlp", "auto", "confidence", "--data", data, "--device", "cpu", "--json")
+    assert judged.code == 0, judged.err
+    names = [ranking["name"] for ranking in json.loads(judged.out)["rankings"]]
+    assert names[:3] == ["mlp", "scorer", "confidence"]
+    refused = Outcome("eval", "mlp", "--data", data, "--write", "--device", "cpu")
+    assert refused.code == 2 and "'mlp' is no checkpoint file" in refused.err, "the model's own file stays as it is"
+
+
+def test_two_scorers_of_one_name_are_told_apart_or_refused(folder, tmp_path):
+    paths = [tmp_path / name / "s.safetensors" for name in "ab"]
+    for path in paths:
+        Outcome("train", "--data", folder, "--out", path, "--device", "cpu", "--epochs", "1", "--objective", "prefix")
+    judged = Outcome("eval", *paths, "--data", folder, "--device", "cpu")
+    assert judged.code == 2 and "two scorers are called 's': rename one" in judged.err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

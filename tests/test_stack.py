@@ -222,7 +222,7 @@ def test_a_stack_of_all_parts_shows_what_each_adds(material, tmp_path):
     assert set(gains) == set(info.parts) and gains["verifier"]["low"] > 0.05, "only the verifier knows"
     assert mean["stack"] - mean["stack without verifier"] == pytest.approx(gains["verifier"]["value"])
     assert "verifier adds to stack" in " ".join(report["conclusions"])
-    code, said, error = scorer("show", out)
+    code, said, error = scorer("show", f"stack:{out}")
     assert code == 0 and "lines.complete.weights.agreement" in said, error
     code, _, error = scorer("eval", out, "--data", train, "--model", model, "--device", "cpu")
     assert code == 2 and "judge it on another collection" in error
@@ -233,7 +233,7 @@ def test_a_stack_may_be_of_few_parts(material, tmp_path):
     out = tmp_path / "small"
     flags = ("--data", train, "--out", out, "--device", "cpu")
     assert scorer("train", "--architecture", "stack", "--parts", "agreement", *flags)[0] == 0
-    code, said, error = scorer("eval", out, "--data", dev, "--device", "cpu", "--json")
+    code, said, error = scorer("eval", f"stack:{out}", "--data", dev, "--device", "cpu", "--json")
     rankings = {each["name"]: each for each in json.loads(said)["rankings"]}
     assert code == 0 and rankings["small"]["auc"]["0.5"]["value"] == 0.5 < rankings["small"]["auc"]["1"]["value"], error
     assert not (out / "verifier.json").exists() and not (out / "vectors.safetensors").exists()

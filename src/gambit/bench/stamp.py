@@ -13,9 +13,8 @@ from pathlib import Path
 from gambit.core.events import Json
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
+from gambit.scorers.names import ScorerKind, ScorerName, parse_scorer
 from gambit.scorers.readers.adapters import identity as adapter_identity
-from gambit.scorers.readers.names import parse_reader
-from gambit.scorers.stack import parse_stack
 from gambit.scorers.verifier.folder import is_verifier
 from gambit.storage.hashing import file_hash
 from gambit.storage.versions import package_version
@@ -47,17 +46,18 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
     """Names and hashes of what decides the results: the model and the scorer's checkpoint."""
     source = models.locate(model)
     found = {"model": Path(model).name, "model_hash": models.identity_hash(source) or UNKNOWN, "hash_of": HASH_OF}
-    if (stack := parse_stack(scorer)) is not None:
-        found["scorer_hash"] = adapter_identity(stack)
-        return found
-    verifier = parse_reader(scorer)
-    if verifier is not None and not verifier.is_served:
-        found["scorer_hash"] = _verifier_hash(models.locate(verifier.model))
-        return found
-    path = models.scorer_file(source, scorer)
-    if path is not None:
-        found["scorer_hash"] = file_hash(path)[-16:]
-    return found
+    scorer_hash = _scorer_hash(parse_scorer(scorer), source)
+    return found if scorer_hash is None else {**found, "scorer_hash": scorer_hash}
+
+
+def _scorer_hash(scorer: ScorerName, source: str) -> str | None:
+    """None for what has no files here."""
+    if scorer.reader is not None:
+        return None if scorer.reader.is_served else _verifier_hash(models.locate(scorer.reader.model))
+    if scorer.kind is ScorerKind.STACK and scorer.path is not None:
+        return adapter_identity(scorer.path)
+    path = models.scorer_file(source, scorer.text)
+    return None if path is None else file_hash(path)[-16:]
 
 
 def _verifier_hash(source: str) -> str:

@@ -143,12 +143,16 @@ def _judges(names: list[str] | None, engine: EngineConfig) -> dict[str, Scorer]:
     """Scorers by what the report calls them."""
     from gambit.models import files as models
     from gambit.scorers.choice import load_scorer
+    from gambit.scorers.names import ScorerKind, parse_scorer
 
     source = models.locate(engine.model)
     has_own = models.side_file(source, models.SCORER_FILE) is not None
     wanted = names or (["auto", "confidence"] if has_own else ["confidence"])
     found = {}
     for name in wanted:
+        if (kind := parse_scorer(name).kind) in (ScorerKind.VERIFIER, ScorerKind.STACK):
+            raise UserError(f"--scorer {name}: a {kind} is judged by `gambit scorer eval` on the collection that this "
+                            "command writes; here judges are scorers of states")  # fmt: skip
         scorer = load_scorer(name, source, engine.model)
         label = f"{scorer.info.architecture} (the model's own)" if name == "auto" else Path(name).stem
         if label in found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -99,7 +99,7 @@ def train(
         str | None, typer.Option(metavar="TEXT", help="verifier: the model that wrote the traces, folder or hub name.")
     ] = None,
     start: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="verifier: go on from one that was trained before.")
+        str | None, typer.Option(metavar="FOLDER", help="verifier: go on from one that was trained before.")
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=1, metavar="NUMBER", help="verifier: train for so long at most.")
@@ -182,7 +182,7 @@ def train(
     exit_with(body)
 
 
-def _check_architecture(architecture: str, start: Path | None) -> None:
+def _check_architecture(architecture: str, start: str | None) -> None:
     from gambit.training.networks import ARCHITECTURES
 
     known = (*ARCHITECTURES, VERIFIER, STACK)
@@ -232,11 +232,13 @@ def evaluate(
 
     def body() -> int:
         from gambit.cli.scorer_display import show_report
+        from gambit.scorers.names import trained_scorer
         from gambit.storage.run_folder import check_writable
         from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
 
+        names = [trained_scorer(each) for each in scorers]
         if write:
-            check_writable_trust(scorers, data, part)
+            check_writable_trust(names, data, part)
         for path in filter(None, (out, plot)):
             check_writable(path.parent)
         if plot is not None:
@@ -245,11 +247,11 @@ def evaluate(
             check_installed()
         with only_our_warnings():
             found = judge_scorers(
-                scorers, data, part, device=device, model=model, with_judge=judge, skip_corrupted=skip_corrupted,
+                names, data, part, device=device, model=model, with_judge=judge, skip_corrupted=skip_corrupted,
                 warn=warn,
             )  # fmt: skip
         if write:
-            write_figures(scorers, found)
+            write_figures(names, found)
         text = json.dumps(report_json(found), indent=2)
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -323,9 +325,9 @@ def _import_info(base_model: str | None, position: str | None, aggregation: str,
 
 @app.command(cls=PlainCommand)
 def show(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A scorer checkpoint (.safetensors) or the folder of a verifier or stack."),
+    scorer: Annotated[
+        str,
+        typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors) or the folder of a verifier or stack."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -333,24 +335,29 @@ def show(
 
     def body() -> int:
         from gambit.cli.scorer_display import metadata_table
-        from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 
-        if file.is_dir():
-            from gambit.scorers.stack import is_stack, read_stack
-            from gambit.scorers.verifier.folder import read_info
-
-            info = read_stack(file) if is_stack(file) else read_info(file)
-            if as_json:
-                typer.echo(info.model_dump_json())
-            else:
-                put(metadata_table(info.model_dump(mode="json")))
-            return OK
-        scorer = load_checkpoint(file)  # a file that engines would refuse is refused here too
-        metadata = read_metadata(file)
+        metadata = _metadata_of(scorer)
         if as_json:
-            typer.echo(json.dumps({**metadata, "layers": list(scorer.info.layers)}))
-            return OK
-        put(metadata_table(metadata))
+            typer.echo(json.dumps(metadata))
+        else:
+            put(metadata_table(metadata))
         return OK
 
     exit_with(body)
+
+
+def _metadata_of(scorer: str) -> dict[str, Any]:
+    from gambit.scorers.checkpoint import load_checkpoint, read_metadata
+    from gambit.scorers.names import ScorerKind, parse_scorer, trained_scorer
+    from gambit.scorers.stack import read_stack
+    from gambit.scorers.verifier.folder import read_info
+
+    kind, path = parse_scorer(scorer).kind, Path(trained_scorer(scorer))
+    if kind is ScorerKind.NAME:
+        raise UserError(f"scorer {scorer!r} has no checkpoint to show: give a .safetensors file, or the folder of a "
+                        "verifier or a stack")  # fmt: skip
+    if kind is not ScorerKind.FILE:
+        info = read_stack(path) if kind is ScorerKind.STACK else read_info(path)
+        return info.model_dump(mode="json")
+    loaded = load_checkpoint(path)  # a file that engines would refuse is refused here too
+    return {**read_metadata(path), "layers": list(loaded.info.layers)}

@@ -28,7 +28,7 @@ def train_verifier(
     data: Path,
     out: Path,
     model: str | None,
-    start: Path | None,
+    start: str | None,
     changes: Mapping[str, object],
     shares: Mapping[str, float | None],
     labels: str,
@@ -37,6 +37,7 @@ def train_verifier(
     as_json: bool,
 ) -> None:
     """Progress goes to stderr line by line: such a training is often watched through a file."""
+    from gambit.scorers.names import verifier_folder
     from gambit.scorers.verifier.folder import read_info
     from gambit.scorers.verifier.model import check_installed
     from gambit.storage.run_folder import check_writable
@@ -55,11 +56,12 @@ def train_verifier(
     given = {name: value for name, value in changes.items() if value is not None}
     recipe = VerifierRecipe(**given)  # type: ignore[arg-type]
     division = Division()
-    if start is not None:
-        recipe = continued(recipe, start, frozenset(given))
-        division = division_of(read_info(start)) or division
+    begun = None if start is None else verifier_folder(start)
+    if begun is not None:
+        recipe = continued(recipe, begun, frozenset(given))
+        division = division_of(read_info(begun)) or division
     division = dataclasses.replace(division, **{name: value for name, value in shares.items() if value is not None})  # type: ignore[arg-type]
-    plan = VerifierPlan(data, model, recipe, division, labels, device, skip_corrupted, start)
+    plan = VerifierPlan(data, model, recipe, division, labels, device, skip_corrupted, begun)
     skipped: list[str] = []
     passages = passages_of(plan, skipped)
     for line in dict.fromkeys(skipped):
@@ -117,7 +119,7 @@ def _show_stack(out: Path, trained: TrainedStack, as_json: bool) -> None:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a verifier that `train` wrote.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Of a verifier that `train` wrote.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the model to write.")],
     model: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The weights under it, where its own name does not lead to them.")
@@ -128,13 +130,14 @@ def export(
 
     def body() -> int:
         from gambit.engines.local.model import pick_device
+        from gambit.scorers.names import verifier_folder
         from gambit.scorers.verifier.export import export as run
         from gambit.scorers.verifier.model import Verifier
         from gambit.storage.run_folder import check_writable
 
         check_writable(out)
         with only_our_warnings():
-            run(Verifier.load(folder, pick_device(device), model), out, model)
+            run(Verifier.load(verifier_folder(folder), pick_device(device), model), out, model)
         put(f"{out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e6:,.0f} MB")
         return OK
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 from gambit.config import registry
@@ -12,6 +11,7 @@ from gambit.core.errors import GambitWarning
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint
+from gambit.scorers.names import parse_scorer
 
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
@@ -26,8 +26,8 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
             return own
         warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
         name = "confidence"
-    if Path(name).suffix == ".safetensors" or Path(name).is_file():
-        return load_checkpoint(Path(name))
+    if (path := parse_scorer(name).path) is not None:
+        return load_checkpoint(path)
     if name not in registry.names("gambit.scorers") and (path := models.own_scorer(source, name)) is not None:
         return load_checkpoint(path)
     factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))

@@ -19,11 +19,12 @@ from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.choice import load_scorer, model_scorer
+from gambit.scorers.names import ScorerKind, parse_scorer
 from gambit.scorers.readers.base import Reader, ReaderInfo
-from gambit.scorers.readers.names import ReaderName, parse_reader
+from gambit.scorers.readers.names import ReaderName
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.scorers.stack import STATE, STATE_FILE, VERIFIER, parse_stack, read_stack
+from gambit.scorers.stack import STATE, STATE_FILE, VERIFIER, read_stack
 from gambit.scorers.stack_states import engine_scorer, load_vectors
 from gambit.scorers.verifier.folder import INFO_FILE, read_info
 from gambit.search.host import SearchHost
@@ -81,8 +82,9 @@ class SolverParts:
 def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverParts:
     """Load and start everything; whatever fails leaves nothing running."""
     source = models.locate(config.model)
-    named, stack = models.named_model(config.model), parse_stack(config.scorer)
-    reader_name = parse_reader(config.scorer) if stack is None else _reader_in(stack)
+    named, judge = models.named_model(config.model), parse_scorer(config.scorer)
+    stack = judge.path if judge.kind is ScorerKind.STACK else None
+    reader_name = judge.reader if stack is None else _reader_in(stack)
     own_scorer = _own_scorer(scorer, reader_name, source, config.model) if stack is None else _scorer_in(stack)
     generation = models.generation_of(source)
     defaults = models.defaults_of(source, generation)

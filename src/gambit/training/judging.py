@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
@@ -15,8 +16,10 @@ from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.engines.local.model import pick_device
+from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
+from gambit.scorers.names import ScorerKind, parse_scorer
 from gambit.scorers.stack import StackInfo, is_stack, read_stack, write_stack
 from gambit.scorers.verifier.folder import VerifierInfo, is_verifier, read_info, write_info
 from gambit.scorers.verifier.model import Verifier
@@ -58,6 +61,9 @@ def judge_scorers(
 ) -> ScorerReport:
     """Checkpoints, registered scorers, folders of verifiers or stacks, judged on the same problems of a collection."""
     reader = CollectionReader(folder, skip_corrupted=skip_corrupted, with_tokens=with_judge)
+    names = [_found(name, model or reader.header.model) for name in names]
+    if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
+        raise UserError(f"two scorers are called {twice[0]!r}: rename one, or judge one at a time")
     for name in names:
         _check_made_for(_label(name), _info(name), reader.header, warn)
     data = _data_of(names[0], reader)
@@ -137,6 +143,18 @@ FolderInfo = TypeVar("FolderInfo", StackInfo, VerifierInfo)
 def _with_figures(info: FolderInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> FolderInfo:
     trusted = {} if trust is None else {"trust": trust.to_json()}
     return info.model_copy(update={"metrics": {**info.metrics, **metrics}, **trusted})
+
+
+def _found(name: str, model: str) -> str:
+    """A scorer of the model's own as its file; others as they are."""
+    if parse_scorer(name).kind is not ScorerKind.NAME or registry.knows("gambit.scorers", name):
+        return name
+    path = models.scorer_file(models.locate(model) if models.named_model(model) is not None else model, name)
+    if path is None:
+        known = ", ".join(registry.names("gambit.scorers"))
+        raise UserError(f"unknown scorer {name!r}: give a file, the folder of a verifier or a stack, {known}, or a "
+                        f"scorer that lies beside {model}'s weights on this disk")  # fmt: skip
+    return str(path)
 
 
 def _label(name: str) -> str:

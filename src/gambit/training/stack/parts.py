@@ -12,6 +12,7 @@ import torch
 from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import load_checkpoint
+from gambit.scorers.names import ScorerKind, parse_scorer, trained_scorer
 from gambit.scorers.stack import (
     AGREEMENT,
     BY_NAME,
@@ -25,7 +26,7 @@ from gambit.scorers.stack import (
     StackInfo,
 )
 from gambit.scorers.stack_states import MAX_SIZE, StateVectors
-from gambit.scorers.verifier.folder import copy_verifier, is_verifier
+from gambit.scorers.verifier.folder import copy_verifier
 from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Dataset
 from gambit.training.loading import CollectionReader
@@ -54,9 +55,9 @@ class StackParts:
         files: dict[str, Path] = {}
         names = set()
         for each in given:
-            kind = VERIFIER if is_verifier(each) else STATE if Path(each).is_file() else each
-            if kind in (STATE, VERIFIER) and Path(each).exists():
-                files[kind] = Path(each)
+            kind, file = _part_of(each)
+            if file is not None:
+                files[kind] = file
             elif kind not in BY_NAME:
                 known = ", ".join(BY_NAME)
                 raise UserError(f"{each!r} is no part of a stack: give {known}, the file of a state scorer "
@@ -108,6 +109,14 @@ class StackParts:
             return ft.verifier_feature(read_traces(verifier, reader.passages, traces), verifier.info, traces, shares)
         assert name == CONFIDENCE
         return ft.confidence_feature(_with_confidences(reader), traces, shares)
+
+
+def _part_of(text: str) -> tuple[str, Path | None]:
+    """Which part a file or folder is; a name as it is."""
+    kinds = {ScorerKind.FILE: STATE, ScorerKind.VERIFIER: VERIFIER}
+    kind = kinds.get(parse_scorer(text).kind)
+    path = Path(trained_scorer(text))
+    return (kind, path) if kind is not None and path.exists() else (text, None)
 
 
 @dataclass(frozen=True, slots=True)
