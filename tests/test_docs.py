@@ -152,3 +152,10 @@ def test_the_manifest_for_kuberay_gives_options_that_exist():
     assert subprocess.run(["sh", "-n", "-c", entrypoint], check=False).returncode == 0
     workers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert f"--engines {sum(group['replicas'] for group in workers)}" in entrypoint
+
+
+def test_every_result_that_is_kept_is_told_somewhere():
+    results = ROOT / "benchmarks" / "results"
+    pages = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
+    told = " ".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [path.name for path in sorted(results.iterdir()) if path.name not in told] == []
