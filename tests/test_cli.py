@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from gambit.cli import main as start_command
 from gambit.cli.app import app
 from gambit.cli.display import Display, report
 from gambit.config.options import EngineConfig, SearchConfig
@@ -310,7 +311,8 @@ def test_a_missing_chat_template_and_scorer_are_said_once(solve, tiny: Path) -> 
 def test_a_full_disk_costs_the_log_and_not_the_answer(solve, monkeypatch: pytest.MonkeyPatch) -> None:
     class OnFullDisk(ev.LogWriter):
         def __init__(self, path: Path) -> None:
-            super().__init__(Path("/dev/full"))
+            super().__init__(path)
+            os.dup2(os.open("/dev/full", os.O_WRONLY), self._file.fileno())
 
     monkeypatch.setattr(ev, "LogWriter", OnFullDisk)
     outcome = solve("a=1", "--json", "--out", "here")
@@ -552,3 +554,13 @@ def test_a_terminal_gets_the_live_view(tiny: Path, tmp_path: Path) -> None:
     assert process.wait() == 0
     assert f"loading {tiny}"[:40] in text and "\x1b[?25h" in text
     assert "answer: " in text and "Loading weights" not in text
+
+
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gambit.cli.app.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        start_command()
+    assert ended.value.code == 130

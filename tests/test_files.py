@@ -94,6 +94,14 @@ def test_a_torn_line_is_dropped_and_the_next_one_stands_by_itself(tmp_path: Path
     assert [number for number, _ in whole_lines(path)] == [1, 2, 3]
 
 
+def test_lines_that_cannot_be_read_are_refused_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"one\nna\xefve\n")
+    with pytest.raises(UserError, match=r"latin, line 2: damaged \(byte 0xef is not UTF-8\)"):
+        list(whole_lines(tmp_path / "latin"))
+    with pytest.raises(UserError, match=f"cannot read {tmp_path}: Is a directory"):
+        list(whole_lines(tmp_path))
+
+
 def test_lines_of_a_file_that_is_not_there_are_none(tmp_path: Path) -> None:
     drop_torn_line(tmp_path / "absent")
     assert list(whole_lines(tmp_path / "absent")) == [] and not (tmp_path / "absent").exists()

@@ -173,3 +173,20 @@ def test_a_fit_follows_the_values(tmp_path, objective):
     assert trained.metadata["training"]["labels"] == "values"
     with pytest.raises(UserError, match="unknown labels 'value': use outcomes or values"):
         datasets_of(dataclasses.replace(plan, labels="value"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "culprit"),
+    [
+        ({"is_right": [True]}, "2 answers, 1 of them graded"),
+        ({"answers": [], "is_right": []}, "at least 1 item"),
+        ({"step": 0}, "greater than or equal to 1"),
+        ({"trace": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_line(tmp_path, changes, culprit):
+    value = {"problem": "p", "trace": 0, "step": 1, "answers": ["1", None], "is_right": [True, False], "num_tokens": 9}
+    lines = [json.dumps(value), json.dumps({**value, **changes})]
+    (tmp_path / VALUES_FILE).write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=f"line 2: not the value of a prefix .*{culprit}"):
+        list(read_values(tmp_path))

@@ -27,7 +27,8 @@ from gambit.core.problem import Problem
 from gambit.core.types import Aggregation, StatePosition
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer
-from gambit.storage.problems import shard_of
+from gambit.storage.lines import write_whole
+from gambit.storage.problems import check_not_empty, shard_of
 from gambit.text.answers import Grader, canonical
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import load_dataset
@@ -87,6 +88,7 @@ def make_prefix_plan(
     number, count = shard_of(shard)
     items = islice(benchmark.first(limit), number, None, count)
     tasks = [Task(Problem(item.question, item.id), item.answer) for item in items]
+    check_not_empty(shard, len(tasks))
     info = BenchmarkInfo(benchmark.name, *digest(benchmark.first(limit)))
     return PrefixPlan(info, shard, **options), tasks
 
@@ -94,14 +96,24 @@ def make_prefix_plan(
 def open_folder(folder: Path, plan: PrefixPlan) -> None:
     """Begin a folder, or see that it was begun with the same plan."""
     path = folder / PLAN_FILE
-    if path.is_file():
-        found = list(differences(json.loads(path.read_text(encoding="utf-8")), plan.to_json()))
+    if path.exists():
+        found = list(differences(_read_plan(path), plan.to_json()))
         if found:
             raise UserError(f"{folder} was begun with another plan ({'; '.join(found)}): use the same, or choose "
                             "another --out")  # fmt: skip
         return
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(path, (json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _read_plan(path: Path) -> dict[str, Json]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not the plan of a `gambit prefix-value` ({error}): choose another --out") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not the plan of a `gambit prefix-value`: choose another --out")
+    return found
 
 
 # -- the run -----------------------------------------------------------------------------------------------------

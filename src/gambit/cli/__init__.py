@@ -3,6 +3,9 @@
 
 def main() -> None:
     """Run the command line; imported late, so that importing the package stays cheap."""
-    from gambit.cli.app import main as run
+    try:
+        from gambit.cli.app import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # before a command has begun, which says so itself
+        raise SystemExit(130) from None

@@ -243,12 +243,14 @@ def _run(
     from gambit.cli.session import sole_writer
     from gambit.engines.choice import check_engine
     from gambit.models.files import check_model
+    from gambit.storage.problems import check_not_empty
     from gambit.storage.run_folder import check_writable
 
     check_engine(engine)
     check_model(engine.model)
     check_writable(folder)
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
+    check_not_empty(recipe.bench.shard, plan.num_tasks)
     if resume:
         check_same(folder, plan)
     with sole_writer(folder, is_quiet=is_quiet):

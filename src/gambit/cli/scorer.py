@@ -11,7 +11,7 @@ import typer
 from gambit.cli.commands import PlainCommand, PlainGroup
 from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
 from gambit.cli.scorer_verifier import STACK, VERIFIER, export, train_stack, train_verifier
-from gambit.cli.session import only_our_warnings
+from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.core.errors import UserError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 
 SkipCorrupted = Annotated[bool, typer.Option(help="Go on without shards whose checksum is wrong.")]
 MOST_SEED = 2**63 - 1
+CHECKPOINT = ".safetensors"
 app.command(cls=PlainCommand)(collect)
 app.command(cls=PlainCommand)(merge)
 app.command(cls=PlainCommand)(export)
@@ -154,7 +155,7 @@ def train(
             return OK
         from gambit.cli.scorer_display import progress, show_training
         from gambit.scorers.checkpoint import save_checkpoint
-        from gambit.storage.run_folder import check_writable
+        from gambit.storage.run_folder import check_replaceable
         from gambit.training.dataset import Division
         from gambit.training.train import TrainPlan, datasets_of, recipes_for
         from gambit.training.train import train as run
@@ -167,7 +168,7 @@ def train(
         numbers = None if layers == AUTO else layers_of(layers, AUTO)
         plan = TrainPlan(data, architecture, objective, state_position, numbers, division, given, device,
                          skip_corrupted, labels)  # fmt: skip
-        check_writable(out.parent)
+        check_replaceable(out, CHECKPOINT)
         recipes_for(architecture, objective, given)  # a mistake is told before gigabytes are read
         skipped: list[str] = []
         datasets = datasets_of(plan, skipped)
@@ -231,16 +232,19 @@ def evaluate(
     """Judge scorers by how they rank right above wrong traces of a problem, beside what needs no training."""
 
     def body() -> int:
+        prepare_libraries()
         from gambit.cli.scorer_display import show_report
         from gambit.scorers.names import trained_scorer
-        from gambit.storage.run_folder import check_writable
+        from gambit.storage.run_folder import check_replaceable
         from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
 
         names = [trained_scorer(each) for each in scorers]
         if write:
             check_writable_trust(names, data, part)
-        for path in filter(None, (out, plot)):
-            check_writable(path.parent)
+        if out is not None:
+            check_replaceable(out, ".json")
+        if plot is not None:
+            check_replaceable(plot, ".png")
         if plot is not None:
             from gambit.training.plot import check_installed
 
@@ -289,9 +293,9 @@ def import_(
 
     def body() -> int:
         from gambit.scorers.checkpoint import import_published, save_checkpoint
-        from gambit.storage.run_folder import check_writable
+        from gambit.storage.run_folder import check_replaceable
 
-        check_writable(out.parent)
+        check_replaceable(out, CHECKPOINT)
         info = _import_info(base_model, state_position, aggregation, boundary_rule)
         scorer = import_published(file, info)
         save_checkpoint(scorer, out, {"training": {"imported_from": file.name}})

@@ -125,13 +125,14 @@ def collect(
         from gambit.core.types import StatePosition
         from gambit.engines.choice import check_engine
         from gambit.models.files import check_model
-        from gambit.storage.problems import columns_of, shard_of
+        from gambit.storage.problems import check_not_empty, columns_of, shard_of
         from gambit.storage.run_folder import check_writable
         from gambit.training.collect import CollectPlan
         from gambit.training.sampling import PAWN_SOURCE
 
         first, every = shard_of(shard)
         tasks = _tasks(problems, columns_of(columns), limit, seed)[first::every]
+        check_not_empty(shard, len(tasks))
         settings = {"seed": seed, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
                     "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
         options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
@@ -281,6 +282,9 @@ def usual_traces_at_once(device: str) -> int:
 def layers_of(text: str, word: str) -> tuple[int, ...]:
     """`word`: what may stand there instead of numbers."""
     try:
-        return tuple(int(part) for part in text.split(","))
+        found = tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise UserError(f"layers {text!r}: give numbers such as -1,-9, or {word}") from error
+    if len(set(found)) < len(found):
+        raise UserError(f"layers {text!r}: one of them is there twice, leave it out")
+    return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gambit.cli.scorer_collect import AUTO, Device
-from gambit.cli.session import only_our_warnings
+from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.core.errors import UserError
 
@@ -37,6 +37,7 @@ def train_verifier(
     as_json: bool,
 ) -> None:
     """Progress goes to stderr line by line: such a training is often watched through a file."""
+    prepare_libraries()
     from gambit.scorers.names import verifier_folder
     from gambit.scorers.verifier.folder import read_info
     from gambit.scorers.verifier.model import check_installed
@@ -85,6 +86,7 @@ def _show(out: Path, trained: TrainedVerifier, sizes: list[int], as_json: bool) 
 def train_stack(
     data: Path, out: Path, given: Sequence[str], model: str | None, device: str, skip_corrupted: bool, as_json: bool
 ) -> None:
+    prepare_libraries()
     from gambit.storage.run_folder import check_writable
     from gambit.training.judging import AUTO as HELD_OUT
     from gambit.training.judging import held_out_traces
@@ -129,6 +131,7 @@ def export(
     """Merge a verifier's adapter into its model: a sequence classifier with one label for transformers and vLLM."""
 
     def body() -> int:
+        prepare_libraries()
         from gambit.engines.local.model import pick_device
         from gambit.scorers.names import verifier_folder
         from gambit.scorers.verifier.export import export as run

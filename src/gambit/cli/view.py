@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gambit.cli.commands import made_command
+from gambit.cli.session import prepare_libraries
 from gambit.cli.terminal import OK, exit_with
 
 
@@ -34,6 +35,7 @@ def view(
         log = find_log(run)
         page = out or log.parent / "tree.html"
         check_writable(page.parent)
+        prepare_libraries()
         write_page(log, page, tokenizer)
         typer.echo(page)
         if is_opened:

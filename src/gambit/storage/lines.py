@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from gambit.core.errors import StorageError
+from gambit.core.errors import StorageError, UserError
 
 CHUNK_BYTES = 1 << 16
 PARTIAL = ".partial"  # the end of a name of what is not whole yet
@@ -65,10 +65,20 @@ def whole_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that have their end, numbered from 1; nothing where there is no such file."""
     if not path.exists():
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield number, line.decode()
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield number, _text(line, f"{path}, line {number}")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _text(line: bytes, where: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: damaged (byte 0x{line[error.start]:02x} is not UTF-8)") from error
 
 
 def drop_torn_line(path: Path) -> None:

@@ -52,6 +52,12 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(number) - 1, int(count)
 
 
+def check_not_empty(shard: str, num_problems: int) -> None:
+    """Refuse a shard beyond the last problem before a model is loaded for nothing."""
+    if not num_problems:
+        raise UserError(f"shard {shard} holds no problem: there are fewer problems than shards, give a smaller number")
+
+
 def read_problems(
     text: str | None, file: Path | None, stdin: TextIO, columns: Mapping[str, str] | None = None
 ) -> Problems:

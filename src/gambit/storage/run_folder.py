@@ -123,6 +123,15 @@ def check_new_file(path: Path) -> None:
     check_writable(path.parent)
 
 
+def check_replaceable(path: Path, suffix: str) -> None:
+    """Refuse a place where a file cannot be written, or where one of another kind would be lost."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: give the name of a {suffix} file")
+    if path.exists() and path.suffix.lower() != suffix:
+        raise UserError(f"{path} exists and is no {suffix} file: choose another name, or remove it")
+    check_writable(path.parent)
+
+
 def find_logs(run: Path) -> list[Path]:
     """The event logs that `run` names: the file itself, plain or .gz, or all in a folder, by name."""
     if run.is_file():

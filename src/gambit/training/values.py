@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gambit.core.errors import UserError
 from gambit.core.problem import Problem
@@ -48,11 +48,17 @@ class PrefixValue(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     problem: str
-    trace: int
-    step: int
-    answers: tuple[str | None, ...]
+    trace: int = Field(ge=0)
+    step: int = Field(ge=1)
+    answers: tuple[str | None, ...] = Field(min_length=1)
     is_right: tuple[bool, ...]
-    num_tokens: int  # that the rollouts generated
+    num_tokens: int = Field(ge=0)  # that the rollouts generated
+
+    @model_validator(mode="after")
+    def _check_parallel(self) -> PrefixValue:
+        if len(self.answers) != len(self.is_right):
+            raise ValueError(f"{len(self.answers)} answers, {len(self.is_right)} of them graded")
+        return self
 
     @property
     def key(self) -> PrefixKey:
