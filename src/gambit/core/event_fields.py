@@ -14,9 +14,10 @@ SHOWN_CHARS = 40
 Check = Callable[[Any], bool]
 
 
-def check_fields(event: object) -> None:
+def check_fields(event: Any) -> None:
     """Raises ValueError with the first field that holds something else."""
-    for name, is_right in _checks(type(event)):
+    kind: type = type(event)
+    for name, is_right in _checks(kind):
         value = getattr(event, name)
         if not is_right(value):
             shown = repr(value)
