@@ -564,3 +564,12 @@ def test_ctrl_c_before_a_command_has_begun_is_no_traceback(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         start_command()
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_output_is_no_failure(closed, tmp_path):
+    gambit = f"{sys.executable} -m gambit"
+    run = f"{gambit} policies {closed}; echo $?; {gambit} replay none {closed}; echo $?"
+    done = subprocess.run(["bash", "-c", run], capture_output=True, text=True, cwd=tmp_path, check=False)
+    codes = [line for line in done.stdout.splitlines() if line.isdigit()]
+    assert codes == ["0", "2"] and "Traceback" not in done.stderr, done

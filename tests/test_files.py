@@ -16,6 +16,7 @@ from gambit.storage.cache import cache_folder
 from gambit.storage.hashing import file_hash, files_hash
 from gambit.storage.lines import CHUNK_BYTES, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
 from gambit.storage.locks import LOCK_FILE, locked
+from gambit.storage.run_folder import check_writable, find_logs
 from gambit.storage.versions import package_version
 
 
@@ -92,6 +93,19 @@ def test_a_torn_line_is_dropped_and_the_next_one_stands_by_itself(tmp_path: Path
         append_synced(file, "next")
     assert [line for _, line in whole_lines(path)] == [*before, "next\n"] and len(before) == 2
     assert [number for number, _ in whole_lines(path)] == [1, 2, 3]
+
+
+def test_a_folder_in_place_of_a_file_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f"cannot write to {tmp_path}: Is a directory"):
+        drop_torn_line(tmp_path)
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"no events\.jsonl in"):
+        find_logs(tmp_path)
+
+
+def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write to .*: File name too long"):
+        check_writable(tmp_path / ("a" * 300))
 
 
 def test_lines_that_cannot_be_read_are_refused_with_their_place(tmp_path: Path) -> None:

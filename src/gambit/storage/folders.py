@@ -12,7 +12,7 @@ from gambit.core.errors import UserError
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
     """Make a folder and those it lies in; at the end, those of them that are empty go again."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = _missing(folder)
     try:
         _make(folder)
         yield
@@ -22,8 +22,19 @@ def made_folder(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
+def _missing(folder: Path) -> list[Path]:
+    try:
+        return [path for path in (folder, *folder.parents) if not path.exists()]
+    except OSError as error:  # too long a name
+        raise _refusal(folder, error) from error
+
+
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
+        raise _refusal(folder, error) from error
+
+
+def _refusal(folder: Path, error: OSError | ValueError) -> UserError:
+    return UserError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}")

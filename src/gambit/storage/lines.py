@@ -85,6 +85,13 @@ def drop_torn_line(path: Path) -> None:
     """Cut off a last line without its end, so that the next one does not continue it."""
     if not path.exists():
         return
+    try:
+        _cut_torn_line(path)
+    except OSError as error:
+        raise StorageError(f"cannot write to {path}: {error.strerror or error}") from error
+
+
+def _cut_torn_line(path: Path) -> None:
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         keep = _end_of_last_line(file, end)

@@ -136,7 +136,7 @@ def find_logs(run: Path) -> list[Path]:
     """The event logs that `run` names: the file itself, plain or .gz, or all in a folder, by name."""
     if run.is_file():
         return [run]
-    found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern))
+    found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern) if path.is_file())
     if not found:
         raise UserError(f"no {LOG_FILE} in {run}: give the folder of a run, or its log")
     return found
