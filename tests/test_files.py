@@ -43,6 +43,31 @@ def test_a_lock_is_held_by_one_process_and_freed_with_it(tmp_path: Path) -> None
     assert list(folder.iterdir()) == []
 
 
+def hold_and_fork(folder: Path, has_it: multiprocessing.Event, end: int) -> None:
+    with locked(folder):
+        child = os.fork()  # as vLLM starts its engine
+        if child == 0:
+            has_it.set()
+            os.read(end, 1)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def test_a_child_that_outlives_its_killed_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    has_it, (end, to_end) = context.Event(), os.pipe()
+    parent = context.Process(target=hold_and_fork, args=(tmp_path, has_it, end))
+    parent.start()
+    assert has_it.wait(30)
+    parent.kill()
+    parent.join()
+    try:
+        with locked(tmp_path):
+            pass
+    finally:
+        os.write(to_end, b".")
+
+
 def test_a_lock_leaves_nothing_behind_but_what_was_written_under_it(tmp_path: Path) -> None:
     with locked(tmp_path / "a" / "b"):
         pass

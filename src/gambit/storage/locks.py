@@ -28,6 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK_FILE
     with made_folder(folder), _opened(path) as file:
         _lock(file, path)
+        os.register_at_fork(after_in_child=file.close)  # else a forked engine that outlives us would hold it on
         try:
             yield
         finally:
