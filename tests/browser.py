@@ -36,7 +36,7 @@ class Browser:
     """One tab. Everything that the page logs as an error, throws or asks the network for is in `complaints`."""
 
     def __init__(
-        self, executable: str, profile: Path, size: tuple[int, int] = (1280, 800), *, timeout: float = 30
+        self, executable: str, profile: Path, size: tuple[int, int] = (1280, 800), *, timeout: float = 120
     ) -> None:
         self.complaints: list[str] = []
         self._timeout = timeout
@@ -59,16 +59,18 @@ class Browser:
         self._load("Page.reload")
 
     def _load(self, method: str, **params: object) -> None:
-        self._is_loaded = False
+        self.run("window.isOld = true")  # a load event may be that of the page before
         self.send(method, **params)
-        self._until(lambda: self._is_loaded, "the page to load")
+        self.wait_for("!window.isOld && document.readyState === 'complete'")
 
     def resize(self, width: int, height: int) -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.wait_for(f"innerWidth === {width} && innerHeight === {height}")
 
     def prefer(self, scheme: str) -> None:
         """`light` or `dark`."""
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.wait_for(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
 
     def move(self, x: float, y: float) -> None:
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -133,9 +135,7 @@ class Browser:
 
     def _note(self, event: dict) -> None:
         method, params = event.get("method"), event.get("params", {})
-        if method == "Page.loadEventFired":
-            self._is_loaded = True
-        elif method == "Runtime.exceptionThrown":
+        if method == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.complaints.append(json.dumps(params["args"]))
@@ -157,7 +157,7 @@ class Browser:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(60)
         os.close(self._inbox)
         os.close(self._outbox)
 

@@ -13,15 +13,21 @@ import hypothesis
 import pytest
 
 # Nothing is timed in tests: these machines are shared. No example of a slow or an interrupted run is kept either.
+# The same examples every time: what fails has failed for the change at hand.
 hypothesis.settings.register_profile(
-    "untimed", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "untimed",
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
+# To look for new examples: pytest --hypothesis-profile=explore
+hypothesis.settings.register_profile("explore", hypothesis.settings.get_profile("untimed"), derandomize=False)
 # For mutation testing (scripts/mutants.py): the same few examples every time, a failing one not made smaller.
 hypothesis.settings.register_profile(
     "quick",
     hypothesis.settings.get_profile("untimed"),
     max_examples=25,
-    derandomize=True,
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("untimed")

@@ -37,6 +37,7 @@ class Gate:
         self._engine = engine
         self._step = engine.step
         self._permits: float = float("inf")
+        self._is_stepping = False
         self._changed = threading.Condition()
         engine.step = self._gated
 
@@ -44,14 +45,20 @@ class Gate:
         with self._changed:
             assert self._changed.wait_for(lambda: self._permits > 0, timeout=60), "a test forgot to open its gate"
             self._permits -= 1
-        batch = self._step()
-        with self._changed:
-            self.num_steps += 1
-            self._changed.notify_all()
-        return batch
+            self._is_stepping = True
+        try:
+            return self._step()
+        finally:
+            with self._changed:
+                self._is_stepping = False
+                self.num_steps += 1
+                self._changed.notify_all()
 
     def hold(self) -> None:
+        """Returns once the engine stands still: a step that was under way is over, and counted."""
         self.allow(0)
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._is_stepping, timeout=60)
 
     def allow(self, permits: float) -> None:
         with self._changed:

@@ -70,8 +70,14 @@ def recording(pawn_solver) -> bytes:
 # -- the same as without Ray -----------------------------------------------------------------------------------
 
 
-def test_a_bench_run_has_the_rows_and_logs_of_a_local_one(ray_cluster, local: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+def test_a_bench_run_has_the_rows_and_logs_of_a_local_one(ray_cluster, local, tmp_path: Path, monkeypatch) -> None:
+    folder, hand_out = tmp_path / "run", EnginePool._hand_out
+
+    def hand_out_to_all(pool: EnginePool, *work: object) -> None:
+        if all(slot.state is EngineState.READY for slot in pool.slots):  # else the first might do everything
+            hand_out(pool, *work)
+
+    monkeypatch.setattr(EnginePool, "_hand_out", hand_out_to_all)
     gambit("bench", *PAWN, "--out", str(folder), "--ray", ray_cluster.address, "--engines", "2")
     assert measured(folder) == measured(local)
     assert {row.engine for row in read_rows(folder)} == {0, 1}
@@ -168,7 +174,7 @@ def test_an_engine_comes_back_once_there_is_room(ray_cluster, recording, tmp_pat
     """The fourth of four engines waits for a node."""
     problems = write_problems(tmp_path / "many.jsonl", 5_000)  # it ends once all four work
     states: set[EngineState] = set()
-    with EnginePool(RecordedMaker(recording), 4, NEEDS) as pool:
+    with EnginePool(RecordedMaker(recording, seconds=0.1), 4, NEEDS) as pool:
         added = []
 
         def on_row(row: object) -> None:

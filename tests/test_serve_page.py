@@ -53,7 +53,7 @@ def test_a_search_that_is_asked_for_grows_and_ends(page, served, gate):
     page.wait_for("document.querySelector('#state-line').innerText === 'running'")
     page.wait_for("document.querySelector('#run .answer')?.innerText === 'none yet'")
     page.wait_for(f"{NUM_TRACES} === 8")  # earlier snapshots have fewer
-    assert rows(page)[0].startswith("a = 17; b = 61")
+    page.wait_for("document.querySelector('#searches .asked')?.innerText.startsWith('a = 17; b = 61')")
     assert "The search is running" in page.text("#run") and page.run("!document.querySelector('#cancel').hidden")
     steps = "Number(/(\\d+) in all/.exec(document.querySelector('#run').innerText)?.[1] ?? 0)"
     gate.open()

@@ -27,7 +27,7 @@ PATHS = [
 
 @pytest.fixture(scope="module")
 def served(pawn_solver):
-    with serving(pawn_solver, body_timeout=0.3, header_timeout=0.3) as running:
+    with serving(pawn_solver) as running:
         yield running
 
 
@@ -213,10 +213,12 @@ def test_deep_and_broken_json_is_a_400(served):
             assert client.post("/v1/chat/completions", content=body).status_code == 400
 
 
-def test_slow_requests_are_cut_off(served):
-    assert b" 408 " in raw(served, HEAD, b"Content-Length: 100\r\n\r\n{")  # the rest never comes
-    assert raw(served, b"GET /health HT") == b""
-    assert raw(served) == b"", "a connection that says nothing"
+def test_slow_requests_are_cut_off(pawn_solver):
+    with serving(pawn_solver, body_timeout=0.3) as served:
+        assert b" 408 " in raw(served, HEAD, b"Content-Length: 100\r\n\r\n{")  # the rest never comes
+    with serving(pawn_solver, header_timeout=0.3) as served:
+        assert raw(served, b"GET /health HT") == b""
+        assert raw(served) == b"", "a connection that says nothing"
 
 
 def test_many_silent_connections_keep_nobody_out(pawn_solver):
@@ -235,7 +237,7 @@ def test_https(pawn_solver, tmp_path):
     subprocess.run(command, check=True, capture_output=True)
     with serving(pawn_solver, ssl_certfile=certificate, ssl_keyfile=key) as served:
         trusted = ssl.create_default_context(cafile=certificate)
-        with httpx.Client(base_url=served.url.replace("http:", "https:"), verify=trusted) as client:
+        with httpx.Client(base_url=served.url.replace("http:", "https:"), verify=trusted, timeout=60) as client:
             assert client.get("/health").status_code == 200
             form = {"token": token_of(client.get("/").text), "key": KEY}
             assert "secure" in client.post("/login", data=form).headers["set-cookie"].lower()

@@ -231,8 +231,11 @@ def test_when_memory_is_short_every_engine_has_its_own_and_the_log_still_replays
     assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).finding is None
 
 
+ENDLESS = {"max_new_tokens": 400, "temperature": 50.0, "top_k": 0}  # noise: no trace ends by itself
+
+
 def test_time_is_up_on_all_engines_at_once(solvers, tmp_path):
-    config = SearchConfig(capacity=64, islands=8, budget_seconds=0.3, max_new_tokens=400, temperature=50.0, top_k=0)
+    config = SearchConfig(capacity=64, islands=8, budget_seconds=0.3, **ENDLESS)
     result = SpreadSolver(solvers).solve(QUESTION, config, out_dir=tmp_path / "run")
     assert result.stop_reason is StopReason.BUDGET_SECONDS and result.counts.cancelled
     assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).finding is None
@@ -241,7 +244,7 @@ def test_time_is_up_on_all_engines_at_once(solvers, tmp_path):
 
 def test_a_search_that_somebody_stops_gives_the_best_vote_so_far(solvers):
     seen = []
-    config = SearchConfig(capacity=16, islands=4, check_interval=5)
+    config = SearchConfig(capacity=16, islands=4, check_interval=5, **ENDLESS)
     result = SpreadSolver(solvers).solve(
         QUESTION, config, on_event=seen.append, should_stop=lambda: any(isinstance(e, ev.Scored) for e in seen)
     )

@@ -25,8 +25,8 @@ def number_of(name):
 
 def write_all(folder):
     """A writer as `collect` is one: whatever is done already is left out, shards have one to three problems."""
-    rng = random.Random()
     with writing(folder, header()) as writer:
+        rng = random.Random(len(writer.done))
         todo = [f"p{i}" for i in range(NUM_PROBLEMS) if f"p{i}" not in writer.done]
         while todo:
             names, todo = todo[: (size := rng.randint(1, 3))], todo[size:]

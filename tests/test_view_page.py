@@ -147,7 +147,6 @@ def test_keys_walk_the_tree_and_close_it(page: Browser) -> None:
 
     def after(key: str) -> str:
         page.press(key)
-        page.run("new Promise((done) => setTimeout(done, 60))")
         return str(page.run("location.hash"))
 
     assert after("ArrowDown") == "#trace-0"  # none was chosen: the first

@@ -339,7 +339,7 @@ def children():
     return [process for process in found if "resource_tracker" not in " ".join(process.cmdline())]
 
 
-def wait_until_gone(processes, seconds=30):
+def wait_until_gone(processes, seconds=120):
     import psutil
 
     _, alive = psutil.wait_procs(processes, timeout=seconds)
@@ -439,7 +439,7 @@ def check_death(engine, started):
     watched = make_search(engine, settings, number=9, prompt=PROMPT, rule=RULE, check=kill_later)
     with pytest.raises(EngineError, match=r"engine process has died|vLLM failed"):
         list(run_searches(engine, [watched.search]))
-    assert killed and time.monotonic() - killed[0] < 30
+    assert killed and time.monotonic() - killed[0] < 120
     result = watched.search.result
     assert result.stop_reason is StopReason.FAILED and result.error
     record = fold(ev.from_json(ev.to_json(event)) for event in watched.events)
