@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -335,15 +336,19 @@ def children():
     """Processes below this one, but for the tracker that multiprocessing keeps as long as we live."""
     import psutil
 
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if "resource_tracker" not in " ".join(process.cmdline())]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # another test's may be ending
+            if "resource_tracker" not in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def wait_until_gone(processes, seconds=120):
     import psutil
 
     _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_two_ranks_say_the_same_as_one(monkeypatch):
