@@ -45,22 +45,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+# What takes longest, by file or page of the docs, begins first: else one worker has it alone in the end.
+LONGEST = ("vllm", "ray", "test_vllm_model_runner_v2", "scorers.md", "prefix-value.md", "cluster.md", "test_grader",
+           "test_stack_search", "test_spread", "test_kills", "test_answer_fuzz")  # fmt: skip
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):  # type: ignore[no-untyped-def] # xdist has no types
-    """A file's tests share its fixtures in one worker; so do all files that share the Ray cluster.
+    """A file's tests share its fixtures in one worker; so do files that share the Ray cluster, or vLLM's engines.
 
-    Groups of xdist 3.8 are lost on pytest 9.2.
+    The pages of the docs share nothing. Groups of xdist 3.8 are lost on pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    of_cluster = tuple(path.name for path in ROOT.glob("tests/test_*.py") if "ray_cluster" in path.read_text())
+    of_cluster = {path.stem for path in ROOT.glob("tests/test_*.py") if "ray_cluster" in path.read_text()}
+    of_vllm = {path.stem for path in ROOT.glob("tests/test_vllm_*.py")}
+    of_vllm |= {"test_engine_contract", "test_engine_histories"}
+    of_vllm -= {"test_vllm_model_runner_v2"}  # it starts a process of its own
 
-    class OneCluster(LoadScopeScheduling):
+    class LongestFirst(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "ray" if file.endswith(of_cluster) else file
+            name = Path(nodeid.partition("::")[0]).stem
+            if name == "test_docs":
+                return nodeid
+            return "ray" if name in of_cluster else "vllm" if name in of_vllm else name
 
-    return OneCluster(config, log)
+        def _assign_work_unit(self, node):  # type: ignore[no-untyped-def]
+            longest = [scope for name in LONGEST for scope in self.workqueue if scope == name or f"[{name}]" in scope]
+            if longest:
+                self.workqueue.move_to_end(longest[0], last=False)
+            super()._assign_work_unit(node)
+
+    return LongestFirst(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def test_hostile_answers_in_pairs() -> None:
 
 def compare_all(answers: list[str]) -> list[object]:
     failures: list[object] = []
-    with Grader(comparison_seconds=0.3) as grader:
+    with Grader(comparison_seconds=0.15) as grader:
         for first, second in zip(answers, [*answers[1:], answers[0]], strict=True):
             try:
                 failures += problems_of(grader, first, second)

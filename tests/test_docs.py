@@ -1,6 +1,7 @@
 """The README and the docs: every code block runs or says why not, shown output is real, links lead somewhere."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     subprocess.run([sys.executable, *only_current_names, str(script)], check=True, cwd=tmp_path, timeout=300)
 
 
+def on_free_ports(script):
+    """Somebody else may serve at the port that a page names."""
+    for named in set(re.findall(r"--port (\d+)", script)):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            script = script.replace(named, str(free.getsockname()[1]))
+    return script
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "bash", "sh")], ids=lambda page: page.name)
 def test_shell_blocks_run(page, tmp_path, tmp_path_factory):
@@ -56,7 +65,7 @@ def test_shell_blocks_run(page, tmp_path, tmp_path_factory):
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",  # other tests run beside
     }
-    script = "set -e\n" + "\n".join(to_run(page, "bash", "sh"))
+    script = on_free_ports("set -e\n" + "\n".join(to_run(page, "bash", "sh")))
     subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, timeout=600, env=environment)
 
 

@@ -63,7 +63,7 @@ def test_an_engine_with_a_fused_scorer_gives_the_same_scores(kind):
     for fused in (worker._scoring.fused, None):
         worker._scoring.fused = fused
         open_search(engine, stops=())
-        engine.submit([spec(i, tokens=40) for i in range(8)])
+        engine.submit([spec(i, tokens=24) for i in range(10)])
         found.append({(t.trace, t.num_tokens): t.score for step in finish(engine) for t in step.scored})
         engine.close_search(1)
         assert (fused is None) == (len(found) == 2)
@@ -78,9 +78,9 @@ def test_vllms_own_noise_comes_from_seed_trace_and_position():
     def said(search, seed, traces):
         open_search(engine, search, stops=())
         sampling = replace(SAMPLED, seed=seed)
-        engine.submit([spec(trace, search=search, sampling=sampling, tokens=30) for trace in traces])
+        engine.submit([spec(trace, search=search, sampling=sampling, tokens=10) for trace in traces])
         engine.step()
-        child = spec(99, search=search, sampling=sampling, tokens=30, inherited=1, parent=TraceKey(search, traces[0]))
+        child = spec(99, search=search, sampling=sampling, tokens=10, inherited=1, parent=TraceKey(search, traces[0]))
         engine.submit([child])
         found = tokens_of(finish(engine, search))
         engine.close_search(search)
