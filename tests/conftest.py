@@ -118,7 +118,7 @@ def ray_cluster():  # type: ignore[no-untyped-def] # as above
     """Ray with three nodes of one core each, which this process is a driver of."""
     from gambit.cluster.plan import SETTINGS
 
-    os.environ.update(SETTINGS)
+    os.environ.update(SETTINGS, RAY_worker_niceness="0")  # else engines starve beside the other worker's tests
     import ray
     from ray.cluster_utils import Cluster
 

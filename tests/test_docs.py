@@ -64,6 +64,7 @@ def test_shell_blocks_run(page, tmp_path, tmp_path_factory):
         "XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache"),  # the step is compiled once for all pages
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",  # other tests run beside
+        "RAY_worker_niceness": "0",
     }
     script = on_free_ports("set -e\n" + "\n".join(to_run(page, "bash", "sh")))
     subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, timeout=600, env=environment)
