@@ -1,5 +1,7 @@
 """The live page in a real browser: logging in, asking, watching a search grow and end, on small and dark screens."""
 
+import time
+
 import pytest
 
 from browser import NAMES, Browser, find_browser
@@ -19,13 +21,24 @@ def served(pawn_solver):
         yield running
 
 
-@pytest.fixture
-def page(served, tmp_path):
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
     assert BROWSER is not None
-    with Browser(BROWSER, tmp_path) as browser:
-        browser.open(f"{served.url}/")
+    with Browser(BROWSER, tmp_path_factory.mktemp("profile")) as browser:
         yield browser
-        assert [said for said in browser.complaints if served.url not in said] == []
+
+
+@pytest.fixture
+def page(served, browser):
+    """For somebody who was never there, whatever the test before has left."""
+    browser.open("about:blank")
+    browser.send("Network.clearBrowserCookies")
+    browser.resize(1280, 800)
+    browser.prefer("light")
+    browser.complaints.clear()
+    browser.open(f"{served.url}/")
+    yield browser
+    assert [said for said in browser.complaints if served.url not in said] == []
 
 
 def fill(page, selector, text):
@@ -112,3 +125,22 @@ def test_it_fits_every_screen(page, served, width, height):
     page.prefer("dark")
     dark = "getComputedStyle(document.body).backgroundColor"
     assert page.run(dark) != "rgb(255, 255, 255)"
+
+
+def comes_to_stream(served, wanted):
+    """Whether the server soon streams to a page, or to none; pages that were left held on for about a minute."""
+    deadline = time.monotonic() + 30
+    while (streams := served.on_loop(lambda: len(served.server.server_state.tasks)) > 0) is not wanted:
+        if time.monotonic() > deadline:
+            return False
+    return streams is wanted
+
+
+def test_a_page_that_was_left_holds_no_connection(page, served):
+    """A browser has six for one server, and keeps pages for its back button."""
+    log_in(page)
+    assert comes_to_stream(served, True)
+    page.open("about:blank")
+    assert comes_to_stream(served, False)
+    page.run("setTimeout(() => history.back())")
+    assert comes_to_stream(served, True), "who comes back sees what goes on"

@@ -149,5 +149,9 @@ async function ask(event) {
 
 byId("ask").addEventListener("submit", ask);
 byId("cancel").addEventListener("click", () => post(`/page/searches/${watching.id}/cancel`, {}).catch(() => {}));
-listen(new EventSource("/page/events"), "searches", showList);
+const searches = new EventSource("/page/events");
+listen(searches, "searches", showList);
+// Browsers keep a page that was left for their back button, and have six connections for one server.
+window.addEventListener("pagehide", () => { searches.close(); watching.source?.close(); });
+window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 if (location.hash.startsWith("#search-")) watch(location.hash.slice(1));
