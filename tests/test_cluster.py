@@ -74,6 +74,12 @@ def test_a_job_is_stopped_by_its_number(actor: EngineActor[Bell]) -> None:
     assert list(other) == [Done("stopped")]
 
 
+def test_a_stop_may_come_before_the_job(actor: EngineActor[Bell]) -> None:
+    actor.stop(3)
+    assert list(actor.run(3, lambda bell, desk: desk.should_stop())) == [Done(True)]
+    assert list(actor.run(4, lambda bell, desk: desk.should_stop())) == [Done(False)]
+
+
 @pytest.mark.parametrize(
     ("error", "raised"),
     [(ValueError("odd"), Raised("ValueError: odd", False)), (UserError("your fault"), Raised("your fault", True))],

@@ -133,6 +133,7 @@ class EngineActor(Generic[Engine]):
     def __init__(self, make: Make[Engine], node: str = "") -> None:
         self._node = node
         self._desks: dict[int, JobDesk] = {}
+        self._stopped: set[int] = set()  # a stop may overtake the call of `run`
         self._jobs = ThreadPoolExecutor(MOST_JOBS, thread_name_prefix="gambit-job")
         self._engine: Engine | None = None
         self._failure: Raised | None = None
@@ -156,6 +157,8 @@ class EngineActor(Generic[Engine]):
     def run(self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS) -> Iterator[Message]:
         """Do a job; `number` is the driver's own for it. Ends with Done or Raised."""
         desk = self._desks[number] = JobDesk()
+        if number in self._stopped:
+            desk.stop()
         work = self._jobs.submit(job, self._loaded, desk)
         work.add_done_callback(lambda _: desk.wake())
         try:
@@ -176,7 +179,9 @@ class EngineActor(Generic[Engine]):
             desk.say(word)
 
     def stop(self, number: int | None = None) -> None:
-        """Ask a job, or all, to end soon."""
+        """Ask a job, or all, to end soon; a job also before it has begun."""
+        if number is not None:
+            self._stopped.add(number)
         for each, desk in list(self._desks.items()):
             if number in (None, each):
                 desk.stop()
