@@ -172,6 +172,7 @@ class EngineActor(Generic[Engine]):
         finally:
             desk.stop()
             del self._desks[number]
+            self._stopped.discard(number)
 
     def say(self, number: int, word: object) -> None:
         """To a job that runs."""
