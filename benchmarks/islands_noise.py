@@ -56,7 +56,6 @@ CAPACITY = 64
 ROOM = 16_384  # tokens of KV cache to a search: nothing has to go
 CONTEXT = 1024
 JUDGING_TRACES = 32
-RECORDED = ("model", "split", "puzzles", "seeds", "concurrency", "device")
 VOTES = {
     "sc": VoteKind.MAJORITY,
     "sc, score vote (STEP)": VoteKind.SCORE,

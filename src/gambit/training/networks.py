@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +38,6 @@ class Spread:
 
     def normalised(self, states: Tensor) -> Tensor:
         return (states - self.mean.to(states.device)) / self.deviation.to(states.device)
-
-
-class Network(Protocol):
-    """Logits [trace, step] of states [trace, step, feature]."""
-
-    def __call__(self, states: Tensor) -> Tensor: ...
 
 
 class MlpNetwork(nn.Module):

@@ -107,7 +107,7 @@ def flash_works(device: torch.device, dtype: torch.dtype) -> bool:
     ]
     try:
         flash, plain = (attention_and_gradients(parts, uses_flash) for uses_flash in (True, False))
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except (RuntimeError, AttributeError):  # the kernel is not for this GPU; another torch has none of that name
         return False
     return all(bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in zip(flash, plain, strict=True))
 
