@@ -14,7 +14,7 @@ from random import Random
 from typing import TypeAlias, cast
 
 from gambit.config import registry
-from gambit.core.errors import UserError
+from gambit.core.errors import UserError, first_line
 from gambit.pawn.puzzles import Split, generate
 from gambit.storage.cache import cache_folder
 from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of
@@ -139,7 +139,7 @@ def _download(name: str, source: HubSource) -> Iterable[Record]:
         return cast("Iterable[Record]", load_dataset(source.repository, source.config, split=source.split))
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         is_missing = isinstance(error, ImportError)
-        reason = "pip install 'gambit-search[bench]' would fetch it" if is_missing else str(error).partition("\n")[0]
+        reason = "pip install 'gambit-search[bench]' would fetch it" if is_missing else first_line(error)
         raise UserError(
             f"benchmark {name!r} is the public dataset {source.repository}, which is not here ({reason}). Without a "
             f'network, put its problems into {local_file(name)}, one {{"question": "…", "answer": "…"}} per line, '

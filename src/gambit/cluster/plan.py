@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import UserError, first_line
+from gambit.core.errors import UserError, first_line, reason_of
 
 OWN = "local"  # a Ray of this run's own, on this machine
 PRESENT = "auto"  # the one that this machine is part of
@@ -77,7 +77,7 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
-        raise UserError(f"--ray {address}: nobody answers there ({error.strerror or error}): start a cluster with `ray "
+        raise UserError(f"--ray {address}: nobody answers there ({reason_of(error)}): start a cluster with `ray "
                         "start --head`, or give the address of one") from error  # fmt: skip
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from pathlib import Path
 
 from gambit.cluster.jobs import FinishedSearch
-from gambit.core.errors import GambitWarning, StorageError
+from gambit.core.errors import StorageError
 from gambit.results.record import SearchResult
-from gambit.storage.run_folder import LOG_FILE, write_result
+from gambit.storage.run_folder import LOG_FILE, warn_incomplete, write_result
 
 
 def write_search(found: FinishedSearch, folder: Path) -> SearchResult:
@@ -22,8 +21,6 @@ def write_search(found: FinishedSearch, folder: Path) -> SearchResult:
         (folder / LOG_FILE).write_bytes(found.log)
         write_result(folder, result)
     except (OSError, StorageError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        failure = f"the log in {folder} is incomplete: {reason}"
-        warnings.warn(failure, GambitWarning, stacklevel=2)
+        failure = warn_incomplete(folder, error)
         return dataclasses.replace(result, warnings=(*result.warnings, failure), log_error=failure)
     return result

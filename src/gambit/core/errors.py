@@ -22,5 +22,10 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def reason_of(error: Exception) -> str:
+    """What the operating system says of a failed call, without its number and path; of other errors, all they say."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class GambitWarning(UserWarning):
     """Something the user should know that stops nothing."""

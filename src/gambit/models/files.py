@@ -12,7 +12,7 @@ from typing import cast
 
 from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
-from gambit.core.errors import UserError
+from gambit.core.errors import UserError, first_line
 from gambit.core.problem import NamedModel
 from gambit.storage.hashing import files_hash
 
@@ -68,8 +68,8 @@ def _check_exists(model: str) -> None:
             f"cannot load model {model!r}: there is no such folder, and the hub cannot be reached"
         ) from error
     except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"cannot load model {model!r}: there is no such folder, and the hub says: {reason}") from error
+        raise UserError(f"cannot load model {model!r}: there is no such folder, and the hub says: "
+                        f"{first_line(error)}") from error  # fmt: skip
 
 
 def side_file(model: str, filename: str) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
+from gambit.core.errors import UserError, reason_of
 from gambit.core.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import (
@@ -104,7 +104,7 @@ def read_published(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         with torch.serialization.safe_globals(unread):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise UserError(f"{path}: not a torch file of plain weights; nothing in it was executed") from error
     state = content.get("model_state_dict", content) if isinstance(content, Mapping) else None

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
-from gambit.core.errors import UserError
+from gambit.core.errors import UserError, reason_of
 from gambit.serve.app import make_app
 from gambit.serve.desk import SearchDesk
 from gambit.serve.settings import ServeSettings
@@ -33,7 +33,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         raise UserError(
-            f"cannot serve at {host}:{port} ({error.strerror or error}): choose another --host or --port"
+            f"cannot serve at {host}:{port} ({reason_of(error)}): choose another --host or --port"
         ) from error
     return bound
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gambit.core.errors import UserError
+from gambit.core.errors import UserError, reason_of
 
 
 @contextmanager
@@ -26,15 +26,15 @@ def _missing(folder: Path) -> list[Path]:
     try:
         return [path for path in (folder, *folder.parents) if not path.exists()]
     except OSError as error:  # too long a name
-        raise _refusal(folder, error) from error
+        raise refusal(folder, error) from error
 
 
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise _refusal(folder, error) from error
+        raise refusal(folder, error) from error
 
 
-def _refusal(folder: Path, error: OSError | ValueError) -> UserError:
-    return UserError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}")
+def refusal(folder: Path, error: OSError | ValueError) -> UserError:
+    return UserError(f"cannot write to {folder}: {reason_of(error)}")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from gambit.core.errors import StorageError, UserError
+from gambit.core.errors import StorageError, UserError, reason_of
 
 CHUNK_BYTES = 1 << 16
 PARTIAL = ".partial"  # the end of a name of what is not whole yet
@@ -18,7 +18,7 @@ def opened_to_append(path: Path) -> BinaryIO:
     try:
         return path.open("ab")
     except OSError as error:
-        raise StorageError(f"cannot write to {path}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write to {path}: {reason_of(error)}") from error
 
 
 def append_synced(file: BinaryIO, line: str) -> None:
@@ -34,7 +34,7 @@ def append_synced(file: BinaryIO, line: str) -> None:
     except OSError as error:
         with suppress(OSError):
             os.ftruncate(descriptor, size)
-        raise StorageError(f"cannot write to {file.name}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write to {file.name}: {reason_of(error)}") from error
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -50,7 +50,7 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write {path}: {reason_of(error)}") from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -71,7 +71,7 @@ def whole_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.endswith(b"\n"):
                     yield number, _text(line, f"{path}, line {number}")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}") from error
 
 
 def _text(line: bytes, where: str) -> str:
@@ -88,7 +88,7 @@ def drop_torn_line(path: Path) -> None:
     try:
         _cut_torn_line(path)
     except OSError as error:
-        raise StorageError(f"cannot write to {path}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write to {path}: {reason_of(error)}") from error
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from gambit.core.errors import GambitWarning, UserError
-from gambit.storage.folders import made_folder
+from gambit.storage.folders import made_folder, refusal
 
 LOCK_FILE = ".lock"
 _TAKEN = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)
@@ -40,7 +40,7 @@ def _opened(path: Path) -> IO[bytes]:
     try:
         return path.open("ab")  # network file systems lock only what is open for writing
     except OSError as error:
-        raise UserError(f"cannot write to {path.parent}: {error.strerror or error}") from error
+        raise refusal(path.parent, error) from error
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
@@ -48,12 +48,12 @@ def _lock(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _TAKEN:
-            raise _refusal(path.parent) from error
+            raise _is_taken(path.parent) from error
         warnings.warn(f"{path.parent} cannot be locked ({error.strerror}): let no second run write to it meanwhile",
                       GambitWarning, stacklevel=4)  # fmt: skip
         return
     if not _is_still(file, path):  # its last holder has removed it, and the next one has another file
-        raise _refusal(path.parent)
+        raise _is_taken(path.parent)
 
 
 def _is_still(file: IO[bytes], path: Path) -> bool:
@@ -63,5 +63,5 @@ def _is_still(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _refusal(folder: Path) -> UserError:
+def _is_taken(folder: Path) -> UserError:
     return UserError(f"another run is writing to {folder}: wait until it has ended, or choose another --out")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from gambit.core.errors import UserError
+from gambit.core.errors import UserError, reason_of
 from gambit.core.problem import Problem
 
 SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
@@ -133,7 +133,7 @@ def _read(file: Path) -> str:
     try:
         content = file.read_bytes()
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(f"cannot read {file}: {reason_of(error)}") from error
     return decoded(content, str(file))
 
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gambit.core import events as ev
-from gambit.core.errors import GambitWarning, StorageError, UserError
+from gambit.core.errors import GambitWarning, StorageError, UserError, reason_of
 from gambit.results.record import SearchResult
-from gambit.storage.folders import made_folder
+from gambit.storage.folders import made_folder, refusal
 from gambit.storage.lines import write_whole
 
 LOG_FILE = "events.jsonl"
@@ -52,7 +52,7 @@ class EventSink:
         except OSError as error:
             check_free(out_dir)
             if must_log:
-                raise UserError(f"cannot write to {out_dir}: {error.strerror or error}") from error
+                raise refusal(out_dir, error) from error
             self._give_up(error)
 
     def _tell(self, on_event: EventCallback, event: ev.Event) -> None:
@@ -85,13 +85,18 @@ class EventSink:
         self._log = None
 
     def _give_up(self, error: OSError | StorageError) -> None:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        self._failure = f"the log in {self._out_dir} is incomplete: {reason}"
-        warnings.warn(self._failure, GambitWarning, stacklevel=2)
+        self._failure = warn_incomplete(self._out_dir, error)
         if self._log is not None:
             with suppress(OSError):  # what it still holds does not fit either
                 self._log.close()
         self._log = None
+
+
+def warn_incomplete(out_dir: Path | None, error: OSError | StorageError) -> str:
+    """Gives what it has said, for the result."""
+    failure = f"the log in {out_dir} is incomplete: {reason_of(error)}"
+    warnings.warn(failure, GambitWarning, stacklevel=3)
+    return failure
 
 
 def write_result(out_dir: Path, result: SearchResult) -> None:
@@ -113,7 +118,7 @@ def check_writable(folder: Path) -> None:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+            raise refusal(folder, error) from error
 
 
 def check_new_file(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gambit.core.errors import UserError
+from gambit.core.errors import UserError, first_line
 from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, pool_attention
 from gambit.engines.local.decode.native_args import CompiledStack
 from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
@@ -168,10 +168,8 @@ def _read(name: str, dtype: torch.dtype | str) -> tuple[PreTrainedModel | LlamaM
         return model or read_with_transformers(name, dtype), load_tokenizer(name)
     except (OSError, ValueError) as error:
         # transformers explains itself over many lines; the first says what is wrong.
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(
-            f"cannot load model {name!r}: {reason} Give a folder with a transformers model or a hub name."
-        ) from error
+        raise UserError(f"cannot load model {name!r}: {first_line(error)} Give a folder with a transformers model or a "
+                        "hub name.") from error  # fmt: skip
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NoReturn, Protocol, TypeVar
 
-from gambit.core.errors import EngineError
+from gambit.core.errors import EngineError, first_line
 from gambit.core.types import (
     Admission,
     EndReason,
@@ -395,8 +395,7 @@ class VllmEngine:
         except EngineError as error:
             self._fail(error)
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            self._fail(EngineError(f"vLLM failed: {reason}"), error)
+            self._fail(EngineError(f"vLLM failed: {first_line(error)}"), error)
 
     def _fail(self, failure: EngineError, cause: Exception | None = None) -> NoReturn:
         self._failure = failure
