@@ -170,14 +170,11 @@ class RemoteSearch:
     def result(self) -> SearchResult:
         """Waits for it."""
         try:
-            result = dataclasses.replace(self.ticket.result.result(), out_dir=self.sink.folder)
+            result = self.ticket.result.result()
         except BaseException:
             self.abandon()
             raise
-        failure = self.sink.finish(result)
-        if failure is None:
-            return result
-        return dataclasses.replace(result, warnings=(*result.warnings, failure), log_error=failure)
+        return self.sink.finish(result)
 
     def abandon(self) -> None:
         """End it, and wait for that."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from gambit.cluster.jobs import FinishedSearch
 from gambit.core.errors import StorageError
 from gambit.results.record import SearchResult
-from gambit.storage.run_folder import LOG_FILE, warn_incomplete, write_result
+from gambit.storage.run_folder import LOG_FILE, warn_incomplete, with_log_error, write_result
 
 
 def write_search(found: FinishedSearch, folder: Path) -> SearchResult:
@@ -21,6 +21,5 @@ def write_search(found: FinishedSearch, folder: Path) -> SearchResult:
         (folder / LOG_FILE).write_bytes(found.log)
         write_result(folder, result)
     except (OSError, StorageError) as error:
-        failure = warn_incomplete(folder, error)
-        return dataclasses.replace(result, warnings=(*result.warnings, failure), log_error=failure)
+        return with_log_error(result, warn_incomplete(folder, error))
     return result

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from gambit.search.host import SearchTicket
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
 from gambit.search.reporting import PartReporter
-from gambit.storage.run_folder import EventCallback, EventSink
+from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.text.answers import Extractor
 
 
@@ -43,6 +44,10 @@ class SearchRequest:
     must_log: bool = True  # False: tried before, so that a folder that has become unwritable costs the log alone
     part: PartRequest | None = None  # of a search that is spread over several engines; None: all of it
 
+    def failed(self, error: Exception) -> SearchResult:
+        """The result of a search that an error ended before it had one."""
+        return SearchResult.failed(self.problem.id, self.config.policy, self.config.seed, str(error))
+
 
 def request_of(
     problem: str | Sequence[ChatMessage] | Problem,
@@ -57,6 +62,27 @@ def request_of(
     return SearchRequest(
         problem, config or SearchConfig(), None if out_dir is None else Path(out_dir), extractor, callback
     )
+
+
+def requests_of(
+    problems: Iterable[str | Problem],
+    config: SearchConfig | None,
+    out_dir: Path | str | None,
+    extractor: Extractor | None,
+    on_event: EventCallback | None,
+    concurrency: int = 1,
+) -> Iterator[SearchRequest]:
+    """Of many problems, each with a folder of its own in `out_dir`."""
+    asked, folder = config or SearchConfig(), None if out_dir is None else Path(out_dir)
+    if folder is not None:
+        check_writable(folder)
+
+    def request(number: int, given: str | Problem) -> SearchRequest:
+        problem = given if isinstance(given, Problem) else Problem(given, id=str(number))
+        own_folder = None if folder is None else folder / problem.id
+        return SearchRequest(problem, asked, own_folder, extractor, on_event, concurrency, must_log=False)
+
+    return itertools.starmap(request, enumerate(problems))
 
 
 class ToldOnce:
@@ -150,14 +176,9 @@ class PendingSearch:
         assert self.run is not None
         if not self.request.problem.prefix_tokens:  # the rest of a trace says little about the length of one
             self.history.remember(self.run.search.record)
-        result = dataclasses.replace(result, warnings=self.run.news, out_dir=self.run.sink.folder)
-        failure = self.run.sink.finish(result)
-        if failure is None:
-            return result
-        return dataclasses.replace(result, warnings=(*self.run.news, failure), log_error=failure)
+        return self.run.sink.finish(dataclasses.replace(result, warnings=self.run.news))
 
     def _failed(self, error: Exception) -> SearchResult:
         if self.run is not None and self.run.search.result is not None:
             return self._finished(self.run.search.result)
-        config = self.request.config
-        return SearchResult.failed(self.request.problem.id, config.policy, config.seed, str(error))
+        return self.request.failed(error)

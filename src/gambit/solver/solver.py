@@ -25,8 +25,8 @@ from gambit.search.reporting import PartReporter, StepGate, Tell
 from gambit.solver.builder import SearchBuilder, SearchPlan
 from gambit.solver.part import PartOrder, StartedPart
 from gambit.solver.parts import load_parts
-from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest, request_of
-from gambit.storage.run_folder import EventCallback, check_writable
+from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest, request_of, requests_of
+from gambit.storage.run_folder import EventCallback
 from gambit.text.answers import Extractor
 from gambit.text.tokenizers import Tokenizer
 
@@ -136,19 +136,11 @@ class Solver:
         """
         if concurrency < 1:
             raise UserError(f"concurrency {concurrency}: at least one problem must run at a time")
-        asked, folder = config or SearchConfig(), _as_path(out_dir)
-        if folder is not None:
-            check_writable(folder)
-        coming = enumerate(problems)
+        coming = requests_of(problems, config, out_dir, extractor, on_event, concurrency)
         pending: list[PendingSearch] = []
         try:
             while True:
-                while len(pending) < concurrency and not should_stop() and (item := next(coming, None)) is not None:
-                    problem = item[1] if isinstance(item[1], Problem) else Problem(item[1], id=str(item[0]))
-                    own_folder = None if folder is None else folder / problem.id
-                    request = SearchRequest(
-                        problem, asked, own_folder, extractor, on_event, concurrency, must_log=False
-                    )
+                while len(pending) < concurrency and not should_stop() and (request := next(coming, None)) is not None:
                     pending.append(self._submit(request, should_stop))
                 if not pending:
                     return
@@ -216,7 +208,3 @@ def _first_done(pending: Sequence[PendingSearch]) -> list[PendingSearch]:
     """Waits for at least one."""
     wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
     return [each for each in pending if each.ticket.result.done()]
-
-
-def _as_path(out_dir: Path | str | None) -> Path | None:
-    return None if out_dir is None else Path(out_dir)

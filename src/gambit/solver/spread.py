@@ -24,8 +24,8 @@ from gambit.search.policies.base import SplitBy
 from gambit.search.reporting import ReportTimes, Tell
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
-from gambit.solver.pending import SearchRequest, ToldOnce, request_of
-from gambit.storage.run_folder import EventCallback, EventSink, check_writable
+from gambit.solver.pending import SearchRequest, ToldOnce, request_of, requests_of
+from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.text.answers import Extractor, Grader
 
 MOST_DEATHS = 2  # of engines, by one search
@@ -89,20 +89,13 @@ class SpreadSolver:
         """As `Solver.solve_many`, one problem after the other: each has all engines."""
         if concurrency != 1:
             raise UserError(f"concurrency {concurrency}: a search that is spread over all engines runs alone")
-        folder = None if out_dir is None else Path(out_dir)
-        if folder is not None:
-            check_writable(folder)
-        asked = config or SearchConfig()
-        for number, item in enumerate(problems):
+        for request in requests_of(problems, config, out_dir, extractor, on_event):
             if should_stop():
                 return
-            problem = item if isinstance(item, Problem) else Problem(item, id=str(number))
-            own_folder = None if folder is None else folder / problem.id
-            request = SearchRequest(problem, asked, own_folder, extractor, on_event, must_log=False)
             try:
                 yield self._search(request, should_stop)
             except UserError as error:
-                yield SearchResult.failed(problem.id, asked.policy, asked.seed, str(error))
+                yield request.failed(error)
 
     def equivalent(self, first: str, second: str) -> bool:
         """Whether two answers are equal, as the votes decide it."""
@@ -131,8 +124,7 @@ class SpreadSolver:
                 return self._attempt(request, sink, should_stop)
             except EngineDiedError as error:
                 if num_lost == MOST_DEATHS:
-                    config = request.config
-                    return SearchResult.failed(request.problem.id, config.policy, config.seed, str(error))
+                    return request.failed(error)
                 sink.discard()
             finally:
                 sink.close()
@@ -160,7 +152,8 @@ class SpreadSolver:
         if not request.problem.prefix_tokens:
             self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.doubt]))
-        return _kept(result, sink, tuple(note for note in notes if self._told.is_news(note)))
+        news = tuple(note for note in notes if self._told.is_news(note))
+        return sink.finish(dataclasses.replace(result, warnings=news))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         if num_parts == len(self._engines):
@@ -191,10 +184,3 @@ def _report_times(settings: SearchSettings) -> ReportTimes:
 def _header(header: ev.RunStarted, settings: SearchSettings, num_engines: int) -> ev.RunStarted:
     environment = {**header.environment, "engines": num_engines}
     return dataclasses.replace(header, settings=settings.to_json(), environment=environment)
-
-
-def _kept(result: SearchResult, sink: EventSink, news: tuple[str, ...]) -> SearchResult:
-    """With its file beside the log."""
-    result = dataclasses.replace(result, warnings=news, out_dir=sink.folder)
-    failure = sink.finish(result)
-    return result if failure is None else dataclasses.replace(result, warnings=(*news, failure), log_error=failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 import warnings
@@ -33,10 +34,6 @@ class EventSink:
         if out_dir is not None:
             self._open(out_dir, must_log)
 
-    @property
-    def folder(self) -> str | None:
-        return None if self._out_dir is None else str(self._out_dir)
-
     def write(self, event: ev.Event) -> None:
         if self._log is not None:
             try:
@@ -63,15 +60,16 @@ class EventSink:
             self._on_event = None
             raise
 
-    def finish(self, result: SearchResult) -> str | None:
-        """Close the log and write the result beside it; gives what went wrong, now or before."""
+    def finish(self, result: SearchResult) -> SearchResult:
+        """Close the log and write the result beside it; gives the result with its folder and what went wrong there."""
+        result = dataclasses.replace(result, out_dir=None if self._out_dir is None else str(self._out_dir))
         if self._out_dir is not None and self._log is not None:
             try:
                 self.close()
                 write_result(self._out_dir, result)
             except (OSError, StorageError) as error:
                 self._give_up(error)
-        return self._failure
+        return result if self._failure is None else with_log_error(result, self._failure)
 
     def close(self) -> None:
         if self._log is not None:
@@ -97,6 +95,10 @@ def warn_incomplete(out_dir: Path | None, error: OSError | StorageError) -> str:
     failure = f"the log in {out_dir} is incomplete: {reason_of(error)}"
     warnings.warn(failure, GambitWarning, stacklevel=3)
     return failure
+
+
+def with_log_error(result: SearchResult, failure: str) -> SearchResult:
+    return dataclasses.replace(result, warnings=(*result.warnings, failure), log_error=failure)
 
 
 def write_result(out_dir: Path, result: SearchResult) -> None:
