@@ -11,7 +11,7 @@ import typer
 
 from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import with_config_options, yaml_value
+from gambit.cli.options import given, with_config_options, yaml_value
 from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
 from gambit.core.errors import StorageError, UserError
 
@@ -94,7 +94,7 @@ def bench(
 
         if list_benchmarks:
             return _list_benchmarks()
-        given = {
+        named = {
             "benchmarks": benchmark,
             "policies": _named(policies, "--policies"),
             "seeds": _named(seeds, "--seeds"),
@@ -109,8 +109,7 @@ def bench(
             "columns": columns_of(columns) or None,
             **flags,
         }
-        options = {name: value for name, value in given.items() if value is not None}
-        folder, plan_recipe = _recipe(recipe, options, out, resume)
+        folder, plan_recipe = _recipe(recipe, given(named), out, resume)
         if dry_run:
             return _show_plan(plan_recipe)
         engine = build(EngineConfig, plan_recipe.engine)

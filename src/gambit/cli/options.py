@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -16,6 +16,7 @@ from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
 from gambit.config.presets import Preset
 from gambit.core.events import Json
 
+T = TypeVar("T")
 FROM_PRESET = "default: from the model's preset"
 # Options that switch off what is on by default, with words of their own.
 OFF_SWITCHES = {
@@ -117,6 +118,11 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
     assert isinstance(branches, list)
     kinds = {branch.get("type") for branch in branches if isinstance(branch, dict)}
     return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds and "string" not in kinds else "TEXT"
+
+
+def given(options: Mapping[str, T | None]) -> dict[str, T]:
+    """Those that the user named; the others are left to whoever has the defaults."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def key_values(texts: list[str], flag: str) -> dict[str, object]:

@@ -17,6 +17,7 @@ from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.scorers.base import ScorerInfo
+    from gambit.training.train import TrainPlan
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -142,45 +143,51 @@ def train(
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
 
     def body() -> int:
+        from gambit.cli.options import given
+
         _check_architecture(architecture, start)
+        shares = given({"validation": validation, "test": test, "seed": split_seed})
         if architecture == STACK:
             train_stack(data, out, parts.split(","), model, device, skip_corrupted, as_json)
             return OK
         if architecture == VERIFIER:
-            changes = {"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
-                       "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
-                       "recomputes": recompute, "num_problems": train_problems}  # fmt: skip
-            shares = {"validation": validation, "test": test, "seed": split_seed}
+            changes = given({"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
+                             "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
+                             "recomputes": recompute, "num_problems": train_problems})  # fmt: skip
             train_verifier(data, out, model, start, changes, shares, labels, device, skip_corrupted, as_json)
             return OK
-        from gambit.cli.scorer_display import progress, show_training
-        from gambit.scorers.checkpoint import save_checkpoint
-        from gambit.storage.run_folder import check_replaceable
         from gambit.training.dataset import Division
-        from gambit.training.train import TrainPlan, datasets_of, recipes_for
-        from gambit.training.train import train as run
+        from gambit.training.train import TrainPlan
 
-        changed = {"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
-                   "width": width, "blocks": blocks}  # fmt: skip
-        given = {name: value for name, value in changed.items() if value is not None}
-        shares = {"validation": validation, "test": test, "seed": split_seed}
-        division = Division(**{name: value for name, value in shares.items() if value is not None})  # type: ignore[arg-type]
+        changed = given({"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
+                         "width": width, "blocks": blocks})  # fmt: skip
+        division = Division(**shares)  # type: ignore[arg-type]
         numbers = None if layers == AUTO else layers_of(layers, AUTO)
-        plan = TrainPlan(data, architecture, objective, state_position, numbers, division, given, device,
+        plan = TrainPlan(data, architecture, objective, state_position, numbers, division, changed, device,
                          skip_corrupted, labels)  # fmt: skip
-        check_replaceable(out, CHECKPOINT)
-        recipes_for(architecture, objective, given)  # a mistake is told before gigabytes are read
-        skipped: list[str] = []
-        datasets = datasets_of(plan, skipped)
-        for line in dict.fromkeys(skipped):
-            warn(line)
-        with progress("training") as advance:
-            trained = run(plan, datasets, advance, say if verbose else lambda _: None)
-        save_checkpoint(trained.best.scorer, out, trained.metadata)
-        show_training(out, trained, as_json)
+        _train_on_states(plan, out, as_json, verbose)
         return OK
 
     exit_with(body)
+
+
+def _train_on_states(plan: TrainPlan, out: Path, as_json: bool, verbose: bool) -> None:
+    from gambit.cli.scorer_display import progress, show_training
+    from gambit.scorers.checkpoint import save_checkpoint
+    from gambit.storage.run_folder import check_replaceable
+    from gambit.training.train import datasets_of, recipes_for
+    from gambit.training.train import train as run
+
+    check_replaceable(out, CHECKPOINT)
+    recipes_for(plan.architecture, plan.objective, plan.changes)  # a mistake is told before gigabytes are read
+    skipped: list[str] = []
+    datasets = datasets_of(plan, skipped)
+    for line in dict.fromkeys(skipped):
+        warn(line)
+    with progress("training") as advance:
+        trained = run(plan, datasets, advance, say if verbose else lambda _: None)
+    save_checkpoint(trained.best.scorer, out, trained.metadata)
+    show_training(out, trained, as_json)
 
 
 def _check_architecture(architecture: str, start: str | None) -> None:
@@ -244,10 +251,9 @@ def evaluate(
         if out is not None:
             check_replaceable(out, ".json")
         if plot is not None:
-            check_replaceable(plot, ".png")
-        if plot is not None:
             from gambit.training.plot import check_installed
 
+            check_replaceable(plot, ".png")
             check_installed()
         with only_our_warnings():
             found = judge_scorers(

@@ -120,7 +120,7 @@ def collect(
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
 
     def body() -> int:
-        from gambit.cli.options import key_values
+        from gambit.cli.options import given, key_values
         from gambit.config.options import EngineConfig, SearchConfig, build
         from gambit.core.types import StatePosition
         from gambit.engines.choice import check_engine
@@ -141,7 +141,7 @@ def collect(
             out=out,
             source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
             engine=build(EngineConfig, options),
-            search=build(SearchConfig, {name: value for name, value in settings.items() if value is not None}),
+            search=build(SearchConfig, given(settings)),
             traces_per_problem=traces,
             traces_at_once=traces_at_once or usual_traces_at_once(device),
             layers=() if layers == NONE else layers_of(layers, NONE),

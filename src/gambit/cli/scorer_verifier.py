@@ -30,7 +30,7 @@ def train_verifier(
     model: str | None,
     start: str | None,
     changes: Mapping[str, object],
-    shares: Mapping[str, float | None],
+    shares: Mapping[str, float],
     labels: str,
     device: str,
     skip_corrupted: bool,
@@ -41,7 +41,6 @@ def train_verifier(
     from gambit.scorers.names import verifier_folder
     from gambit.scorers.verifier.folder import read_info
     from gambit.scorers.verifier.model import check_installed
-    from gambit.storage.run_folder import check_writable
     from gambit.training.dataset import Division
     from gambit.training.verifier.beginning import continued, division_of
     from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
@@ -50,18 +49,15 @@ def train_verifier(
 
     if model is None:
         raise UserError("a verifier is trained on the weights of the model that wrote the traces: name it with --model")
-    if out.suffix == ".safetensors":
-        raise UserError(f"a verifier is a folder, {out} looks like a file: give --out without .safetensors")
+    _check_folder(out, VERIFIER)
     check_installed()
-    check_writable(out)
-    given = {name: value for name, value in changes.items() if value is not None}
-    recipe = VerifierRecipe(**given)  # type: ignore[arg-type]
+    recipe = VerifierRecipe(**changes)  # type: ignore[arg-type]
     division = Division()
     begun = None if start is None else verifier_folder(start)
     if begun is not None:
-        recipe = continued(recipe, begun, frozenset(given))
+        recipe = continued(recipe, begun, frozenset(changes))
         division = division_of(read_info(begun)) or division
-    division = dataclasses.replace(division, **{name: value for name, value in shares.items() if value is not None})  # type: ignore[arg-type]
+    division = dataclasses.replace(division, **shares)  # type: ignore[arg-type]
     plan = VerifierPlan(data, model, recipe, division, labels, device, skip_corrupted, begun)
     skipped: list[str] = []
     passages = passages_of(plan, skipped)
@@ -71,6 +67,14 @@ def train_verifier(
         trained = run(plan, passages, say)
     files = trained.verifier.save(out)
     _show(out, trained, [path.stat().st_size for path in files], as_json)
+
+
+def _check_folder(out: Path, architecture: str) -> None:
+    from gambit.storage.run_folder import check_writable
+
+    if out.suffix == ".safetensors":
+        raise UserError(f"a {architecture} is a folder, {out} looks like a file: give --out without .safetensors")
+    check_writable(out)
 
 
 def _show(out: Path, trained: TrainedVerifier, sizes: list[int], as_json: bool) -> None:
@@ -87,17 +91,14 @@ def train_stack(
     data: Path, out: Path, given: Sequence[str], model: str | None, device: str, skip_corrupted: bool, as_json: bool
 ) -> None:
     prepare_libraries()
-    from gambit.storage.run_folder import check_writable
     from gambit.training.judging import AUTO as HELD_OUT
     from gambit.training.judging import held_out_traces
     from gambit.training.stack.parts import StackParts
     from gambit.training.stack.train import StackPlan
     from gambit.training.stack.train import train_stack as run
 
-    if out.suffix == ".safetensors":
-        raise UserError(f"a stack is a folder, {out} looks like a file: give --out without .safetensors")
+    _check_folder(out, STACK)
     parts = StackParts.parse(given)
-    check_writable(out)
 
     def choose(reader: CollectionReader) -> Ints:
         return held_out_traces(reader.without_states, HELD_OUT, parts.files, data)

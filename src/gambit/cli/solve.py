@@ -24,7 +24,7 @@ from gambit.cli.cluster import (
     loaded_in_cluster,
 )
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import with_config_options
+from gambit.cli.options import given, with_config_options
 from gambit.cli.results import Shown, Style, Tally
 from gambit.cli.session import loaded, only_our_warnings, sole_writer
 from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
@@ -124,8 +124,7 @@ def read_configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> t
     from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
     from gambit.search.choice import check_search
 
-    given = {name: value for name, value in flags.items() if value is not None}
-    values = overlaid(read_config_file(file) if file else {}, given)
+    values = overlaid(read_config_file(file) if file else {}, given(flags))
     search = build(SearchConfig, {key: value for key, value in values.items() if key in SearchConfig.model_fields})
     engine = build(EngineConfig, {key: value for key, value in values.items() if key in EngineConfig.model_fields})
     check_search(search)  # an unknown policy or option is refused before the model is loaded
