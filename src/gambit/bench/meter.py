@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from gambit.bench.rows import Row, Series, Spent, TaskKey
 from gambit.core import events as ev
 from gambit.core.tree import Trace, TraceState, TraceTree
+from gambit.results.ballots import ballots_of, count_votes
 from gambit.results.record import SearchRecord, SearchResult, fold
 from gambit.results.vote import VoteKind
 
@@ -102,9 +103,7 @@ def _is_right(answer: str | None, gold: str, equal: Judge) -> bool:
 
 def _revote(record: SearchRecord, kind: VoteKind, equal: Judge) -> str | None:
     """What the same traces answer under another vote."""
-    other = SearchRecord(dataclasses.replace(record.started, vote=kind.value))
-    other.tree = record.tree
-    return other.vote(equal).answer
+    return count_votes(ballots_of(record.tree, kind), kind, equal).answer
 
 
 def _spent(sample: ev.Sample, total: float) -> Spent:

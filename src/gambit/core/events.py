@@ -334,11 +334,10 @@ def _read_line(line: str, chain: Chain | None) -> tuple[Event, Chain | None]:
     record = json.loads(line)
     if record.get("event") not in _KINDS:
         raise ValueError(f"unknown event {record.get('event')!r}")
-    if record.get("event") == RunStarted.__name__:
-        if record.get("format") == PLAIN_FORMAT:
-            return _checked(_event_of(record), line), None
-        if record.get("format") != LOG_FORMAT:
+    if record["event"] == RunStarted.__name__:
+        if record.get("format") not in (PLAIN_FORMAT, LOG_FORMAT):
             raise ValueError(f"log format {record.get('format')}, this version reads up to {LOG_FORMAT}")
+        chain = None if record["format"] == PLAIN_FORMAT else chain
     if chain is not None:
         chain.unlink(line.rstrip("\n"), record)
     return _checked(_event_of(record), line), chain

@@ -116,8 +116,9 @@ class PoolFeatures:
     def agreement_later(self, trace: int) -> Callable[[], float]:
         """The same, of who has ended by now; the answers are compared when it is called."""
         own = self._told[trace]
-        others = [told for told in self._others(trace) if told.is_complete]
-        return partial(self._agreement, own, others) if own.is_complete else float
+        if not own.is_complete:
+            return float  # that is 0
+        return partial(self._agreement, own, [told for told in self._others(trace) if told.is_complete])
 
     def _agreement(self, own: _Told, others: list[_Told]) -> float:
         weights = _weights(others)

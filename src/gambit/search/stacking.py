@@ -41,7 +41,7 @@ class StackFeatures:
 
     values: Mapping[str, float]
     is_complete: bool  # then it counts in the vote alone
-    agreement: Callable[[], float] | None = None  # of a complete trace; compares answers, which may take a while
+    agreement: Callable[[], float] | None = None  # compares answers, which may take a while
 
     def known(self) -> Mapping[str, float]:
         return self.values if self.agreement is None else {**self.values, AGREEMENT: self.agreement()}
@@ -130,11 +130,11 @@ class Stacking:
     def _features(self, trace: int, *, is_complete: bool) -> StackFeatures:
         known = {
             STATE: self._state, CONFIDENCE: self._confidence, CLOSENESS: self._pool.closeness,
-            SUPPORT: self._pool.support, AGREEMENT: _nobody_agrees,
+            SUPPORT: self._pool.support,
         }  # fmt: skip
         values = {name: known[name](trace) for name in self._parts if name in known}
-        is_compared = is_complete and AGREEMENT in self._parts
-        return StackFeatures(values, is_complete, self._pool.agreement_later(trace) if is_compared else None)
+        agreement = self._pool.agreement_later(trace) if AGREEMENT in self._parts else None
+        return StackFeatures(values, is_complete, agreement)
 
     def _state(self, trace: int) -> float:
         """As `gambit.training.stack.features` has it; 0 for a trace without a thought."""
@@ -148,8 +148,3 @@ class Stacking:
         if not thoughts:
             return 0.0
         return float(mean_confidences([t.confidence for t in thoughts], [t.num_tokens for t in thoughts])[-1])
-
-
-def _nobody_agrees(trace: int) -> float:
-    """With a trace that runs."""
-    return 0.0

@@ -194,11 +194,9 @@ class TraceTask:
     def unpack(cls, extra_args: dict[str, Any] | None) -> TraceTask | None:
         """None for a request that is not ours (vLLM's own warm-up)."""
         packed = (extra_args or {}).get(MESSAGE)
-        return (
-            None
-            if packed is None
-            else cls(**{**packed, "score": tuple(packed["score"]), "path": tuple(packed["path"])})
-        )
+        if packed is None:
+            return None
+        return cls(**{**packed, "score": tuple(packed["score"]), "path": tuple(packed["path"])})
 
 
 @dataclass(slots=True)
