@@ -133,7 +133,6 @@ class EngineActor(Generic[Engine]):
     def __init__(self, make: Make[Engine], node: str = "") -> None:
         self._node = node
         self._desks: dict[int, JobDesk] = {}
-        self._stopped: set[int] = set()  # a stop may overtake the call of `run`
         self._jobs = ThreadPoolExecutor(MOST_JOBS, thread_name_prefix="gambit-job")
         self._engine: Engine | None = None
         self._failure: Raised | None = None
@@ -156,9 +155,7 @@ class EngineActor(Generic[Engine]):
 
     def run(self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS) -> Iterator[Message]:
         """Do a job; `number` is the driver's own for it. Ends with Done or Raised."""
-        desk = self._desks[number] = JobDesk()
-        if number in self._stopped:
-            desk.stop()
+        desk = self._desk_of(number)
         work = self._jobs.submit(job, self._loaded, desk)
         work.add_done_callback(lambda _: desk.wake())
         try:
@@ -172,7 +169,6 @@ class EngineActor(Generic[Engine]):
         finally:
             desk.stop()
             del self._desks[number]
-            self._stopped.discard(number)
 
     def say(self, number: int, word: object) -> None:
         """To a job that runs."""
@@ -180,18 +176,18 @@ class EngineActor(Generic[Engine]):
             desk.say(word)
 
     def stop(self, number: int | None = None) -> None:
-        """Ask a job, or all, to end soon; a job also before it has begun."""
-        if number is not None:
-            self._stopped.add(number)
-        for each, desk in list(self._desks.items()):
-            if number in (None, each):
-                desk.stop()
+        """Ask a job, or all, to end soon; a job also before it has begun: this call may overtake that of `run`."""
+        for desk in list(self._desks.values()) if number is None else [self._desk_of(number)]:
+            desk.stop()
 
     def close(self) -> None:
         self.stop()
         self._jobs.shutdown()
         if self._engine is not None:
             self._engine.close()
+
+    def _desk_of(self, number: int) -> JobDesk:
+        return self._desks.setdefault(number, JobDesk())
 
     @property
     def _loaded(self) -> Engine:

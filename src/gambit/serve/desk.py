@@ -114,7 +114,7 @@ class SearchDesk:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[ServedSearch, asyncio.Task[None]] = {}
-        self._is_probing = False
+        self._probing: asyncio.Task[None] | None = None
         self._kv_usage = 0.0
         if isinstance(solver, ReplicaSolver):
             solver.listen(self.changed.ring_from_thread, self._lose_engines)
@@ -293,12 +293,12 @@ class SearchDesk:
     def _look_after_engine(self, search: ServedSearch, error: BaseException) -> None:
         """An error of the engine's, which all running searches get: is it only this batch, or the engine itself?"""
         pending = search.pending
-        if pending is None or pending.ticket.failed_alone or isinstance(error, ApiError) or self._is_probing:
+        if pending is None or pending.ticket.failed_alone or isinstance(error, ApiError):
             return
         if pending.ticket.result.done() and pending.ticket.result.exception() is None:
             return  # it failed after the engine was done with it
-        self._is_probing = True
-        self._probe_task = self._loop.create_task(self._probe(search, error))
+        if self._probing is None or self._probing.done():
+            self._probing = self._loop.create_task(self._probe(search, error))
 
     async def _probe(self, search: ServedSearch, error: BaseException) -> None:
         """One token of one trace: an engine that cannot even do that is dead."""
@@ -306,20 +306,16 @@ class SearchDesk:
         try:
             await result_of(self.solver.submit(Problem(search.ask.question, id="probe"), probe))
         except Exception:
-            self.engine_failure = error
-            self.died.set()
-        finally:
-            self._is_probing = False
+            self._die(error)
 
     def _lose_engines(self, error: BaseException) -> None:
         """On a thread of the replicas'."""
-
-        def die() -> None:
-            self.engine_failure = error
-            self.died.set()
-
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(die)
+            self._loop.call_soon_threadsafe(self._die, error)
+
+    def _die(self, error: BaseException) -> None:
+        self.engine_failure = error
+        self.died.set()
 
     # -- going down --------------------------------------------------------------------------------------------
 

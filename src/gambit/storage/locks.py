@@ -48,12 +48,12 @@ def _lock(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _TAKEN:
-            raise _is_taken(path.parent) from error
+            raise _taken(path.parent) from error
         warnings.warn(f"{path.parent} cannot be locked ({error.strerror}): let no second run write to it meanwhile",
                       GambitWarning, stacklevel=4)  # fmt: skip
         return
     if not _is_still(file, path):  # its last holder has removed it, and the next one has another file
-        raise _is_taken(path.parent)
+        raise _taken(path.parent)
 
 
 def _is_still(file: IO[bytes], path: Path) -> bool:
@@ -63,5 +63,5 @@ def _is_still(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _is_taken(folder: Path) -> UserError:
+def _taken(folder: Path) -> UserError:
     return UserError(f"another run is writing to {folder}: wait until it has ended, or choose another --out")
