@@ -100,15 +100,15 @@ def _for_page(svg: str, caption: str, max_width: str) -> str:
     return element.replace("<svg", f'<svg role="img" style="max-width: {max_width}" aria-label="{label}"', 1)
 
 
-def _axes(rows: int, columns: int = 1, height: float = 2.3) -> tuple[Figure, list[Axes]]:
+def new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:
     """Panels under each other: side by side their text would be too small for a narrow page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(FIGURE_WIDTH, height * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, 1, squeeze=False).flat)
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def add_legend(figure: Figure, axes: Axes) -> None:
     """Below the panels, each name once."""
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     columns = LEGEND_COLUMNS if max(map(len, named), default=0) <= 10 else 2
@@ -124,7 +124,7 @@ def _few_ticks(axes: Axes) -> None:
 
 
 def _tradeoff(cells: Sequence[Cell], styles: Styles) -> Figure:
-    figure, (above, below) = _axes(2)
+    figure, (above, below) = new_figure(2)
     for axes, label in ((above, "tokens a problem"), (below, "seconds a problem")):
         for cell in cells:
             cost = cell.tokens if axes is above else cell.seconds
@@ -132,7 +132,7 @@ def _tradeoff(cells: Sequence[Cell], styles: Styles) -> Figure:
                 _cross(axes, cost, cell.accuracy, styles[cell.variant], cell.variant)
         axes.set(xlabel=label, ylabel="accuracy %", xlim=(0, None))
         _few_ticks(axes)
-    _legend(figure, above)
+    add_legend(figure, above)
     return figure
 
 
@@ -143,7 +143,7 @@ def _cross(axes: Axes, x: Interval, y: Interval, style: SeriesStyle, label: str)
 
 
 def _pool(rows: Sequence[Row], styles: Styles) -> Figure:
-    figure, (above, below) = _axes(2)
+    figure, (above, below) = new_figure(2)
     ends = [row.seconds.total for row in rows if row.series.seconds]
     grid = np.linspace(0, float(np.quantile(ends, 0.98)) if ends else 1.0, NUM_MOMENTS)
     for variant, style in styles.items():
@@ -157,7 +157,7 @@ def _pool(rows: Sequence[Row], styles: Styles) -> Figure:
     if capacity < 2 * below.get_ylim()[1]:  # far above, it would flatten the curves
         below.axhline(capacity, linestyle="--", color=INK, linewidth=1)
         below.set_ylim(0, 1.05 * capacity)
-    _legend(figure, above)
+    add_legend(figure, above)
     return figure
 
 
@@ -169,7 +169,7 @@ def mean_curve(rows: Sequence[Row], grid: Floats, values: Callable[[Row], Sequen
 
 
 def _lengths(rows: Sequence[Row], styles: Styles) -> Figure:
-    figure, (above, below) = _axes(2)
+    figure, (above, below) = new_figure(2)
     for variant, style in styles.items():
         mine = [row for row in rows if row.variant == variant]
         _distribution(above, [n for row in mine for n in row.unique_lengths], style, variant)
@@ -179,7 +179,7 @@ def _lengths(rows: Sequence[Row], styles: Styles) -> Figure:
     for axes in (above, below):
         axes.set(ylabel="% of completed traces", xlim=(0, None), ylim=(0, 101))
         _few_ticks(axes)
-    _legend(figure, above)
+    add_legend(figure, above)
     return figure
 
 
@@ -192,7 +192,7 @@ def _distribution(axes: Axes, lengths: Sequence[int], style: SeriesStyle, label:
 
 
 def _throughput(cells: Sequence[Cell], styles: Styles) -> Figure:
-    figure, (above, below) = _axes(2, height=0.9 + 0.26 * len(cells))
+    figure, (above, below) = new_figure(2, height=0.9 + 0.26 * len(cells))
     places = np.arange(len(cells))[::-1]
     shades = [styles[cell.variant].colour for cell in cells]
     above.barh(places, [cell.completed_per_second or 0 for cell in cells], color=shades, height=0.65)
@@ -209,7 +209,7 @@ def _throughput(cells: Sequence[Cell], styles: Styles) -> Figure:
 
 
 def _decomposition(cells: Sequence[Cell]) -> Figure:
-    figure, (axes,) = _axes(1, height=1.4 + 0.28 * len(cells))
+    figure, (axes,) = new_figure(1, height=1.4 + 0.28 * len(cells))
     places, reached = np.arange(len(cells))[::-1], np.zeros(len(cells))
     for part, colour, hatch in zip(PARTS, COLOURS, HATCHES, strict=False):
         seconds = np.array([cell.parts[part] for cell in cells])
@@ -219,14 +219,14 @@ def _decomposition(cells: Sequence[Cell]) -> Figure:
     axes.set_yticks(places, [cell.variant for cell in cells])
     axes.grid(visible=False, axis="y")
     _few_ticks(axes)
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure
 
 
 def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], styles: Styles) -> Figure:
     """Two panels per swept option, under each other: accuracy and tokens."""
     places = list(dict.fromkeys((point.policy, point.option) for point in points))
-    figure, axes = _axes(2 * len(places), height=1.9)
+    figure, axes = new_figure(2 * len(places), height=1.9)
     for row, (policy, option) in enumerate(places):
         mine = [point for point in points if (point.policy, point.option) == (policy, option)]
         top, bottom = axes[2 * row], axes[2 * row + 1]
@@ -242,7 +242,7 @@ def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], styles: Styles)
         top.set(ylabel="accuracy %")
         bottom.set(ylabel="tokens a problem", xlabel=f"{policy} {option}", ylim=(0, None))
     if others:
-        _legend(figure, axes[0])
+        add_legend(figure, axes[0])
     return figure
 
 

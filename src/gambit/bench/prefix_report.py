@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gambit.bench.figures import Picture, is_available, picture
+from gambit.bench.figures import Picture, add_legend, is_available, new_figure, picture
 from gambit.bench.page import Content, render
 from gambit.bench.prefix_statistics import JUDGE, CutSummary, JudgeSummary
 from gambit.bench.prefix_value import PrefixPlan, PrefixSummary
 from gambit.bench.report import FIGURES_FOLDER, NO_FIGURES, made_with, to_markdown, write_figures
 from gambit.bench.statistics import Interval
-from gambit.bench.tables import MINUS, Table
+from gambit.bench.tables import Table, number, percent, points
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 from gambit.training.storage import read_header
-from gambit.view.series import COLOURS
+from gambit.view.series import COLOURS, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # a shape besides the colour
-WIDTH, PAGE_WIDTH = 4.6, "540px"  # narrow enough to be read on a telephone
+PAGE_WIDTH = "540px"  # narrow enough to be read on a telephone
 GREY = "#777777"
 
 
@@ -124,11 +123,11 @@ def _findings(summary: PrefixSummary, cut: CutSummary) -> Iterator[str]:
         chosen = f"the {keep} prefixes that {name}{auc} ranks highest"
         if supports_claim(judge.gain.low, judge.gain.high, cut.num_problems):
             word = "raises" if judge.gain.value > 0 else "lowers"
-            yield f"{where} continuing {chosen} {word} the vote by {_points(judge.gain)} against {keep} random ones."
+            yield f"{where} continuing {chosen} {word} the vote by {points(judge.gain)} against {keep} random ones."
         else:
-            yield f"{where} no gain of the vote is shown from continuing {chosen} ({_points(judge.gain)})."
+            yield f"{where} no gain of the vote is shown from continuing {chosen} ({points(judge.gain)})."
     if cut.points_per_tenth is not None:
-        yield f"{where} each 0.1 of a judge's AUC is worth {_points(cut.points_per_tenth)} of the vote."
+        yield f"{where} each 0.1 of a judge's AUC is worth {points(cut.points_per_tenth)} of the vote."
 
 
 def _judge_name(judge: JudgeSummary, summary: PrefixSummary) -> str:
@@ -145,7 +144,7 @@ def all_tables(summary: PrefixSummary) -> list[Table]:
 def _decided(summary: PrefixSummary) -> Table:
     rows = [
         (_share(cut.fraction), _share(cut.mean_share), f"{cut.num_problems}", f"{cut.num_prefixes:,}",
-         _percent(cut.decided), _number(cut.judges[0].original_auc), _percent(cut.one_right))
+         percent(cut.decided), _auc(cut.judges[0].original_auc), percent(cut.one_right))
         for cut in summary.cuts
     ]  # fmt: skip
     columns = ("cut at", "in fact", "problems", "prefixes", "decided by the prefix %", "AUC of a judge of "
@@ -161,7 +160,7 @@ def _decided(summary: PrefixSummary) -> Table:
 
 def _aucs(summary: PrefixSummary) -> Table:
     rows = [
-        (_share(cut.fraction), _judge_name(judge, summary), _number(judge.auc), _number(judge.original_auc))
+        (_share(cut.fraction), _judge_name(judge, summary), _auc(judge.auc), _auc(judge.original_auc))
         for cut in summary.cuts
         for judge in cut.judges
     ]
@@ -180,9 +179,9 @@ def _votes(summary: PrefixSummary) -> Table:
     rows = []
     for cut in summary.cuts:
         where = _share(cut.fraction)
-        rows.append((where, "random", _percent(cut.one_right), _percent(cut.random_vote), ""))
+        rows.append((where, "random", percent(cut.one_right), percent(cut.random_vote), ""))
         rows += [
-            (where, _judge_name(judge, summary), _percent(judge.one_right), _percent(judge.vote), _points(judge.gain))
+            (where, _judge_name(judge, summary), percent(judge.one_right), percent(judge.vote), points(judge.gain))
             for judge in cut.judges
         ]
     keep, half = summary.keep, summary.num_rollouts // 2
@@ -199,12 +198,12 @@ def _votes(summary: PrefixSummary) -> Table:
 
 def _curve(summary: PrefixSummary) -> Table:
     rows = [
-        (_share(cut.fraction), f"{point.noise:g}", _number(point.auc), _percent(point.vote), _points(point.gain))
+        (_share(cut.fraction), f"{point.noise:g}", _auc(point.auc), percent(point.vote), points(point.gain))
         for cut in summary.cuts
         for point in cut.curve
     ]
     slopes = [
-        f"{_points(cut.points_per_tenth)} at {_share(cut.fraction)}"
+        f"{points(cut.points_per_tenth)} at {_share(cut.fraction)}"
         for cut in summary.cuts
         if cut.points_per_tenth is not None
     ]
@@ -217,12 +216,8 @@ def _curve(summary: PrefixSummary) -> Table:
     return Table("From AUC to the vote", note, columns, tuple(rows), 1)
 
 
-def _number(x: Interval | None) -> str:
-    return "–" if x is None else f"{x.value:.3f} ({x.low:.3f} to {x.high:.3f})"
-
-
-def _percent(x: Interval | None) -> str:
-    return "–" if x is None else f"{100 * x.value:.1f} ({100 * x.low:.1f} to {100 * x.high:.1f})"
+def _auc(x: Interval | None) -> str:
+    return number(x, digits=3)
 
 
 def _share(x: float) -> str:
@@ -231,11 +226,6 @@ def _share(x: float) -> str:
 
 def _share_of(x: Interval) -> str:
     return f"{100 * x.value:.1f} % ({100 * x.low:.1f} to {100 * x.high:.1f})"
-
-
-def _points(x: Interval) -> str:
-    value, low, high = (f"{100 * part:+.1f}".replace("-", MINUS) for part in (x.value, x.low, x.high))
-    return f"{value} points ({low} to {high})"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------
@@ -255,15 +245,8 @@ def draw_all(summary: PrefixSummary) -> Iterator[Picture]:
         yield picture(name, f"{caption} With 95 % intervals.", partial(draw, summary), PAGE_WIDTH)
 
 
-def _new_figure(rows: int = 1, height: float = 3.0) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, 1, squeeze=False).flat)
-
-
 def _draw_decided(summary: PrefixSummary) -> Figure:
-    figure, (axes,) = _new_figure(height=2.6)
+    figure, (axes,) = new_figure(1, height=2.6)
     known = [(cut.fraction, cut.decided) for cut in summary.cuts if cut.decided is not None]
     _series(axes, [at for at, _ in known], [share for _, share in known], COLOURS[0], MARKERS[0], "", scale=100)
     axes.set(ylabel="decided, %", ylim=(min(0.0, axes.get_ylim()[0]), max(100.0, axes.get_ylim()[1])))
@@ -272,7 +255,7 @@ def _draw_decided(summary: PrefixSummary) -> Figure:
 
 
 def _draw_aucs(summary: PrefixSummary) -> Figure:
-    figure, (axes,) = _new_figure()
+    figure, (axes,) = new_figure(1, height=3.0)
     axes.axhline(0.5, linestyle=":", color=GREY)
     for place, (name, colour, marker, judges) in enumerate(_by_judge(summary)):
         known = [(cut.fraction, judge.auc) for cut, judge in judges if judge.auc is not None]
@@ -280,12 +263,12 @@ def _draw_aucs(summary: PrefixSummary) -> Figure:
         _series(axes, places, [auc for _, auc in known], colour, marker, name)
     axes.set(ylabel="AUC within problems")
     _cut_axis(axes, summary)
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure
 
 
 def _draw_votes(summary: PrefixSummary) -> Figure:
-    figure, (axes,) = _new_figure()
+    figure, (axes,) = new_figure(1, height=3.0)
     count = len(summary.cuts[0].judges) + 1
     places = [cut.fraction + _aside(0, count) for cut in summary.cuts]
     axes.plot([cut.fraction for cut in summary.cuts], [100 * cut.original_vote.value for cut in summary.cuts],
@@ -296,12 +279,12 @@ def _draw_votes(summary: PrefixSummary) -> Figure:
         _series(axes, places, [judge.vote for _, judge in judges], colour, marker, name, scale=100)
     axes.set(ylabel="vote right, %")
     _cut_axis(axes, summary)
-    _legend(figure, axes)
+    add_legend(figure, axes)
     return figure
 
 
 def _draw_curves(summary: PrefixSummary) -> Figure:
-    figure, panels = _new_figure(len(summary.cuts), height=2.6)
+    figure, panels = new_figure(len(summary.cuts), height=2.6)
     for axes, cut in zip(panels, summary.cuts, strict=True):
         known = [(point.auc.value, point.vote) for point in cut.curve if point.auc is not None]
         votes = np.array([[100 * vote.low, 100 * vote.value, 100 * vote.high] for _, vote in known]).reshape(-1, 3).T
@@ -314,7 +297,7 @@ def _draw_curves(summary: PrefixSummary) -> Figure:
         axes.set(title=f"cut at {_share(cut.fraction)}", ylabel="vote right, %")
         axes.title.set_fontsize(9)
     panels[-1].set_xlabel("AUC within problems")
-    _legend(figure, panels[0])
+    add_legend(figure, panels[0])
     return figure
 
 
@@ -351,7 +334,3 @@ def _cut_axis(axes: Axes, summary: PrefixSummary) -> None:
     fractions = [cut.fraction for cut in summary.cuts]
     axes.set_xticks(fractions, [_share(fraction) for fraction in fractions])
     axes.set(xlabel="cut at this share of the trace", xlim=(min(fractions) - 0.1, max(fractions) + 0.1))
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)

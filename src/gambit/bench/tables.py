@@ -76,7 +76,7 @@ def _accuracy_sentence(c: MethodComparison, summary: BenchSummary) -> str:
     first, second, gain = c.first, c.second, c.gain
     if second != summary.baseline:  # the baseline comes second in a sentence
         first, second, gain = second, first, Interval(-gain.value, -gain.high, -gain.low)
-    figures = f"{_points(gain)}, p {_relation(c.p_corrected)} after correction, {c.num_problems} problems"
+    figures = f"{points(gain)}, p {_relation(c.p_corrected)} after correction, {c.num_problems} problems"
     where = _where(c.benchmark, summary)
     if not c.is_shown:
         return f"No difference in accuracy is shown between {first} and {second}{where} ({figures})."
@@ -140,8 +140,8 @@ def _main(summary: BenchSummary) -> Table:
         "generated; what a branch inherits is not generated again.",
         [
             ("problems", lambda c: f"{c.num_problems}"),
-            ("accuracy %", lambda c: _percent(c.accuracy)),
-            ("tokens a problem", lambda c: _number(c.tokens)),
+            ("accuracy %", lambda c: percent(c.accuracy)),
+            ("tokens a problem", lambda c: number(c.tokens)),
             (f"tokens against {base}", lambda c: _change(c.token_ratio)),
             ("failed", lambda c: f"{c.num_failed}"),
         ],
@@ -150,7 +150,7 @@ def _main(summary: BenchSummary) -> Table:
 
 def _overall(summary: BenchSummary) -> Table:
     rows = [
-        (o.variant, _percent(o.accuracy), _plain(o.tokens), "–" if o.seconds is None else f"{o.seconds:,.1f}")
+        (o.variant, percent(o.accuracy), _plain(o.tokens), "–" if o.seconds is None else f"{o.seconds:,.1f}")
         for o in summary.overall
     ]
     note = "Means over benchmarks, each counting alike; problems are resampled inside each."
@@ -167,7 +167,7 @@ def _latency(summary: BenchSummary) -> Table:
         "that a method searched in one go are one, since they shared whatever else the machine did "
         f"(with fewer than {FEWEST_TURNS} turns: problems, and that is not in them).",
         [
-            ("seconds a problem", lambda c: _number(c.seconds, 2)),
+            ("seconds a problem", lambda c: number(c.seconds, 2)),
             (f"seconds against {base}", lambda c: _change(c.seconds_ratio)),
             ("engine-seconds a problem", lambda c: _plain(c.engine_seconds, 2)),
             ("engine-seconds in all", lambda c: f"{c.wall_seconds:,.1f}"),
@@ -250,9 +250,9 @@ def _traces(summary: BenchSummary) -> Table:
             ("branched", lambda c: f"{c.branched:,.1f}"),
             ("pruned", lambda c: f"{c.pruned:,.1f}"),
             ("tokens reused", lambda c: f"{c.reused:,.0f}"),
-            ("one trace right %", lambda c: _percent(c.trace_accuracy)),
-            (f"against {summary.baseline}", lambda c: _points(c.trace_gain)),
-            ("some trace right %", lambda c: _percent(c.coverage)),
+            ("one trace right %", lambda c: percent(c.trace_accuracy)),
+            (f"against {summary.baseline}", lambda c: points(c.trace_gain)),
+            ("some trace right %", lambda c: percent(c.coverage)),
         ],
     )  # fmt: skip
 
@@ -272,7 +272,7 @@ def _revotes(summary: BenchSummary) -> Table:
     kinds = sorted({kind for cell in summary.cells for kind in cell.revotes})
 
     def column(kind: str) -> Column:
-        return f"{kind} %", lambda c: _percent(c.revotes.get(kind))
+        return f"{kind} %", lambda c: percent(c.revotes.get(kind))
 
     return _cells(
         summary, "The same traces, voted otherwise",
@@ -283,7 +283,7 @@ def _revotes(summary: BenchSummary) -> Table:
 
 def _comparisons(summary: BenchSummary) -> Table:
     rows = [
-        (c.benchmark, f"{c.first} − {c.second}", f"{c.num_problems}", _points(c.gain), _brief(c.only_first),
+        (c.benchmark, f"{c.first} − {c.second}", f"{c.num_problems}", points(c.gain), _brief(c.only_first),
          _brief(c.only_second), _p(c.p), _p(c.p_corrected), "shown" if c.is_shown else "no difference shown")
         for c in summary.comparisons
     ]  # fmt: skip
@@ -303,11 +303,11 @@ def _where(benchmark: str, summary: BenchSummary) -> str:
     return f" on {benchmark}" if len(summary.benchmarks) > 1 else ""
 
 
-def _percent(x: Interval | None) -> str:
+def percent(x: Interval | None) -> str:
     return "–" if x is None else f"{100 * x.value:.1f} ({100 * x.low:.1f} to {100 * x.high:.1f})"
 
 
-def _points(x: Interval | None) -> str:
+def points(x: Interval | None) -> str:
     return "–" if x is None else f"{_signed(100 * x.value)} points ({_signed(100 * x.low)} to {_signed(100 * x.high)})"
 
 
@@ -323,7 +323,7 @@ def _signed(x: float) -> str:
     return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
 
 
-def _number(x: Interval | None, digits: int = 0) -> str:
+def number(x: Interval | None, digits: int = 0) -> str:
     return "–" if x is None else f"{x.value:,.{digits}f} ({x.low:,.{digits}f} to {x.high:,.{digits}f})"
 
 

@@ -21,18 +21,7 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2), (10, 3), (3, 1, 1, 1, 1, 1), (1, 3), (7, 2, 7, 2, 1.5, 2), (2, 4),
     (12, 2, 3, 2),
 )  # fmt: skip
-WIDTHS = (
-    4.4,
-    3.6,
-    3.0,
-    2.5,
-    2.1,
-    1.8,
-    1.6,
-    1.4,
-    1.2,
-    1.0,
-)  # an earlier line shows around a later one
+WIDTHS = (4.4, 3.6, 3.0, 2.5, 2.1, 1.8, 1.6, 1.4, 1.2, 1.0)  # an earlier line shows around a later one
 HATCHES = ("", "//", "..", "\\\\", "xx")
 FIGURE_WIDTH = 4.6  # inches: at 400 pixels a font of 9 points is still 11 pixels high
 FONT_SIZE = 9.0
