@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gambit.bench.figures import Picture, add_legend, is_available, new_figure, picture
-from gambit.bench.page import Content, render
+from gambit.bench.page import Content
 from gambit.bench.prefix_statistics import JUDGE, CutSummary, JudgeSummary
 from gambit.bench.prefix_value import PrefixPlan, PrefixSummary
-from gambit.bench.report import FIGURES_FOLDER, NO_FIGURES, made_with, to_markdown, write_figures
+from gambit.bench.report import NO_FIGURES, BenchReport, made_with, write_files
 from gambit.bench.statistics import Interval
 from gambit.bench.tables import Table, number, percent, points
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
@@ -30,20 +30,9 @@ PAGE_WIDTH = "540px"  # narrow enough to be read on a telephone
 GREY = "#777777"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrefixReport:
-    """What was written."""
-
-    markdown: str
-    json: str
-    tables: tuple[Table, ...]
-    sentences: tuple[str, ...]
-
-
-def write_prefix_report(folder: Path, plan: PrefixPlan, summary: PrefixSummary) -> PrefixReport:
+def write_prefix_report(folder: Path, plan: PrefixPlan, summary: PrefixSummary) -> BenchReport:
     """report.md, report.json, report.html and figures/*.png in the run's folder."""
     pictures = list(draw_all(summary)) if is_available() else []
-    write_figures(folder, pictures)
     content = Content(
         title=f"Prefix values: {plan.benchmark.name}",
         lead=_lead(summary),
@@ -55,15 +44,7 @@ def write_prefix_report(folder: Path, plan: PrefixPlan, summary: PrefixSummary) 
         links=[],
         notes=[] if pictures else [NO_FIGURES],
     )
-    report = PrefixReport(
-        markdown=to_markdown(content, [f"{FIGURES_FOLDER}/{drawn.name}.png" for drawn in pictures]),
-        json=_json(plan, summary, content),
-        tables=tuple(content.tables),
-        sentences=(*content.cautions, *content.findings),
-    )
-    for name, text in (("md", report.markdown), ("json", report.json), ("html", render(content))):
-        (folder / f"report.{name}").write_text(text, encoding="utf-8")
-    return report
+    return write_files(folder, content, pictures, _json(plan, summary, content))
 
 
 def _lead(summary: PrefixSummary) -> str:

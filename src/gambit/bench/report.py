@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
 from gambit.core.errors import GambitError, UserError
-from gambit.core.events import Json
 from gambit.view import write_page
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."
@@ -51,37 +50,36 @@ def summary_of(folder: Path) -> tuple[BenchPlan, list[Row], BenchSummary]:
 def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
     """report.md, report.json, report.html, figures/*.png and trees/*.html in the run's folder."""
     plan, rows, summary = summary_of(folder)
-    tables = all_tables(summary)
     pictures = list(figures.draw_all(summary, rows)) if figures.is_available() else []
-    write_figures(folder, pictures)
-    environment = _environment(folder, plan)
     content = Content(
         title=f"Gambit bench: {', '.join(summary.benchmarks)}",
         lead=_lead(plan, rows, summary),
         cautions=cautions(summary),
         findings=findings(summary),
-        tables=tables,
+        tables=all_tables(summary),
         figures=[(picture.svg, picture.caption) for picture in pictures],
-        environment=environment,
+        environment=_environment(folder, plan),
         links=tree_pages(folder, rows, summary) if with_trees else [],
         notes=[] if pictures else [NO_FIGURES],
     )
+    return write_files(folder, content, pictures, _json(plan, summary, content.environment))
+
+
+def write_files(folder: Path, content: Content, pictures: Sequence[figures.Picture], as_json: str) -> BenchReport:
+    """report.md, report.json, report.html and figures/*.png."""
     report = BenchReport(
-        markdown=to_markdown(content, [f"{FIGURES_FOLDER}/{picture.name}.png" for picture in pictures]),
-        json=_json(plan, summary, environment),
-        tables=tuple(tables),
+        markdown=_markdown(content, [f"{FIGURES_FOLDER}/{picture.name}.png" for picture in pictures]),
+        json=as_json,
+        tables=tuple(content.tables),
         sentences=(*content.cautions, *content.findings),
     )
     for name, text in (("md", report.markdown), ("json", report.json), ("html", render(content))):
         (folder / f"report.{name}").write_text(text, encoding="utf-8")
-    return report
-
-
-def write_figures(folder: Path, pictures: Sequence[figures.Picture]) -> None:
     if pictures:
         (folder / FIGURES_FOLDER).mkdir(exist_ok=True)
     for picture in pictures:
         (folder / FIGURES_FOLDER / f"{picture.name}.png").write_bytes(picture.png)
+    return report
 
 
 def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:
@@ -148,7 +146,7 @@ def _telling_problem(rows: Sequence[Row]) -> list[Row]:
     return next(telling, next(iter(groups.values()), []))
 
 
-def to_markdown(content: Content, pictures: Sequence[str]) -> str:
+def _markdown(content: Content, pictures: Sequence[str]) -> str:
     parts = [f"# {content.title}", content.lead]
     parts += [f"> {caution}" for caution in content.cautions]
     parts += [content.tables[0].to_markdown()]
@@ -160,6 +158,6 @@ def to_markdown(content: Content, pictures: Sequence[str]) -> str:
     return "\n\n".join([*parts, *content.notes]) + "\n"
 
 
-def _json(plan: BenchPlan, summary: BenchSummary, environment: dict[str, str]) -> str:
-    figures_: dict[str, Json] = dataclasses.asdict(summary)
-    return json.dumps({"plan": plan.to_json(), "environment": environment, **figures_}, indent=2, ensure_ascii=False)
+def _json(plan: BenchPlan, summary: BenchSummary, environment: Mapping[str, str]) -> str:
+    found = {"plan": plan.to_json(), "environment": environment, **dataclasses.asdict(summary)}
+    return json.dumps(found, indent=2, ensure_ascii=False)

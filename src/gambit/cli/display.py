@@ -218,13 +218,7 @@ def _verifier_words(cost: VerifierCost) -> str:
 
 def _trace_counts(counts: Counts) -> str:
     """Where all traces came from and what became of them: the two sums are equal."""
-    ends = {
-        "completed": counts.completed,
-        "pruned": counts.pruned,
-        "ghosts": counts.ghosts,
-        "cut off": counts.cancelled,
-    }
-    ended = ", ".join(f"{number:,} {name}" for name, number in ends.items() if number or name == "completed")
+    ended = ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number or name == "completed")
     notes = {"were evicted": counts.evicted, "of the completed have no vote": counts.discarded}
     noted = "".join(f"; {number:,} {words}" for words, number in notes.items() if number)
     return f"{counts.roots:,} roots + {counts.branched:,} branched: {ended}{noted}"

@@ -10,6 +10,7 @@ import typer
 
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
+from gambit.cli.scorer_collect import MANY, Graders, MemoryRatio, TracesAtOnce, usual_traces_at_once
 from gambit.cli.session import sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.core.errors import UserError
@@ -25,7 +26,6 @@ SAMPLING = (
     "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "answer", "system_prompt", "enable_thinking",
 )  # fmt: skip
 MOST_REFUSALS_SHOWN = 5
-MANY = 10_000_000
 
 
 def command() -> object:
@@ -63,19 +63,9 @@ def prefix_value(
     shard: Annotated[
         str, typer.Option(metavar="TEXT", help="i/n: every n-th problem; `gambit scorer merge` joins.")
     ] = "1/1",
-    traces_at_once: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=65_536, metavar="INT", help="Traces sampled at a time (default: 1024 on a GPU, 64 elsewhere)."
-        ),
-    ] = None,
-    memory_ratio: Annotated[
-        float,
-        typer.Option(
-            min=0.05, max=1.0, metavar="NUMBER", help="The engine's share of a GPU; the states' model lies beside it."
-        ),
-    ] = 0.6,
-    graders: Annotated[int, typer.Option(min=1, max=64, metavar="INT", help="Processes that compare answers.")] = 2,
+    traces_at_once: TracesAtOnce = None,
+    memory_ratio: MemoryRatio = 0.6,
+    graders: Graders = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
     help_all: HelpAll = False,
@@ -127,7 +117,6 @@ def _fractions(text: str) -> tuple[float, ...]:
 def _collecting(
     out: Path, source: str, given: Mapping[str, object], traces: int, rollouts: int, at_once: int | None, graders: int
 ) -> CollectPlan:
-    from gambit.cli.scorer_collect import usual_traces_at_once
     from gambit.config.options import EngineConfig, SearchConfig, build
     from gambit.training.collect import CollectPlan
 

@@ -34,6 +34,19 @@ class Positions(StrEnum):
 
 
 Device = Annotated[str, typer.Option(metavar="TEXT", help="auto, cpu, cuda, cuda:0 or mps.")]
+TracesAtOnce = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=65_536, metavar="INT", help="Traces sampled at a time (default: 1024 on a GPU, 64 elsewhere)."
+    ),
+]
+MemoryRatio = Annotated[
+    float,
+    typer.Option(
+        min=0.05, max=1.0, metavar="NUMBER", help="The engine's share of a GPU; the states' model lies beside it."
+    ),
+]
+Graders = Annotated[int, typer.Option(min=1, max=64, metavar="INT", help="Processes that compare answers.")]
 
 
 def collect(
@@ -61,18 +74,8 @@ def collect(
     engine_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Passed to the engine.")] = None,
     device: Device = AUTO,
     dtype: Annotated[str, typer.Option(metavar="TEXT", help="auto, float32, float16 or bfloat16.")] = AUTO,
-    memory_ratio: Annotated[
-        float,
-        typer.Option(
-            min=0.05, max=1.0, metavar="NUMBER", help="The engine's share of a GPU; the states' model lies beside it."
-        ),
-    ] = 0.6,
-    traces_at_once: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=65_536, metavar="INT", help="Traces sampled at a time (default: 1024 on a GPU, 64 elsewhere)."
-        ),
-    ] = None,
+    memory_ratio: MemoryRatio = 0.6,
+    traces_at_once: TracesAtOnce = None,
     layers: Annotated[
         str,
         typer.Option(
@@ -95,7 +98,7 @@ def collect(
     answer: Annotated[
         str, typer.Option(metavar="TEXT", help="How an answer is read: boxed, choice, number or text.")
     ] = "boxed",
-    graders: Annotated[int, typer.Option(min=1, max=64, metavar="INT", help="Processes that compare answers.")] = 2,
+    graders: Graders = 2,
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, max=10**9, metavar="INT", help="Tokens a pass of the states' model.")
     ] = None,

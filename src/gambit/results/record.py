@@ -44,6 +44,13 @@ class Counts:
     ghosts: int = 0
     discarded: int = 0  # completed, but without a vote
 
+    @property
+    def by_end(self) -> dict[str, int]:
+        """All traces, by what became of them, as displays call it."""
+        return {
+            "completed": self.completed, "pruned": self.pruned, "ghosts": self.ghosts, "cut off": self.cancelled,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

@@ -272,12 +272,6 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
     engine = started.environment.get("engine")
     engine = engine if isinstance(engine, dict) else {}
     model = model_name(str(engine.get("model", "not named in the log")))
-    ends = {
-        "completed": counts.completed,
-        "pruned": counts.pruned,
-        "ghosts": counts.ghosts,
-        "cut off": counts.cancelled,
-    }
     stop = STOP_WORDS[result.stop_reason] if result.stop_reason is not StopReason.FAILED else "before its end"
     return [
         ("policy", f"{started.policy}, capacity {started.capacity}, seed {started.seed}, vote by {started.vote}"),
@@ -285,7 +279,7 @@ def _facts(history: History, result: SearchResult) -> list[tuple[str, str]]:
         ("model", f"{model} on {engine.get('name')}, {engine.get('device')}"),
         ("scorer", str(started.environment.get("scorer", "not named in the log"))),
         ("traces", f"{counts.roots:,} roots + {counts.branched:,} branched: "
-                   + ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)),
+                   + ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number)),
         ("tokens", f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed"),
         ("sharing", f"{sharing.factor:.2f}: decode steps read {sharing.total_tokens:,} tokens, "
                     f"{sharing.unique_tokens:,} with each shared prefix once"),
