@@ -41,8 +41,8 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
     return _missing(list(plans.values()))
 
 
-def _without_shard(plan: BenchPlan, shard: str = "1/1") -> BenchPlan:
-    bench = plan.recipe.bench.model_copy(update={"shard": shard})
+def _without_shard(plan: BenchPlan) -> BenchPlan:
+    bench = plan.recipe.bench.model_copy(update={"shard": "1/1"})
     return dataclasses.replace(plan, recipe=BenchRecipe(bench, plan.recipe.search, plan.recipe.engine))
 
 

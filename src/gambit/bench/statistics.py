@@ -27,9 +27,9 @@ class Interval:
     high: float
 
 
-def resamples(num_problems: int, seed: int = 0) -> Indices:
+def resamples(num_problems: int) -> Indices:
     """Which problems each resample draws; shared by all variants, so that differences are paired."""
-    return np.random.default_rng(seed).integers(0, num_problems, (NUM_RESAMPLES, num_problems))
+    return np.random.default_rng(0).integers(0, num_problems, (NUM_RESAMPLES, num_problems))
 
 
 def mean_interval(values: Floats, draws: Indices) -> Interval:

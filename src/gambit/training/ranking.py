@@ -90,19 +90,19 @@ class Estimate:
         return f"{self.value:.3f}{interval}"
 
 
-def mean_estimate(values: Floats, seed: int = 0) -> Estimate:
+def mean_estimate(values: Floats) -> Estimate:
     """The mean over the problems that have a value."""
-    return ratio_estimate(np.nan_to_num(values), np.isfinite(values).astype(np.float64), seed)
+    return ratio_estimate(np.nan_to_num(values), np.isfinite(values).astype(np.float64))
 
 
-def ratio_estimate(parts: Floats, wholes: Floats, seed: int = 0) -> Estimate:
+def ratio_estimate(parts: Floats, wholes: Floats) -> Estimate:
     """Σ parts / Σ wholes, resampled over problems."""
     if wholes.sum() == 0:
         return Estimate(math.nan, math.nan, math.nan)
     value = float(parts.sum() / wholes.sum())
     if np.count_nonzero(wholes) == 1:
         return Estimate(value, math.nan, math.nan)
-    counts = _resampled(len(parts), seed)
+    counts = _resampled(len(parts))
     with np.errstate(invalid="ignore"):
         found = (counts @ parts) / (counts @ wholes)
     low, high = np.nanquantile(found, [0.025, 0.975])
@@ -110,9 +110,9 @@ def ratio_estimate(parts: Floats, wholes: Floats, seed: int = 0) -> Estimate:
 
 
 @lru_cache(maxsize=4)
-def _resampled(num_problems: int, seed: int) -> Floats:
+def _resampled(num_problems: int) -> Floats:
     """[resample, problem]: how often each problem was drawn. The same for every measure, so that they are paired."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     draws = rng.multinomial(num_problems, np.full(num_problems, 1 / num_problems), size=RESAMPLES)
     return draws.astype(np.float64)
 

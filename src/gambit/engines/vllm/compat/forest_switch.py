@@ -32,16 +32,12 @@ class ForestSwitch:
         self.num_steps = 0  # with forest attention
         self._builders = _builders(runner)
         self.layer_kinds = [_layer_kind(builder) for builder in self._builders]
-        self._is_on = False
+        self.is_on = False
         self._rows: list[str] = []
         self._manager = getattr(runner, "cudagraph_manager", None)
         self._stock_graphs: dict[Any, Any] = {}
         self.graphs: dict[Any, Any] = {}  # with forest attention
         _wrap_dispatch(runner, self)
-
-    @property
-    def is_on(self) -> bool:
-        return self._is_on
 
     def choose(self, sharing: Sharing | None, rows: list[str]) -> None:
         """Before a step. `rows`: its requests; while they stay the same the plan does, but for the ends of traces."""
@@ -49,9 +45,9 @@ class ForestSwitch:
             self._rows = rows
             self._forget_plans()
         is_wanted = self.wish is DecodeAttention.FOREST or (self.wish is DecodeAttention.AUTO and self._pays(sharing))
-        self._is_on = is_wanted and bool(self._builders)
-        self.num_steps += self._is_on
-        self._turn(self._is_on)
+        self.is_on = is_wanted and bool(self._builders)
+        self.num_steps += self.is_on
+        self._turn(self.is_on)
 
     def _forget_plans(self) -> None:
         for builder in self._builders:
