@@ -186,11 +186,10 @@ class Search:
         failure = self._judge.finish(self._num_steps, deadline, is_asked=self.failure is None)
         if failure is not None:
             self.failure, self._error = failure, str(failure)
-        if self._settings.part is not None:
-            self.result = dataclasses.replace(self.record.result(NO_VOTE), error=self._error)
-            return self.result
-        vote = self.record.vote(self._callbacks.equivalent_until(deadline))
-        self._recorder.emit(voted(vote))
+        vote = NO_VOTE
+        if self._settings.part is None:
+            vote = self.record.vote(self._callbacks.equivalent_until(deadline))
+            self._recorder.emit(voted(vote))
         self.result = dataclasses.replace(self.record.result(vote), error=self._error)
         return self.result
 

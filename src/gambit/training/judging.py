@@ -89,7 +89,7 @@ def held_out_traces(data: Dataset, part: str, names: Sequence[str], folder: Path
 
 def _data_of(name: str, reader: CollectionReader) -> Dataset:
     """What is judged by: baselines and a perfect judge need no states, so that any will do."""
-    if is_verifier(name) or is_stack(name):
+    if _folder_info(name) is not None:
         return reader.without_states
     info = _load(name).info
     return reader.at(info.state_position, info.layers)
@@ -105,10 +105,17 @@ def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.devi
     return Rated(by_share, spread=spreads(verifier.info.calibration.slope * read.steps, reader.without_states, traces))
 
 
+def _folder_info(name: str) -> StackInfo | VerifierInfo | None:
+    """None for a scorer of states."""
+    if is_stack(name):
+        return read_stack(Path(name))
+    return read_info(Path(name)) if is_verifier(name) else None
+
+
 def _info(name: str) -> ScorerInfo:
-    if not is_verifier(name) and not is_stack(name):
+    info = _folder_info(name)
+    if info is None:
         return _load(name).info
-    info = read_stack(Path(name)) if is_stack(name) else read_info(Path(name))
     return ScorerInfo(
         info.architecture, hidden_size=info.hidden_size, boundary_rule=info.boundary_rule,
         base_model=info.base_model, base_model_hash=info.base_model_hash,
@@ -118,7 +125,7 @@ def _info(name: str) -> ScorerInfo:
 def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
     """Refuse to write figures into what is no checkpoint, or figures of problems that a scorer was fitted to."""
     for name in names:
-        if not name.endswith(".safetensors") and not is_verifier(name) and not is_stack(name):
+        if not name.endswith(".safetensors") and _folder_info(name) is None:
             raise UserError(f"--write: {name!r} is no checkpoint file that figures could be written into")
         if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
             raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
@@ -129,10 +136,11 @@ def write_figures(names: Sequence[str], report: ScorerReport) -> None:
     """Into each checkpoint: what it reached, and how far a search may trust it."""
     for name in names:
         metrics, trust = {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name))
-        if is_stack(name):
-            write_stack(Path(name), _with_figures(read_stack(Path(name)), metrics, trust))
-        elif is_verifier(name):
-            write_info(Path(name), _with_figures(read_info(Path(name)), metrics, trust))
+        info = _folder_info(name)
+        if isinstance(info, StackInfo):
+            write_stack(Path(name), _with_figures(info, metrics, trust))
+        elif isinstance(info, VerifierInfo):
+            write_info(Path(name), _with_figures(info, metrics, trust))
         else:
             add_metrics(Path(name), metrics, trust)
 
@@ -158,7 +166,7 @@ def _found(name: str, model: str) -> str:
 
 
 def _label(name: str) -> str:
-    if is_verifier(name) or is_stack(name):
+    if _folder_info(name) is not None:
         return Path(name).resolve().name
     return Path(name).stem if name.endswith(".safetensors") else name
 
@@ -184,20 +192,18 @@ def _check_made_for(name: str, info: ScorerInfo, header: Header, warn: Callable[
 
 def _division_on(name: str, folder: Path) -> Division | None:
     """How the collection was divided when this scorer was trained on it; None if it never saw it."""
-    training = _training_of(name)
+    info = _folder_info(name)
+    training = _training_of(name) if info is None else info.training
     if not isinstance(training, dict) or training.get("collection") != read_header(folder).id:
         return None
-    if is_stack(name):
+    if isinstance(info, StackInfo):
         raise UserError(f"the stack {name} was fitted to problems of {folder} that its parts had not seen: judge it on "
                         "another collection")  # fmt: skip
     return Division(**cast("dict[str, float]", training["division"]))  # type: ignore[arg-type]
 
 
 def _training_of(name: str) -> object:
-    if is_stack(name):
-        return read_stack(Path(name)).training
-    if is_verifier(name):
-        return read_info(Path(name)).training
+    """Of a scorer of states."""
     return read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
 
 
