@@ -116,8 +116,7 @@ class RaySearches:
         """The log before the row: a row that is there has its log."""
         folder = self._folder / task.folder
         shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed before it wrote the row
-        for sentence in found.result.warnings:
-            self._pool.warn_once(sentence)
+        self._pool.told.tell(found.result.warnings)
         write_search(found, folder)
         return (task.folder / LOG_FILE).as_posix() if (folder / LOG_FILE).is_file() else None
 

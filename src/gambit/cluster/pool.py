@@ -27,7 +27,7 @@ from gambit.cluster.slots import (
     Work,
     WorkEnd,
 )
-from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.errors import EngineError, GambitWarning, ToldOnce, UserError
 
 MOST_DEATHS = 2  # of engines, by one piece of work
 POLL_SECONDS = 0.2  # between two looks at whether to stop
@@ -69,7 +69,7 @@ class EnginePool(Generic[Engine]):
         self._numbers = itertools.count()
         self._began = time.monotonic()
         self._has_complained = False
-        self._said: set[str] = set()
+        self.told = ToldOnce()
         self.slots: list[EngineSlot[Any]] = [EngineSlot(number) for number in range(num_engines)]
         self._start_waiting()
 
@@ -233,9 +233,8 @@ class EnginePool(Generic[Engine]):
             if report.is_users:
                 raise UserError(report.reason)
             return self._died(slot, report.reason, backlog)
-        for sentence in report.warnings:
-            self.warn_once(sentence)
-        slot.is_ready(report)
+        self.told.tell(report.warnings)
+        slot.started(report)
         self._start_waiting()
         return []
 
@@ -270,15 +269,12 @@ class EnginePool(Generic[Engine]):
             return
         self._has_complained = True
         free = self._ray.available_resources()
-        self.warn_once(
+        warnings.warn(
             f"no engine is ready yet: each needs {self._needs.cpus:g} CPUs and {self._needs.gpus:g} GPUs on one "
-            f"machine, and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free in the cluster; waiting"
+            f"machine, and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free in the cluster; waiting",
+            GambitWarning,
+            stacklevel=2,
         )
-
-    def warn_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            warnings.warn(sentence, GambitWarning, stacklevel=3)
 
 
 def _reason(error: BaseException) -> str:

@@ -235,11 +235,6 @@ class ReplicaSolver:
     def replicas(self) -> tuple[Replica[Solver], ...]:
         return self._set.replicas
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a replica to search on."""
-        return any(replica.is_ready for replica in self.replicas)
-
     def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
         """What to do when a replica is ready, and when none can be started any more."""
         self._set.listen(on_change, on_lost)

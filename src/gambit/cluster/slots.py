@@ -105,7 +105,7 @@ class EngineSlot(Generic[Tag]):
     def start(self, actor: Handle) -> None:
         self.actor, self.starting, self.state = actor, actor.ping.remote(), EngineState.STARTING
 
-    def is_ready(self, report: EngineReport) -> None:
+    def started(self, report: EngineReport) -> None:
         self.state, self.starting, self._failed_starts = EngineState.READY, None, 0
         self.node, self.pid = report.node, report.pid
 

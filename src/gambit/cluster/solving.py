@@ -43,6 +43,5 @@ class ClusterSolver:
                 yield SearchResult.failed(end.tag.id, config.policy, config.seed, end.error)
                 continue
             assert isinstance(end.value, FinishedSearch)
-            for sentence in end.value.result.warnings:
-                self._pool.warn_once(sentence)
+            self._pool.told.tell(end.value.result.warnings)
             yield end.value.result if out_dir is None else write_search(end.value, out_dir / end.tag.id)

@@ -1,5 +1,10 @@
 """The errors that Gambit raises on purpose: a user's mistake, a failure of the machine, a warning."""
 
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
 
 class GambitError(Exception):
     """Anything Gambit says on purpose; its message names the offending value and the fix."""
@@ -29,3 +34,18 @@ def reason_of(error: Exception) -> str:
 
 class GambitWarning(UserWarning):
     """Something the user should know that stops nothing."""
+
+
+class ToldOnce:
+    """Gives each warning once."""
+
+    def __init__(self) -> None:
+        self._notes: set[str] = set()
+
+    def tell(self, notes: Iterable[str]) -> tuple[str, ...]:
+        """Warn of what was not told before, and give it back."""
+        news = tuple(note for note in dict.fromkeys(notes) if note not in self._notes)
+        self._notes.update(news)
+        for note in news:
+            warnings.warn(note, GambitWarning, stacklevel=4)
+        return news

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gambit.config.options import PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings, resolve, system_prompt_of
 from gambit.core import events as ev
-from gambit.core.errors import UserError
+from gambit.core.errors import ToldOnce, UserError
 from gambit.core.problem import ChatMessage, Problem
 from gambit.engines.base import SearchSpec, check_prompt
 from gambit.scorers.readers.base import Question
@@ -29,7 +29,7 @@ from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.solver.header import run_header
 from gambit.solver.parts import SolverParts
-from gambit.solver.pending import PreparedSearch, SearchRequest, ToldOnce
+from gambit.solver.pending import PreparedSearch, SearchRequest
 from gambit.storage.run_folder import EventSink
 from gambit.text.answers import Extractor, extractor_for
 from gambit.text.boundary import continued
@@ -83,7 +83,7 @@ class SearchBuilder:
         parts, config, prefix = self._parts, request.config, request.problem.prefix_tokens
         draft = self._draft(request, self.history)
         embed = embedder_of(draft.requirements)
-        news = tuple(note for note in draft.notes if self._told.is_news(note))
+        news = self._told.tell(draft.notes)
         sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
         self._num_searches += 1
         spec = SearchSpec(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
-from gambit.core.errors import GambitWarning
 from gambit.core.problem import ChatMessage, Problem
 from gambit.results.record import SearchRecord, SearchResult
 from gambit.search.host import SearchTicket
@@ -83,20 +81,6 @@ def requests_of(
         return SearchRequest(problem, asked, own_folder, extractor, on_event, concurrency, must_log=False)
 
     return itertools.starmap(request, enumerate(problems))
-
-
-class ToldOnce:
-    """Warnings that were given; each is given once."""
-
-    def __init__(self) -> None:
-        self._notes: set[str] = set()
-
-    def is_news(self, note: str) -> bool:
-        if note in self._notes:
-            return False
-        self._notes.add(note)
-        warnings.warn(note, GambitWarning, stacklevel=5)
-        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
 from gambit.core import events as ev
-from gambit.core.errors import EngineError, UserError
+from gambit.core.errors import EngineError, ToldOnce, UserError
 from gambit.core.problem import ChatMessage, Problem
 from gambit.results.record import SearchResult
 from gambit.search.driving import EngineDiedError, RunningPart, run_parts
@@ -24,7 +24,7 @@ from gambit.search.policies.base import SplitBy
 from gambit.search.reporting import ReportTimes, Tell
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
-from gambit.solver.pending import SearchRequest, ToldOnce, request_of, requests_of
+from gambit.solver.pending import SearchRequest, request_of, requests_of
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.text.answers import Extractor, Grader
 
@@ -152,8 +152,7 @@ class SpreadSolver:
         if not request.problem.prefix_tokens:
             self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.doubt]))
-        news = tuple(note for note in notes if self._told.is_news(note))
-        return sink.finish(dataclasses.replace(result, warnings=news))
+        return sink.finish(dataclasses.replace(result, warnings=self._told.tell(notes)))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         if num_parts == len(self._engines):
