@@ -14,7 +14,7 @@ from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError
 from gambit.core.problem import Problem
 from gambit.core.types import Aggregation, StatePosition
-from gambit.training.collect import CollectPlan, collect, is_mixed
+from gambit.training.collect import CollectPlan, collect
 from gambit.training.dataset import Division, load_dataset
 from gambit.training.objectives import Batch, pairwise
 from gambit.training.sampling import Task
@@ -59,7 +59,7 @@ def folder(tiny_folder, tmp_path_factory):
 
 def test_where_there_is_nothing_to_rank_nothing_need_be_continued(folder, tiny_folder, tmp_path):
     collected_in(tmp_path, tiny_folder, rolls_out_mixed_only=True)
-    mixed = {text.problem.id for text in read_texts(tmp_path) if is_mixed(text.problem)}
+    mixed = {text.problem.id for text in read_texts(tmp_path) if text.problem.is_mixed}
     everywhere, found = ({value.problem for value in read_values(each)} for each in (folder, tmp_path))
     assert found == everywhere & mixed and 0 < len(found) < len(everywhere)
 

@@ -74,7 +74,7 @@ class PrefixPlan:
 
     def wants(self, problem: ProblemRecord) -> bool:
         """Whether its traces are to be continued."""
-        return self.all_problems or len({trace.is_correct for trace in problem.traces}) > 1
+        return self.all_problems or problem.is_mixed
 
     def keys(self, texts: Iterable[TraceText]) -> set[PrefixKey]:
         cut = at_fractions(self.fractions)
@@ -203,7 +203,7 @@ def summarise(
     records = {text.problem.id: text.problem for text in texts}.values()
     return PrefixSummary(
         num_sampled=len(records),
-        num_mixed=sum(len({trace.is_correct for trace in record.traces}) > 1 for record in records),
+        num_mixed=sum(record.is_mixed for record in records),
         traces_per_problem=read_header(folder).traces_per_problem,
         num_rollouts=plan.num_rollouts,
         keep=keep,

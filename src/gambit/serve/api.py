@@ -103,8 +103,7 @@ class Api:
 
     def _open(self, request: Request, ask: SearchAsk) -> ServedSearch:
         """Begin a search, after everything that can be refused without the engine."""
-        question = ask.question
-        self.desk.solver.check_question(question if isinstance(question, str) else question[-1]["content"])
+        self.desk.solver.check_question(ask.last_message)
         note_of_request(request).search = search = self.desk.open(
             ask, key_of_request(request), is_told=ask.is_streamed
         )  # fmt: skip

@@ -93,11 +93,6 @@ class ServedSearch:
             if not await heard_within(heard, seconds):
                 yield None
 
-    def stop(self) -> None:
-        """End it with the best vote so far."""
-        if self.pending is not None:
-            self.pending.cancel()
-
 
 class SearchDesk:
     """All searches of a server. Its methods are called on the event loop."""
@@ -157,6 +152,13 @@ class SearchDesk:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
         if not self.has_engine:
             raise as_api_error(NoEngineError("all engines have died and are being started again"))
+
+    def stop(self, search: ServedSearch) -> None:
+        """End it with the best vote so far; one that has not begun has none."""
+        if search.pending is None:
+            self.abandon(search)
+        else:
+            search.pending.cancel()
 
     def abandon(self, search: ServedSearch) -> None:
         """Nobody wants it any more: it leaves the engine within two steps."""
@@ -325,10 +327,7 @@ class SearchDesk:
         self.changed.ring()
         await self._until_idle(seconds)
         for search in list(self._tasks):
-            if search.pending is None:
-                self.abandon(search)
-            else:
-                search.stop()
+            self.stop(search)
         await self._until_idle(LAST_SECONDS)
         for search in list(self._tasks):
             self.abandon(search)

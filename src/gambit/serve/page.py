@@ -165,10 +165,7 @@ class LivePage:
         """The best vote so far is its answer."""
         search = self._found(request)
         self._check_token(request, request.headers.get("x-csrf-token", ""))
-        if search.pending is None:
-            self.desk.abandon(search)
-        else:
-            search.stop()
+        self.desk.stop(search)
         return JSONResponse({"id": search.id})
 
     def _found(self, request: Request) -> ServedSearch:
@@ -230,7 +227,7 @@ class LivePage:
         growing.add(map(ev.from_json, lines))
         history = growing.history()
         content, texts = ("null", "") if history is None else self._content(history, has_texts=is_last)
-        rest = {"status": str(search.status), "question": _question(search), "texts": texts,
+        rest = {"status": str(search.status), "question": search.ask.last_message, "texts": texts,
                 "error": None if search.error is None else search.error.message}  # fmt: skip
         event = f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()
         return event, time.thread_time() - began
@@ -269,7 +266,7 @@ def _row(search: ServedSearch) -> dict[str, object]:
     num_completed = result.counts.completed if result else running.count(TraceState.FINISHED) if running else 0
     return {
         "id": search.id,
-        "question": _question(search)[:QUESTION_LENGTH],
+        "question": search.ask.last_message[:QUESTION_LENGTH],
         "status": str(search.status),
         "policy": search.ask.config.policy,
         "num_traces": search.ask.config.num_traces or search.num_traces,
@@ -277,11 +274,6 @@ def _row(search: ServedSearch) -> dict[str, object]:
         "answer": None if result is None else result.answer,
         "created": search.created,
     }
-
-
-def _question(search: ServedSearch) -> str:
-    question = search.ask.question
-    return question if isinstance(question, str) else question[-1]["content"]
 
 
 def _page(name: str, parts: dict[str, str], status: int = 200) -> Response:

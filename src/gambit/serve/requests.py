@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from gambit.config.options import SearchConfig, build
 from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage
+from gambit.core.problem import ChatMessage, Problem
 from gambit.search.choice import check_search
 from gambit.serve.body import Fields
 from gambit.serve.errors import bad_request
@@ -115,6 +115,10 @@ class SearchAsk:
     has_usage_chunk: bool = False
     user: str | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def last_message(self) -> str:
+        return Problem(self.question).last_message
 
 
 @dataclass(frozen=True, slots=True)

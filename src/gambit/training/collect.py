@@ -104,16 +104,10 @@ def collect(
         summary = collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
         if plan.num_rollouts and not summary.was_stopped:
             cut = at_random(plan.prefixes_per_trace, plan.search.seed)
-            chosen = is_mixed if plan.rolls_out_mixed_only else lambda problem: True
             values = collector.roll_out(tasks, plan.out, plan.source, cut, summary.refused, on_progress, should_stop,
-                                        chosen)  # fmt: skip
+                                        lambda problem: problem.is_mixed or not plan.rolls_out_mixed_only)  # fmt: skip
             summary.num_prefixes, summary.was_stopped = len(values), should_stop()
         return summary
-
-
-def is_mixed(problem: ProblemRecord) -> bool:
-    """Whether there is anything to rank."""
-    return len({trace.is_correct for trace in problem.traces}) > 1
 
 
 class CollectEngines(Protocol):
@@ -346,13 +340,12 @@ class _Sink:
     def _count(self, records: Sequence[ProblemRecord]) -> None:
         summary = self._summary
         for record in records:
-            right = sum(trace.is_correct for trace in record.traces)
             summary.num_problems += 1
             summary.num_traces += len(record.traces)
-            summary.num_correct += right
+            summary.num_correct += sum(trace.is_correct for trace in record.traces)
             summary.num_steps += sum(trace.num_steps for trace in record.traces)
             summary.num_tokens += sum(trace.num_tokens for trace in record.traces)
-            summary.num_mixed += 0 < right < len(record.traces)
+            summary.num_mixed += record.is_mixed
 
 
 def _reading(prompt: tuple[int, ...], trace: SampledTrace) -> Reading:
@@ -360,7 +353,6 @@ def _reading(prompt: tuple[int, ...], trace: SampledTrace) -> Reading:
 
 
 def _record(problem: Sampled) -> ProblemRecord:
-    question = problem.task.problem.question
     traces = []
     for trace, grade in zip(problem.traces, problem.grades, strict=True):
         answer, is_correct = grade.result()
@@ -368,8 +360,8 @@ def _record(problem: Sampled) -> ProblemRecord:
             TraceRecord(answer=answer, is_correct=is_correct, num_tokens=len(trace.tokens),
                         num_steps=len(trace.boundaries), end=trace.end)
         )  # fmt: skip
-    text = question if isinstance(question, str) else question[-1]["content"]
-    return ProblemRecord(id=problem.task.id, question=text, gold=problem.task.answer, traces=tuple(traces))
+    task = problem.task
+    return ProblemRecord(id=task.id, question=task.problem.last_message, gold=task.answer, traces=tuple(traces))
 
 
 def _tensors(problems: Sequence[Sampled], states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

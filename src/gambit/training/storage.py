@@ -66,6 +66,11 @@ class ProblemRecord(_Record):
     gold: str
     traces: tuple[TraceRecord, ...]
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it has right and wrong traces: otherwise there is nothing to rank."""
+        return len({trace.is_correct for trace in self.traces}) > 1
+
 
 class ShardEntry(_Record):
     """One line of the index. Rows of the shard follow its problems, their traces and their steps in this order."""
