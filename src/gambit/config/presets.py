@@ -244,9 +244,9 @@ def _pool(
         return _Pool(given, swap_size, warmup, f"islands = {given} is {source}")
 
     def by_rule(rule: TrustRule, divides: int = 1) -> FallbackPool:
-        """`divides`: so many islands, each into as many as the others."""
-        islands = -(-max(1, most // rule.island_size) // divides) * divides
-        islands = islands if islands <= most else most // divides * divides
+        """`divides`: islands that there are already; the rule divides each of them into equally many."""
+        into = min(-(-max(1, most // rule.island_size) // divides), most // divides)
+        islands = into * divides
         return FallbackPool(
             rule.from_auc,
             islands,

@@ -17,6 +17,7 @@ from gambit.engines.local.layout import Layout
 from gambit.engines.local.model import ForwardOutput, PoolModel
 from gambit.engines.local.pool import Pool
 from gambit.engines.local.stopwatch import Stopwatch
+from gambit.engines.shared.confidence import fold_thoughts
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.shared.projection import Projection
 from gambit.engines.shared.sampling import sample, token_confidence, uniforms
@@ -175,7 +176,7 @@ class LocalEngine:
         table["is_pending"] = is_boundary
         unconfident: list[TraceKey] = []  # that their stop rules end
         if confidence is not None:
-            _fold_confidence(table, confidence, is_boundary)
+            fold_thoughts(table, confidence, is_boundary)
             unconfident = self._pool.track_confidence(confidence)
         for search, count in layout.rows_per_search.items():
             self._pool.drafts[search].num_generated += count
@@ -247,14 +248,3 @@ class LocalEngine:
             specs = [search.spec for search in self._pool.slots]
             layout = self._cached_layout = Layout.of(rows, specs, self._tables, self._model.device)
         return layout
-
-
-def _fold_confidence(
-    table: npt.NDArray[np.void], confidence: npt.NDArray[np.float32], is_boundary: npt.NDArray[np.bool_]
-) -> None:
-    table["confidence_total"] += confidence
-    table["confidence_count"] += 1
-    mean = table["confidence_total"] / table["confidence_count"]
-    table["thought_confidence"] = np.where(is_boundary, mean, table["thought_confidence"])
-    for name in ("confidence_total", "confidence_count"):
-        table[name][is_boundary] = 0

@@ -118,3 +118,15 @@ class ConfidenceTracks(Generic[Key]):
         have = self._tokens.shape[1]
         if length > have:
             self._tokens = np.pad(self._tokens, ((0, 0), (0, max(length, 2 * have) - have)))
+
+
+def fold_thoughts(
+    rows: npt.NDArray[np.void], confidences: npt.NDArray[np.float32], is_boundary: npt.NDArray[np.bool_]
+) -> None:
+    """Fold in the confidence of each row's new token; the mean of a thought is known at its boundary."""
+    rows["confidence_total"] += confidences
+    rows["confidence_count"] += 1
+    mean = rows["confidence_total"] / rows["confidence_count"]
+    rows["thought_confidence"] = np.where(is_boundary, mean, rows["thought_confidence"])
+    for name in ("confidence_total", "confidence_count"):
+        rows[name][is_boundary] = 0

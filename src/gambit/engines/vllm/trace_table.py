@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.core.types import PressureAction, RunningScore, StatePosition, TraceKey
-from gambit.engines.shared.confidence import ConfidenceTracks
+from gambit.engines.shared.confidence import ConfidenceTracks, fold_thoughts
 from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.vllm.block_usage import BlockUsage
 from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, TraceTask
@@ -156,7 +156,7 @@ class TraceTable:
             return
         if values.confidences is not None:
             rows = np.fromiter((row_of[request] for request in report.rows), np.int64, len(batch))
-            self._fold_confidence(values.confidences[rows], is_boundary)
+            fold_thoughts(batch, values.confidences[rows], is_boundary)
         if self._scorer.info.state_position is StatePosition.BOUNDARY:
             self._score(report, values, row_of, np.flatnonzero(was_pending), fed=1)
         else:
@@ -199,13 +199,6 @@ class TraceTable:
             at = rows["rule"] == rule
             flags[at], is_boundary[at] = self._detectors[rule].advance_rows(rows["flags"][at], tokens[at])
         return flags, is_boundary
-
-    def _fold_confidence(self, confidences: npt.NDArray[np.float32], is_boundary: npt.NDArray[np.bool_]) -> None:
-        batch = self._batch
-        total, count = batch["confidence_total"] + confidences, batch["confidence_count"] + 1
-        batch["thought_confidence"] = np.where(is_boundary, total / count, batch["thought_confidence"])
-        batch["confidence_total"] = np.where(is_boundary, 0.0, total)
-        batch["confidence_count"] = np.where(is_boundary, 0, count)
 
     def _score(
         self,
