@@ -8,7 +8,7 @@ from pathlib import Path
 def main() -> None:
     """Run the command line; imported late, so that importing the package stays cheap."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us, as in `gambit … >&-`
+        if getattr(sys, name) is None:  # closed by whoever started us, as in `gambit … >&-`
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 # for the whole process
     try:
         from gambit.cli.app import main as run

@@ -78,7 +78,7 @@ class Replica(Generic[Engine]):
     num_deaths: int = 0
     actor: Handle = None
     jobs: dict[int, RemoteJob] = field(default_factory=dict)
-    is_suspect: bool = False  # a job of its says that it is dead, and its keeper has not noticed yet
+    is_suspect: bool = False  # one of its jobs says that it is dead, and its keeper has not noticed yet
     failed_starts: int = 0  # in a row
     last_words: str = ""
 

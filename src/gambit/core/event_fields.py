@@ -52,7 +52,7 @@ def _is_seed(value: Any) -> bool:
 
 
 def _is_packable(value: Any) -> bool:
-    """Of every token of a log: hence no call for each."""
+    """Asked about every token of a log, hence without a call for each."""
     return isinstance(value, tuple) and (
         not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MOST_PACKED)
     )

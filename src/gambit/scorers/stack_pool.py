@@ -25,7 +25,7 @@ class _Told:
     root: int
     ends: list[int] = field(default_factory=list)  # tokens up to the end of each thought with a vector
     vectors: list[Vector] = field(default_factory=list)
-    answer: int | None = None  # the how-manieth that was given, once it is complete and has one
+    answer: int | None = None  # its number among the answers given, once it is complete and has one
     is_complete: bool = False
 
 

@@ -243,8 +243,7 @@ class MergedSearch:
         assert self.is_over
         self.advance()
         self._cancel_live()
-        last = [part.sample for part in self._parts if part.sample is not None]
-        if last:
+        if any(part.sample is not None for part in self._parts):
             self._emit(dataclasses.replace(self._sample(max(self._step, 0)), seconds_total=self.limits.seconds))
         self._note_rest()
         if (waited := self._waited()) is not None:

@@ -23,7 +23,7 @@ def locked(folder: Path) -> Iterator[None]:
     """While entered, no other process enters for this folder: it is refused at once.
 
     The operating system releases the lock when a process ends, however it ends; a file that a killed one leaves behind
-    is no lock. A file system without locks is said, and the run goes on.
+    is no lock. Where the file system has no locks, a warning says so and the run goes on.
     """
     path = folder / LOCK_FILE
     with made_folder(folder), _opened(path) as file:
