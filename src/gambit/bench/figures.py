@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +40,6 @@ class Picture:
 
 
 def is_available() -> bool:
-    from importlib.util import find_spec
-
     return find_spec("matplotlib") is not None
 
 
@@ -92,8 +92,6 @@ def picture(name: str, caption: str, draw: Callable[[], Figure], max_width: str 
 
 def _for_page(svg: str, caption: str, max_width: str) -> str:
     """The element alone, in the colours of the page around it."""
-    import html
-
     element = svg[svg.index("<svg") :]
     element = element.replace(INK, "currentColor").replace(RULE, "var(--rule)")
     label = html.escape(caption, quote=True)

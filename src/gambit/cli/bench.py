@@ -13,6 +13,8 @@ from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Sprea
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import given, with_config_options, yaml_value
 from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
+from gambit.config import registry
+from gambit.config.options import EngineConfig, build, overlaid
 from gambit.core.errors import StorageError, UserError
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from gambit.bench.recipe import BenchRecipe
     from gambit.bench.report import BenchReport
     from gambit.cluster.plan import ClusterPlan
-    from gambit.config.options import EngineConfig
 
 MANY = 10_000_000
 
@@ -89,7 +90,6 @@ def bench(
     """Compare search methods on benchmarks."""
 
     def body() -> int:
-        from gambit.config.options import EngineConfig, build
         from gambit.storage.problems import columns_of
 
         if list_benchmarks:
@@ -128,8 +128,6 @@ def command() -> object:
 
 
 def _list_benchmarks() -> int:
-    from gambit.config import registry
-
     for name in registry.names("gambit.benchmarks"):
         typer.echo(name)
     return OK
@@ -179,7 +177,6 @@ def _recipe(
     """Flags over the recipe file; a resumed run knows its own and takes nothing that contradicts it."""
     from gambit.bench.folder import read_plan, with_changes
     from gambit.bench.recipe import read_recipe, recipe_from
-    from gambit.config.options import overlaid
     from gambit.storage.problems import new_run_folder
 
     values = overlaid(read_recipe(file) if file else {}, options)

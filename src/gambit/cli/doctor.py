@@ -20,6 +20,8 @@ import typer
 from gambit.cli.commands import made_command
 from gambit.cli.terminal import FAILURE, OK, exit_with, put
 from gambit.config import registry
+from gambit.config.options import SearchConfig
+from gambit.config.presets import resolve
 from gambit.core.errors import UserError
 from gambit.engines.vllm import versions
 from gambit.models import files as models
@@ -191,8 +193,6 @@ def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
     """What a search with the bundled model and its scorer is set to where nothing is asked for."""
     if torch is None:
         return
-    from gambit.config.options import SearchConfig
-    from gambit.config.presets import resolve
     from gambit.results.record import PoolShape
     from gambit.scorers.checkpoint import load_checkpoint
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,13 @@ import typer
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.scorer_collect import MANY, Graders, MemoryRatio, TracesAtOnce, usual_traces_at_once
-from gambit.cli.session import sole_writer
+from gambit.cli.session import only_our_warnings, prepare_libraries, sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
+from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.bench.prefix_value import PrefixPlan
-    from gambit.config.options import EngineConfig
     from gambit.scorers.base import Scorer
     from gambit.training.collect import CollectPlan
     from gambit.training.sampling import Task
@@ -30,8 +31,6 @@ MOST_REFUSALS_SHOWN = 5
 
 def command() -> object:
     """With an option for every field of the configs that it uses."""
-    from gambit.config.options import SearchConfig
-
     unused = set(SearchConfig.model_fields) - set(SAMPLING) | {"scorer", "any_weights", "memory_ratio"}
     return made_command(with_config_options(prefix_value, without=unused), "prefix-value", BriefCommand)
 
@@ -96,8 +95,6 @@ def prefix_value(
         with sole_writer(out, is_quiet=quiet):
             open_folder(out, plan)
             if not is_done(out, plan, tasks):
-                from dataclasses import replace
-
                 collecting = replace(collecting, layers=layers_for(out, judges.values()))
                 code = _run(out, plan, tasks, collecting, is_quiet=quiet)
                 if code != OK:
@@ -117,7 +114,6 @@ def _fractions(text: str) -> tuple[float, ...]:
 def _collecting(
     out: Path, source: str, given: Mapping[str, object], traces: int, rollouts: int, at_once: int | None, graders: int
 ) -> CollectPlan:
-    from gambit.config.options import EngineConfig, SearchConfig, build
     from gambit.training.collect import CollectPlan
 
     engine = build(EngineConfig, {key: given[key] for key in given if key in EngineConfig.model_fields})
@@ -153,7 +149,6 @@ def _judges(names: list[str] | None, engine: EngineConfig) -> dict[str, Scorer]:
 def _run(out: Path, plan: PrefixPlan, tasks: list[Task], collecting: CollectPlan, *, is_quiet: bool) -> int:
     from gambit.bench.prefix_value import run
     from gambit.cli.scorer_display import progress
-    from gambit.cli.session import only_our_warnings, prepare_libraries
     from gambit.cli.signals import StopSignal
 
     prepare_libraries()

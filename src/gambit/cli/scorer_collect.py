@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan
+from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan, needs_in_cluster, solver_maker
 from gambit.cli.session import only_our_warnings, prepare_libraries, sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.core.errors import EngineError, StorageError, UserError
@@ -210,7 +210,6 @@ def _collect_on_ray(
     tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPlan, is_quiet: bool, *, is_size_open: bool
 ) -> int:
     """`is_size_open`: how many traces an engine samples at a time is left to what it runs on."""
-    from gambit.cli.cluster import needs_in_cluster, solver_maker
     from gambit.cli.pool_screen import engine_lines
     from gambit.cli.scorer_display import progress
     from gambit.cli.signals import StopSignal

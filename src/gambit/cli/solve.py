@@ -22,12 +22,15 @@ from gambit.cli.cluster import (
     check_alone,
     cluster_plan,
     loaded_in_cluster,
+    needs_in_cluster,
+    solver_maker,
 )
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import given, with_config_options
 from gambit.cli.results import Shown, Style, Tally
 from gambit.cli.session import loaded, only_our_warnings, sole_writer
 from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
+from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.core.errors import StorageError, UserError
 from gambit.storage.lines import append_synced
 
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from gambit.cli.live import LiveScreen
     from gambit.cli.signals import StopSignal
     from gambit.cluster.plan import ClusterPlan
-    from gambit.config.options import EngineConfig, SearchConfig
     from gambit.core.events import Event
     from gambit.results.record import SearchResult
     from gambit.solver import Solver
@@ -121,7 +123,6 @@ def command() -> object:
 
 def read_configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:
     """Flags over the YAML file; what neither names is left to the model's preset."""
-    from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
     from gambit.search.choice import check_search
 
     values = overlaid(read_config_file(file) if file else {}, given(flags))
@@ -182,7 +183,6 @@ def _run(job: SolveJob) -> int:
 
 def _run_on_ray(job: SolveJob, cluster: ClusterPlan) -> int:
     """The same with engines elsewhere, whose files are written here."""
-    from gambit.cli.cluster import needs_in_cluster, solver_maker
     from gambit.cli.pool_screen import PoolScreen
     from gambit.cli.signals import StopSignal
     from gambit.cluster.pool import EnginePool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -136,6 +137,4 @@ def import_published(path: Path, info: ScorerInfo) -> MlpScorer:
     if info.hidden_size is not None and info.hidden_size != weights[0].shape[1]:
         raise UserError(f"{path}: the weights take hidden size {weights[0].shape[1]}, {info.base_model} has "
                         f"{info.hidden_size}: name the model it was trained for with --base-model")  # fmt: skip
-    import dataclasses
-
     return MlpScorer(dataclasses.replace(info, hidden_size=int(weights[0].shape[1])), weights)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gambit.config.options import EngineConfig
 from gambit.config.trust import ScorerTrust, read_trust
@@ -36,9 +36,6 @@ from gambit.scorers.readers.heads import (
     shifted,
 )
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 VERIFIER_FILE = "verifier.json"  # beside a sequence classifier that `gambit scorer export` wrote
 

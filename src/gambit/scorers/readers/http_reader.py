@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 from gambit.config.options import EngineConfig
 from gambit.core.errors import EngineError, UserError
+from gambit.models.files import folder_on_disk
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
 from gambit.scorers.readers.families import FAMILIES, Family, OwnSettings, family_of, own_settings, reader_info
 from gambit.scorers.readers.formats import PromptFormat
@@ -87,7 +88,7 @@ def start_http_reader(name: ReaderName, config: EngineConfig) -> HttpReader:
     address, beside = _split(name.model)
     listed = _first_call(urlunsplit((*urlsplit(address)[:2], "/v1/models", "", "")))
     model, root, context = str(listed["id"]), str(listed.get("root") or listed["id"]), listed.get("max_model_len")
-    folder = _folder(beside or root)
+    folder = folder_on_disk(beside or root)
     family = _family(name, folder)
     settings = own_settings(folder) if folder is not None else OwnSettings()
     where = {"runs_on": "http", "device": "elsewhere", "context_tokens": None if context is None else int(context)}
@@ -100,13 +101,6 @@ def _split(model: str) -> tuple[str, str]:
     parts = urlsplit(model)
     path = parts.path if parts.path.strip("/") else "/pooling"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), parts.fragment
-
-
-def _folder(name: str) -> Path | None:
-    """A served model's files, where they are on this disk too."""
-    from gambit.models.files import folder_on_disk
-
-    return folder_on_disk(name)
 
 
 def _family(name: ReaderName, folder: Path | None) -> Family:
