@@ -152,6 +152,9 @@ def test_a_training_goes_on_from_an_adapter(checkpoint, loaded, collection, mode
         assert np.allclose(one, other, atol=1e-3)
     made = again.verifier.info.training
     assert "AUC within" in told[2] and len(made["watched_auc"]) > 2, "ranked before the first step"
+    read = made["watched_after_problems"]
+    assert read[0] == 0 and read == sorted(read) and len(read) == len(made["watched_auc"])
+    assert read[-1] == int(told[1].split()[0]), "one epoch reads every problem once"
     assert made["start"]["steps"] == read_info(checkpoint).training["steps"]
 
 

@@ -90,6 +90,15 @@ def drawn_problems(train: Ints, passages: Passages, recipe: VerifierRecipe) -> I
     return train[np.isin(problem_of, problems[: recipe.num_problems])]
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How well held-out problems were ranked at one moment of a training."""
+
+    num_problems: int  # trained on by then, each as often as it was: within the first epoch, a learning curve
+    aucs: Floats  # by held-out problem
+    weights: list[Tensor]
+
+
 class _TrainingRun:
     """One verifier in training."""
 
@@ -111,12 +120,12 @@ class _TrainingRun:
         with torch.no_grad():
             verifier.head.weight /= verifier.input_scale  # of a verifier that was trained before; zeros else
         self._weights = MasterWeights(verifier, recipe)
-        self._num_steps = self._num_tokens = 0
+        self._num_steps = self._num_problems = self._num_tokens = 0
         self._most_tokens = self._fit_to_memory(train)
         self._sizes = BatchSizes(recipe.step_tokens or STEP_TOKENS[verifier.device.type], self._most_tokens,
                                  recipe.traces_per_problem, recipe.uniform_traces)  # fmt: skip
         self._seconds_read = 0.0  # spent on looks, which are no training
-        self._looks: list[tuple[Floats, list[Tensor]]] = []
+        self._looks: list[Look] = []
         self._told = 0.0
         self._losses: list[Tensor] = []
         self._last_auc = float("nan")
@@ -189,6 +198,7 @@ class _TrainingRun:
         for each in step:
             for part in self._within_memory(each):
                 self._losses.append(self._backward(part, len(part.problems) / count))
+        self._num_problems += count
 
     def _within_memory(self, each: TrainingPass) -> Iterator[TrainingPass]:
         """In halves if it would not fit."""
@@ -225,10 +235,10 @@ class _TrainingRun:
     def _look(self) -> None:
         began = time.monotonic()
         found = problem_aucs_read(self._read(self._watched), self._passages, self._watched, Aggregation.LAST)
-        self._looks.append((found, self._weights.copied()))
+        self._looks.append(Look(self._num_problems, found, self._weights.copied()))
         self._last_auc = float(np.nanmean(found))
-        self._say(f"{self._elapsed:.0f} s: AUC within {int(np.isfinite(found).sum())} held-out problems, mean over "
-                  f"25-100 %: {self._last_auc:.4f}")  # fmt: skip
+        self._say(f"{self._elapsed:.0f} s, {self._num_problems:,} problems read: AUC within "
+                  f"{np.isfinite(found).sum()} held-out ones, mean over 25-100 %: {self._last_auc:.4f}")  # fmt: skip
         self._seconds_read += time.monotonic() - began
 
     def _read(self, traces: Ints) -> ReadTraces:
@@ -258,9 +268,9 @@ class _TrainingRun:
     def finished(self, plan: VerifierPlan) -> TrainedVerifier:
         """With the aggregation that ranks held-out problems best, and calibrated on them."""
         seconds, speed = self._elapsed, self.tokens_per_second
-        look = best_look([aucs for aucs, _ in self._looks])
+        look = best_look([each.aucs for each in self._looks])
         if look is not None:
-            self._weights.put_back(self._looks[look][1])
+            self._weights.put_back(self._looks[look].weights)
         read = self._read(self._held_out)
         aucs = {
             each: problem_aucs_read(read, self._passages, self._held_out, each)
@@ -273,7 +283,8 @@ class _TrainingRun:
         described = {
             **description(plan, self._passages),
             "steps": self._num_steps, "tokens": self._num_tokens, "seconds": seconds, "tokens_per_second": speed,
-            "watched_auc": [float(np.nanmean(each)) for each, _ in self._looks], "chosen_look": look,
+            "watched_auc": [float(np.nanmean(each.aucs)) for each in self._looks], "chosen_look": look,
+            "watched_after_problems": [each.num_problems for each in self._looks],
         }  # fmt: skip
         metrics = {
             "held_out_auc": float(np.nanmean(aucs[chosen])),
