@@ -1,6 +1,5 @@
 """`gambit bench --dry-run`: what would run and how large it is, also for every recipe of the paper."""
 
-import importlib.machinery
 import json
 from pathlib import Path
 
@@ -38,10 +37,9 @@ def dry_run(*words: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def _sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were installed: Slim-SC's own embedder needs it."""
-    spec = importlib.machinery.ModuleSpec(embedding.PACKAGE, None)
-    monkeypatch.setattr(embedding, "find_spec", lambda name: spec)
+def _no_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slim-SC's own embedder needs it; a plan does not."""
+    monkeypatch.setattr(embedding, "find_spec", lambda name: None)
 
 
 def test_every_recipe_of_the_paper_is_listed_and_has_a_size() -> None:
@@ -50,7 +48,7 @@ def test_every_recipe_of_the_paper_is_listed_and_has_a_size() -> None:
     assert all(f"`{name}.yaml`" in page for name in SIZES)
 
 
-@pytest.mark.usefixtures("_sentence_transformers")
+@pytest.mark.usefixtures("_no_sentence_transformers")
 @pytest.mark.parametrize("name", SIZES)
 def test_a_recipe_of_the_paper_would_run(name: str) -> None:
     code, out, err = dry_run("--recipe", PAPER / f"{name}.yaml")
@@ -63,7 +61,7 @@ def test_a_recipe_of_the_paper_would_run(name: str) -> None:
     )
 
 
-@pytest.mark.usefixtures("_sentence_transformers")
+@pytest.mark.usefixtures("_no_sentence_transformers")
 def test_the_papers_main_table_has_its_methods_with_their_settings() -> None:
     recipe = recipe_from(read_recipe(PAPER / "main_results_qwen3_4b.yaml"))
     configs = {variant.label: recipe.search_config(variant, 0, {}) for variant in recipe.variants()}
@@ -71,6 +69,18 @@ def test_the_papers_main_table_has_its_methods_with_their_settings() -> None:
     assert configs["gambit"].vote == "position" and configs["sc"].vote is None
     assert configs["slim-sc"].policy_options["threshold"] == 0.95
     assert recipe.engine["memory_ratio"] == 0.9
+
+
+@pytest.mark.usefixtures("_no_sentence_transformers")
+def test_what_the_run_itself_would_lack_is_said_once_and_refused_there(tmp_path: Path) -> None:
+    recipe = PAPER / "main_results_qwen3_4b.yaml"
+    code, _, err = dry_run("--recipe", recipe)
+    assert code == 0 and err.count("sentence_transformers is not installed: pip install sentence-transformers") == 1
+    assert "warning: the run itself would be refused here: policy 'slim-sc'" in err
+    run = CliRunner().invoke(app, ["bench", "--recipe", str(recipe), "--out", str(tmp_path / "run")])
+    assert run.exit_code == 2 and "sentence_transformers is not installed" in run.stderr
+    assert not (tmp_path / "run").exists()
+    assert dry_run("--recipe", PAPER / "hyperparameters.yaml")[2] == ""
 
 
 def test_a_small_run_is_counted_out(tmp_path: Path) -> None:

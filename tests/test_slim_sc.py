@@ -15,7 +15,7 @@ from gambit.core.errors import UserError
 from gambit.core.tree import TraceState
 from gambit.core.types import OnPressure, PressureAction, ThoughtScore
 from gambit.search import embedding
-from gambit.search.choice import policy_options
+from gambit.search.choice import check_search
 from gambit.search.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
 from gambit.search.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
 from gambit.search.thoughts import MARKERS, ThoughtReader, marker_lengths
@@ -192,8 +192,7 @@ def test_it_starts_like_self_consistency_and_wakes_where_thoughts_end():
     assert make(split="markers").wake == Wake(every_steps=25, on_completion=True)
 
 
-def test_the_papers_threshold_belongs_to_a_sentence_model(monkeypatch):
-    monkeypatch.setattr(embedding, "find_spec", lambda name: object())
+def test_the_papers_threshold_belongs_to_a_sentence_model():
     policy = SlimSc(3, 3, 0, SlimScOptions(embedder="all-mpnet-base-v2"))
     assert policy.initial_state().threshold == 0.95
     assert policy.requirements.thoughts == ThoughtNeed(ThoughtSplit.MARKERS, 25, "all-mpnet-base-v2")
@@ -205,7 +204,10 @@ def test_a_sentence_model_without_its_package_is_refused(monkeypatch):
     monkeypatch.setattr(embedding, "find_spec", lambda name: None)
     config = SearchConfig(policy="slim-sc", policy_options={"embedder": "all-mpnet-base-v2"})
     with pytest.raises(UserError, match="embedder = 'all-mpnet-base-v2': sentence_transformers is not installed"):
-        policy_options(config)
+        check_search(config)
+    embedding.load_embedder.cache_clear()
+    with pytest.raises(UserError, match="pip install sentence-transformers, or use embedder=states"):
+        embedding.load_embedder("all-mpnet-base-v2")
 
 
 # -- thoughts in text ----------------------------------------------------------------------------------------------

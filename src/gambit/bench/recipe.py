@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gambit.config.options import EngineConfig, PresetSource, SearchConfig, Seed, build, unknown_key
 from gambit.core.errors import UserError
-from gambit.search.choice import check_search, load_policy, options_model
+from gambit.search.choice import check_options, lacking, load_policy, options_model
 from gambit.storage.problems import COLUMNS, MANY_SUFFIXES, shard_of
 
 Scalar: TypeAlias = bool | int | float | str
@@ -119,8 +119,13 @@ class BenchRecipe:
             values[POLICY_OPTIONS] = own
         return build(SearchConfig, {**values, "policy": variant.policy, "seed": seed})
 
+    def lacking(self) -> list[str]:
+        """What its methods need and this machine does not have, each once."""
+        configs = (self.search_config(variant, 0, {}) for variant in self.variants())
+        return list(dict.fromkeys(missing for config in configs if (missing := lacking(config)) is not None))
+
     def check(self) -> None:
-        """Refuse what cannot run before a model is loaded."""
+        """Refuse what could run nowhere before a model is loaded."""
         if not self.bench.benchmarks:
             raise UserError("no benchmark is named: --benchmark pawn, --benchmark FILE.jsonl, …")
         if self.bench.columns and not any(Path(name).suffix.lower() in MANY_SUFFIXES for name in self.bench.benchmarks):
@@ -129,7 +134,7 @@ class BenchRecipe:
         build(EngineConfig, self.engine)
         for variant in self.variants():
             config = self.search_config(variant, 0, {})
-            check_search(config)
+            check_options(config)
             if config.preset is PresetSource.AUTO:
                 raise UserError("preset auto learns from earlier problems, so that results would depend on their "
                                 "order: give swap_size, check_interval and warmup_tokens instead")  # fmt: skip

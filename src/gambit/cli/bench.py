@@ -12,7 +12,7 @@ import typer
 from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import given, with_config_options, yaml_value
-from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr
+from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr, warn
 from gambit.config import registry
 from gambit.config.options import EngineConfig, build, overlaid
 from gambit.core.errors import StorageError, UserError
@@ -210,6 +210,8 @@ def _show_plan(recipe: BenchRecipe) -> int:
     num_searches, num_tokens = (sum(getattr(part, name) for part in planned) for name in ("num_searches", "num_tokens"))
     put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
         "prune or share prefixes write fewer")  # fmt: skip
+    for missing in recipe.lacking():
+        warn(f"the run itself would be refused here: {missing}")
     return OK
 
 
@@ -242,6 +244,8 @@ def _run(
     from gambit.storage.problems import check_not_empty
     from gambit.storage.run_folder import check_writable
 
+    for missing in recipe.lacking():
+        raise UserError(missing)
     check_engine(engine)
     check_model(engine.model)
     check_writable(folder)

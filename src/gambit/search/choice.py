@@ -60,8 +60,21 @@ def vote_of(config: SearchConfig, aggregation: Aggregation = Aggregation.MEAN) -
 
 def check_search(config: SearchConfig) -> None:
     """Refuse what can be known to be wrong before a model is loaded."""
+    check_options(config)
+    if (missing := lacking(config)) is not None:
+        raise UserError(missing)
+
+
+def check_options(config: SearchConfig) -> None:
+    """Refuse options that are wrong on every machine."""
     policy_options(config)
     check_consensus(config.consensus, vote_of(config), is_probability=True)
+
+
+def lacking(config: SearchConfig) -> str | None:
+    """What the configured policy needs and this machine does not have; options may say so in `lacking`."""
+    missing: str | None = getattr(policy_options(config), "lacking", None)
+    return None if missing is None else f"policy {config.policy!r}: {missing}"
 
 
 def make_policy(config: SearchConfig, settings: SearchSettings, *, is_probability: bool) -> Policy[object]:

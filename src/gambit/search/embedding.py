@@ -12,16 +12,19 @@ from gambit.search.thoughts import Embed
 PACKAGE = "sentence_transformers"
 
 
-def check_embedder(name: str) -> str:
-    """A model's name, if there is anything to load it with."""
-    if find_spec(PACKAGE) is None:
-        raise ValueError(f"{PACKAGE} is not installed: pip install sentence-transformers, or use embedder=states")
-    return name
+def lacking_for(name: str) -> str | None:
+    """What is missing on this machine to load a sentence model with."""
+    if find_spec(PACKAGE) is not None:
+        return None
+    return (f"embedder = {name!r}: {PACKAGE} is not installed: pip install sentence-transformers, "
+            "or use embedder=states")  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
 def load_embedder(name: str) -> Embed:
     """The embedder behind a hub name or a folder; it stays loaded for the next search."""
+    if (missing := lacking_for(name)) is not None:
+        raise UserError(missing)
     from sentence_transformers import SentenceTransformer
 
     try:

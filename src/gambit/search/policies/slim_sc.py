@@ -10,13 +10,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.config.presets import SearchSettings
 from gambit.core.tree import LIVE
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
-from gambit.search.embedding import check_embedder
+from gambit.search.embedding import lacking_for
 from gambit.search.policies.base import (
     Decision,
     PoolView,
@@ -71,14 +71,14 @@ class SlimScOptions(BaseModel):
     )
     embedding_size: int = Field(64, ge=1, le=256, description="numbers per projected state")
 
-    @field_validator("embedder")
-    @classmethod
-    def _can_load(cls, value: str) -> str:
-        return value if value == STATES else check_embedder(value)
-
     @property
     def uses_states(self) -> bool:
         return self.embedder == STATES
+
+    @property
+    def lacking(self) -> str | None:
+        """What a search with these options needs and this machine does not have."""
+        return None if self.uses_states else lacking_for(self.embedder)
 
     @property
     def need(self) -> ThoughtNeed:
