@@ -26,6 +26,15 @@ def problem_record(name: str, traces: list[TraceRecord]) -> ProblemRecord:
     return ProblemRecord(id=name, question=f"what is {name}?", gold="7", traces=tuple(traces))
 
 
+def blank_tensors(problems: list[ProblemRecord]) -> dict[str, torch.Tensor]:
+    """As many rows as these problems need, and nothing in them."""
+    traces = [trace for problem in problems for trace in problem.traces]
+    num_steps, num_tokens = sum(t.num_steps for t in traces), sum(t.num_tokens for t in traces)
+    tensors = {state_name(-1, position): torch.zeros(num_steps, HIDDEN) for position in header().positions}
+    return {**tensors, "step_ends": torch.zeros(num_steps), "confidences": torch.zeros(num_steps),
+            "tokens": torch.zeros(num_tokens)}  # fmt: skip
+
+
 def make_collection(
     folder: Path,
     num_problems: int = 40,

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from collected import header, make_collection, problem_record, trace_record
+from collected import blank_tensors, header, make_collection, problem_record, trace_record
 from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
 from gambit.training.dataset import load_dataset
@@ -31,7 +31,8 @@ def write_all(folder):
         while todo:
             names, todo = todo[: (size := rng.randint(1, 3))], todo[size:]
             values = torch.tensor([float(number_of(name)) for name in names])
-            writer.add([problem_record(name, [trace_record(1, True)]) for name in names], {"value": values})
+            problems = [problem_record(name, [trace_record(1, True)]) for name in names]
+            writer.add(problems, {**blank_tensors(problems), "value": values})
             time.sleep(0.002)
 
 
@@ -64,9 +65,9 @@ def test_a_line_cut_short_never_was(tmp_path):
     (tmp_path / "shard-00001.safetensors.partial").write_bytes(b"half")
     assert [p.id for e in read_index(tmp_path) for p in e.problems] == ["p0", "p1", "p2", "p3", "p4"]
     with writing(tmp_path, header()) as writer:
-        assert writer.num_shards == 1 and "p5" not in writer.done
+        assert "p5" not in writer.done
         writer.add([problem_record("p5", [trace_record(1, True)])], {"value": torch.ones(1)})
-    assert len(list(read_index(tmp_path))) == 2
+    assert [entry.file for entry in read_index(tmp_path)] == ["shard-00000.safetensors", "shard-00001.safetensors"]
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -87,6 +88,53 @@ def test_a_corrupted_shard_is_named_and_skipped_only_when_asked(tmp_path, damage
     assert [problem.id for problem in data.problems] == [f"p{i}" for i in (*range(5), *range(10, 15))]
     assert len(skipped) == 1 and "shard-00001" in skipped[0] and "5 problems" in skipped[0]
     assert len(data.states) == data.traces.num_steps.sum() == len(data.traces.step_ends)
+
+
+def changed_trace(name, by):
+    def change(entry):
+        entry["problems"][0]["traces"][0][name] += by
+
+    return change
+
+
+CONTRADICTIONS = [
+    (changed_trace("num_steps", 3), r"shard-00001.safetensors contradicts its line in index.jsonl: states.-1.before"),
+    (changed_trace("num_steps", -1), r"states.-1.before must be \d+ × 8, and is \d+ × 8; --skip-corrupted"),
+    (changed_trace("num_tokens", 5), r"shard-00001.safetensors contradicts .*: tokens must be \d+, and is \d+"),
+    (changed_trace("num_steps", -99), r"index.jsonl, line 2: damaged \(problems.0.traces.0.num_steps"),
+    (lambda entry: entry["problems"].pop(), "shard-00001.safetensors contradicts its line"),
+    (lambda entry: entry.update(file="../other/shard-00001.safetensors"), "line 2: damaged .file"),
+    (lambda entry: entry["problems"][1].update(id="p0"), r"index.jsonl, line 2: the problem 'p0' is there twice"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CONTRADICTIONS)
+def test_an_index_that_contradicts_its_shard_is_refused(tmp_path, change, said):
+    make_collection(tmp_path, num_problems=10)
+    first, second = map(json.loads, (tmp_path / INDEX_FILE).read_text().splitlines())
+    change(second)
+    (tmp_path / INDEX_FILE).write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    with pytest.raises(UserError, match=said):
+        load_dataset(tmp_path, StatePosition.BEFORE)
+
+
+def test_a_header_that_promises_other_states_is_refused(tmp_path):
+    make_collection(tmp_path, num_problems=5)
+    raw = json.loads((tmp_path / "collection.json").read_text())
+    for change, said in [({"hidden_size": 7}, "must be .* × 7, and is .* × 8"), ({"layers": [-1, 3]}, "is missing")]:
+        (tmp_path / "collection.json").write_text(json.dumps({**raw, **change}))
+        with pytest.raises(UserError, match=f"shard-00000.safetensors contradicts its line .*{said}"):
+            load_dataset(tmp_path, StatePosition.BEFORE)
+
+
+def test_a_deleted_line_is_collected_again_beside_the_shards_that_are_there(tmp_path):
+    make_collection(tmp_path, num_problems=10)
+    kept = (tmp_path / INDEX_FILE).read_text().splitlines()[1]
+    (tmp_path / INDEX_FILE).write_text(f"{kept}\n")
+    problems = [problem_record("p0", [trace_record(1, True)])]
+    with writing(tmp_path, header()) as writer:
+        writer.add(problems, blank_tensors(problems))
+    assert [problem.id for problem in load_dataset(tmp_path, StatePosition.BEFORE).problems][-2:] == ["p9", "p0"]
 
 
 def test_a_collection_is_gone_on_with_under_the_same_settings_only(tmp_path):
@@ -140,7 +188,8 @@ def ids_in(folder):
 def write_part(folder, numbers, **changes):
     with writing(folder, header().model_copy(update=changes)) as writer:
         for number in numbers:
-            writer.add([problem_record(f"p{number}", [trace_record(1, True)])], {"value": torch.tensor([number])})
+            problem = problem_record(f"p{number}", [trace_record(1, True)])
+            writer.add([problem], {**blank_tensors([problem]), "value": torch.tensor([number])})
 
 
 def test_parts_become_one_and_a_second_merge_adds_only_what_is_new(tmp_path):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gambit.core.errors import UserError
 from gambit.storage.lines import PARTIAL, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
@@ -55,8 +55,8 @@ class TraceRecord(_Record):
 
     answer: str | None
     is_correct: bool
-    num_tokens: int
-    num_steps: int
+    num_tokens: int = Field(ge=0)
+    num_steps: int = Field(ge=0)
     end: str
 
 
@@ -75,9 +75,21 @@ class ProblemRecord(_Record):
 class ShardEntry(_Record):
     """One line of the index. Rows of the shard follow its problems, their traces and their steps in this order."""
 
-    file: str
+    file: str = Field(pattern=r"^shard-\d+\.safetensors$")
     sha256: str
     problems: tuple[ProblemRecord, ...]
+
+    @property
+    def number(self) -> int:
+        return int(self.file.removeprefix("shard-").partition(".")[0])
+
+    @property
+    def num_steps(self) -> int:
+        return sum(trace.num_steps for problem in self.problems for trace in problem.traces)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(trace.num_tokens for problem in self.problems for trace in problem.traces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class CollectionWriter:
 
     def __init__(self, folder: Path, header: Header, entries: Sequence[ShardEntry]) -> None:
         self.header = header
-        self.num_shards = len(entries)
+        self._next_number = 1 + max((entry.number for entry in entries), default=-1)
         self.done = frozenset(problem.id for entry in entries for problem in entry.problems)
         self._folder = folder
 
@@ -120,12 +132,12 @@ class CollectionWriter:
 
     @property
     def _next_name(self) -> str:
-        return f"shard-{self.num_shards:05d}.safetensors"
+        return f"shard-{self._next_number:05d}.safetensors"
 
     def _append(self, entry: ShardEntry) -> None:
         with opened_to_append(self._folder / INDEX_FILE) as index:
             append_synced(index, entry.model_dump_json())
-        self.num_shards += 1
+        self._next_number += 1
 
 
 @contextmanager
@@ -218,10 +230,16 @@ def read_header(folder: Path) -> Header:
 
 
 def read_index(folder: Path) -> Iterator[ShardEntry]:
-    """Every complete line of the index."""
-    path = folder / INDEX_FILE
+    """Every complete line of the index; a problem that is there twice would count twice."""
+    path, seen = folder / INDEX_FILE, set[str]()
     for number, line in whole_lines(path):
-        yield _parsed(ShardEntry, line, f"{path}, line {number}")
+        entry = _parsed(ShardEntry, line, f"{path}, line {number}")
+        for problem in entry.problems:
+            if problem.id in seen:
+                raise UserError(f"{path}, line {number}: the problem {problem.id!r} is there twice: delete that line, "
+                                "and collect what is missing then")  # fmt: skip
+            seen.add(problem.id)
+        yield entry
 
 
 def _parsed(kind: type[Record], content: str | bytes, where: str) -> Record:
@@ -234,9 +252,10 @@ def _parsed(kind: type[Record], content: str | bytes, where: str) -> Record:
 
 def read_shards(folder: Path, *, skip_corrupted: bool, on_skip: list[str] | None = None) -> Iterator[Shard]:
     """The shards of a collection, each checked against its checksum; `on_skip` gathers what was left out and why."""
+    header = read_header(folder)
     for entry in read_index(folder):
         try:
-            yield _read_shard(folder, entry)
+            yield _read_shard(folder, header, entry)
         except UserError as error:
             if not skip_corrupted:
                 raise UserError(f"{error}; --skip-corrupted goes on without its "
@@ -245,7 +264,7 @@ def read_shards(folder: Path, *, skip_corrupted: bool, on_skip: list[str] | None
                 on_skip.append(f"{error}; {len(entry.problems)} problems are left out")
 
 
-def _read_shard(folder: Path, entry: ShardEntry) -> Shard:
+def _read_shard(folder: Path, header: Header, entry: ShardEntry) -> Shard:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -254,6 +273,29 @@ def _read_shard(folder: Path, entry: ShardEntry) -> Shard:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise UserError(f"shard {path} is corrupted: its checksum is not the one in the index")
-        return Shard(entry, load(content))
+        tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise UserError(f"shard {path} is corrupted: {error}") from error
+    for name, shape in _shapes(header, entry, tensors):
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != shape:
+            raise UserError(f"shard {path} contradicts its line in {INDEX_FILE}: {name} must be {_times(shape)}, "
+                            f"and is {'missing' if found is None else _times(found)}")  # fmt: skip
+    return Shard(entry, tensors)
+
+
+def _shapes(
+    header: Header, entry: ShardEntry, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What a shard must hold: rows would else be taken for those of another trace."""
+    states = (state_name(layer, position) for layer in header.layers for position in header.positions)
+    yield from ((name, (entry.num_steps, header.hidden_size)) for name in states)
+    yield from ((name, (entry.num_steps,)) for name in ("step_ends", "confidences"))
+    yield "tokens", (entry.num_tokens,)
+    if "prompts" in tensors:  # version 0.1 kept none
+        yield "prompt_lengths", (len(entry.problems),)
+        yield "prompts", (int(tensors["prompt_lengths"].sum()),)
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " × ".join(f"{size:,}" for size in shape)
