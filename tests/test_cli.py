@@ -248,9 +248,9 @@ def test_an_unknown_key_in_the_config_file_is_an_error_with_a_suggestion(solve) 
 def test_a_model_that_is_nowhere(solve) -> None:
     outcome = solve("a=1", model=Path("nobody/nothing"), scorer="auto")
     assert outcome.code == 2
-    assert (
-        outcome.err
-        == "error: cannot load model 'nobody/nothing': there is no such folder, and the hub cannot be reached"
+    assert outcome.err == (
+        "error: cannot load model 'nobody/nothing': there is no such folder, and the hub is not asked: "
+        "HF_HUB_OFFLINE is set"
     )
 
 

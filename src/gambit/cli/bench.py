@@ -238,16 +238,15 @@ def _run(
 ) -> int:
     from gambit.bench.folder import check_same, create, is_complete, make_plan
     from gambit.bench.stamp import identity_of
-    from gambit.cli.session import sole_writer
+    from gambit.cli.session import check_model, sole_writer
     from gambit.engines.choice import check_engine
-    from gambit.models.files import check_model
     from gambit.storage.problems import check_not_empty
     from gambit.storage.run_folder import check_writable
 
     for missing in recipe.lacking():
         raise UserError(missing)
     check_engine(engine)
-    check_model(engine.model)
+    check_model(engine.model, is_quiet=is_quiet)
     check_writable(folder)
     plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
     check_not_empty(recipe.bench.shard, plan.num_tasks)

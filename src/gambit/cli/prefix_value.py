@@ -12,7 +12,7 @@ import typer
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
 from gambit.cli.scorer_collect import MANY, Graders, MemoryRatio, TracesAtOnce, usual_traces_at_once
-from gambit.cli.session import only_our_warnings, prepare_libraries, sole_writer
+from gambit.cli.session import check_model, only_our_warnings, prepare_libraries, sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.core.errors import UserError
@@ -76,7 +76,6 @@ def prefix_value(
         from gambit.bench.datasets import benchmark_for
         from gambit.bench.prefix_value import is_done, layers_for, make_prefix_plan, open_folder
         from gambit.engines.choice import check_engine
-        from gambit.models.files import check_model
         from gambit.storage.run_folder import check_writable
 
         if keep >= traces:
@@ -88,9 +87,9 @@ def prefix_value(
         answer = {} if found.answer is None else {"answer": found.answer}
         given = {**answer, "memory_ratio": memory_ratio, **{k: v for k, v in flags.items() if v is not None}}
         collecting = _collecting(out, found.name, given, traces, rollouts, traces_at_once, graders)
-        judges = _judges(scorer, collecting.engine)
         check_engine(collecting.engine)
-        check_model(collecting.engine.model)
+        check_model(collecting.engine.model, is_quiet=quiet)
+        judges = _judges(scorer, collecting.engine)
         check_writable(out)
         with sole_writer(out, is_quiet=quiet):
             open_folder(out, plan)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan, needs_in_cluster, solver_maker
-from gambit.cli.session import only_our_warnings, prepare_libraries, sole_writer
+from gambit.cli.session import check_model, only_our_warnings, prepare_libraries, sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.core.errors import EngineError, StorageError, UserError
 
@@ -127,7 +127,6 @@ def collect(
         from gambit.config.options import EngineConfig, SearchConfig, build
         from gambit.core.types import StatePosition
         from gambit.engines.choice import check_engine
-        from gambit.models.files import check_model
         from gambit.storage.problems import check_not_empty, columns_of, shard_of
         from gambit.storage.run_folder import check_writable
         from gambit.training.collect import CollectPlan
@@ -159,7 +158,7 @@ def collect(
         if mixed_only and not rollouts:
             raise UserError("--mixed-only says which traces --rollouts continues: add --rollouts 8, or leave it out")
         check_engine(plan.engine)
-        check_model(plan.engine.model)
+        check_model(plan.engine.model, is_quiet=quiet)
         check_writable(out)
         cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, plan.engine)
         with sole_writer(out, is_quiet=quiet):

@@ -24,7 +24,7 @@ from gambit.cli.cluster import (
 )
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import with_config_options
-from gambit.cli.session import loaded, only_our_warnings
+from gambit.cli.session import check_model, loaded, only_our_warnings
 from gambit.cli.solve import read_configs
 from gambit.cli.terminal import FAILURE, OK, exit_with, failed, say
 from gambit.core.errors import UserError
@@ -211,7 +211,6 @@ def _keys(given: list[str], file: Path | None) -> tuple[ApiKey, ...]:
 
 def _check(settings: ServeSettings, engine: EngineConfig) -> None:
     from gambit.engines.choice import check_engine
-    from gambit.models.files import check_model
     from gambit.storage.run_folder import check_writable
 
     if (settings.ssl_certfile is None) != (settings.ssl_keyfile is None):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from gambit.cli.terminal import warn
+from gambit.cli.terminal import say, warn
 from gambit.core.errors import GambitWarning
 from gambit.engines.vllm import versions
 
@@ -32,6 +32,18 @@ class Screen(Protocol):
     def loading(self, model: str) -> None: ...
 
     def paused(self) -> AbstractContextManager[None]: ...
+
+
+def check_model(model: str, *, is_quiet: bool = False) -> None:
+    """Refuse a model that cannot be had; one that the hub alone may have is announced, since that may take a while."""
+    from gambit.models import files
+    from gambit.models.hub import address
+
+    if files.must_be_fetched(model) and not is_quiet:
+        say(f"{model} is not on this machine: fetching it from {address()}")
+    prepare_libraries()
+    with only_our_warnings(is_quiet=is_quiet):
+        files.check_model(model)
 
 
 def loaded(engine: EngineConfig, screen: Screen) -> Solver:

@@ -28,7 +28,7 @@ from gambit.cli.cluster import (
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import given, with_config_options
 from gambit.cli.results import Shown, Style, Tally
-from gambit.cli.session import loaded, only_our_warnings, sole_writer
+from gambit.cli.session import check_model, loaded, only_our_warnings, sole_writer
 from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
 from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.core.errors import StorageError, UserError
@@ -135,7 +135,6 @@ def read_configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> t
 def _check(job: SolveJob) -> None:
     """Whatever would only be found after the model is loaded."""
     from gambit.engines.choice import check_engine
-    from gambit.models.files import check_model
     from gambit.storage.run_folder import check_new_file, check_writable
 
     if job.cluster is not None and not job.cluster.is_spread and not job.problems.is_many:
@@ -146,7 +145,7 @@ def _check(job: SolveJob) -> None:
     if job.output is not None:
         check_new_file(job.output)
     _check_questions(job.problems, job.engine.model)
-    check_model(job.engine.model)
+    check_model(job.engine.model, is_quiet=job.style.is_quiet)
 
 
 def _check_free(job: SolveJob) -> None:

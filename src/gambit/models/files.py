@@ -12,8 +12,9 @@ from typing import cast
 
 from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
-from gambit.core.errors import UserError, first_line
+from gambit.core.errors import UserError
 from gambit.core.problem import NamedModel
+from gambit.models.hub import fetch_config, is_offline, work_offline_if_silent
 from gambit.storage.hashing import files_hash
 
 SCORER_FILE = "scorer.safetensors"
@@ -53,23 +54,33 @@ def locate(model: str) -> str:
 
 
 def _check_exists(model: str) -> None:
-    """Asked once, before anything else: without a network each further file would cost half a minute of retries."""
+    """Asked before anything else, so that nothing waits for a hub that does not answer."""
     if Path(model).is_dir():
         return
-    if not HUB_NAME.fullmatch(model):
-        raise UserError(f"cannot load model {model!r}: there is no such folder, and it is no hub name")
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    if folder_on_disk(model) is not None:
+        work_offline_if_silent(model)
+    elif (mistake := _mistake_in(model)) is not None:
+        raise UserError(f"cannot load model {model!r}: {mistake}")
+    else:
+        fetch_config(model)
 
-    try:
-        hf_hub_download(model, "config.json")
-    except LocalEntryNotFoundError as error:
-        raise UserError(
-            f"cannot load model {model!r}: there is no such folder, and the hub cannot be reached"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load model {model!r}: there is no such folder, and the hub says: "
-                        f"{first_line(error)}") from error  # fmt: skip
+
+def _mistake_in(model: str) -> str | None:
+    """Why a name that is no folder cannot be meant for the hub either."""
+    if not HUB_NAME.fullmatch(model):
+        return "there is no such folder, and it is no hub name"
+    if Path(model).exists():
+        return "it is a file; give the folder that holds it and config.json"
+    if "/" in model and (parent := Path(model).parent).is_dir():
+        return (f"there is no such folder in {str(parent)!r}, and as long as there is a folder of that name here, "
+                "the hub is not asked")  # fmt: skip
+    return None
+
+
+def must_be_fetched(model: str) -> bool:
+    """Whether the hub will be asked for all of it."""
+    is_here = named_model(model) is not None or Path(model).is_dir() or folder_on_disk(model) is not None
+    return not is_here and _mistake_in(model) is None and not is_offline()
 
 
 def side_file(model: str, filename: str) -> Path | None:
