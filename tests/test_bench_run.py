@@ -302,6 +302,22 @@ def test_a_refused_problem_is_a_wrong_row(base: list[str], tmp_path: Path, monke
         ("1", False, True)
     ] * 2
     assert "2 searches failed; they count as wrong" in " ".join(out.split())
+    assert "warning: 2 of 16 searches failed, the first because: " in err
+
+
+def test_a_run_in_which_every_search_failed_says_why_and_has_no_answer(base: list[str], tmp_path: Path) -> None:
+    small = [*base, "--kv-budget-tokens", "1", "--limit", "1"]
+    code, _, err = bench(*small, "--out", str(tmp_path / "run"))
+    assert code == 3
+    assert err.startswith("warning: 2 of 2 searches failed, the first because: a KV budget of 1 tokens"), err
+    assert bench(*small, "--out", str(tmp_path / "quiet"), "--quiet", "--no-report") == (3, "", "")
+
+
+def test_a_mistake_that_the_engine_finds_leaves_no_run_behind(base: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, _, err = bench(*base, "--device", "cuda:7", "--out", str(folder))
+    assert code == 2 and "cuda:7" in err and not folder.exists()
+    assert bench(*base, "--limit", "1", "--policies", "sc", "--no-report", "--out", str(folder))[0] == 0
 
 
 # -- shards ----------------------------------------------------------------------------------------------------

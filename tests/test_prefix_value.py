@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from gambit.bench.prefix_statistics import (
 )
 from gambit.bench.prefix_value import PLAN_FILE, PrefixPlan, PrefixSummary, answer_classes
 from gambit.cli.app import app
+from gambit.models.files import locate
 from gambit.training.values import VALUES_FILE, read_values
 
 # -- statistics --------------------------------------------------------------------------------------------------
@@ -194,6 +196,13 @@ def test_shards_are_merged_into_the_whole(command, folder, tmp_path):
 def test_mistakes_are_told(command, folder, more, words):
     code, output = invoke(*command, "--out", folder, *more)
     assert code == 2 and words in " ".join(output.split())
+
+
+def test_a_scorer_of_another_model_is_refused_before_any_trace_is_written(command, tmp_path):
+    code, output = invoke(*command, "--scorer", Path(locate("pawn")) / "scorer.safetensors", "--out", tmp_path / "run")
+    said = " ".join(output.split())
+    assert code == 2 and "made for hidden states of 256 numbers" in said and "name one that was trained for" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_report_without_matplotlib_says_so(folder, tmp_path, monkeypatch):

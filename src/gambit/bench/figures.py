@@ -152,7 +152,7 @@ def _pool(rows: Sequence[Row], styles: Styles) -> Figure:
     above.set(ylabel="running traces", ylim=(0, None), xlim=(0, grid[-1]))
     below.set(xlabel="seconds", ylabel="KV tokens in use", ylim=(0, None), xlim=(0, grid[-1]))
     capacity = max((row.kv_capacity for row in rows), default=0)
-    if capacity < 2 * below.get_ylim()[1]:  # far above, it would flatten the curves
+    if 0 < capacity < 2 * below.get_ylim()[1]:  # far above, it would flatten the curves
         below.axhline(capacity, linestyle="--", color=INK, linewidth=1)
         below.set_ylim(0, 1.05 * capacity)
     add_legend(figure, above)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -103,6 +104,19 @@ def create(folder: Path, plan: BenchPlan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / RUN_FILE, text.encode())
+
+
+@contextmanager
+def begun(folder: Path, plan: BenchPlan) -> Iterator[None]:
+    """A new folder. What fails before the first search has ended leaves none, so that the next try may use its name."""
+    create(folder, plan)
+    try:
+        yield
+    except Exception:
+        if not (folder / ROWS_FILE).is_file() or not any(read_rows(folder)):
+            for name in (RUN_FILE, ROWS_FILE, ENVIRONMENT_FILE):
+                (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def check_same(folder: Path, plan: BenchPlan) -> None:

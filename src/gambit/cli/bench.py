@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ import typer
 from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import given, with_config_options, yaml_value
-from gambit.cli.terminal import OK, exit_with, is_watched, put, say, stderr, warn
+from gambit.cli.terminal import NO_ANSWER, OK, exit_with, is_watched, put, say, stderr, warn
 from gambit.config import registry
 from gambit.config.options import EngineConfig, build, overlaid
 from gambit.core.errors import StorageError, UserError
@@ -236,7 +236,7 @@ def _run(
     *,
     is_quiet: bool,
 ) -> int:
-    from gambit.bench.folder import check_same, create, is_complete, make_plan
+    from gambit.bench.folder import begun, check_same, is_complete, make_plan
     from gambit.bench.stamp import identity_of
     from gambit.cli.session import check_model, sole_writer
     from gambit.engines.choice import check_engine
@@ -252,9 +252,7 @@ def _run(
     check_not_empty(recipe.bench.shard, plan.num_tasks)
     if resume:
         check_same(folder, plan)
-    with sole_writer(folder, is_quiet=is_quiet):
-        if not resume:
-            create(folder, plan)
+    with sole_writer(folder, is_quiet=is_quiet), nullcontext() if resume else begun(folder, plan):
         code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, cluster, is_quiet)
     if wants_report and code == OK:
         from gambit.bench.report import write_report
@@ -263,7 +261,18 @@ def _run(
         if not is_quiet:
             _show(made)
         put(f"report: {folder / 'report.html'}")
-    return code
+    return code or _said_failures(folder, is_quiet=is_quiet)
+
+
+def _said_failures(folder: Path, *, is_quiet: bool) -> int:
+    """Why searches failed, which a report only counts; a run in which all of them did has found nothing."""
+    from gambit.bench.rows import read_rows
+
+    reasons = [row.error for row in read_rows(folder)]
+    failures = [reason for reason in reasons if reason is not None]
+    if failures and not is_quiet:
+        warn(f"{len(failures):,} of {len(reasons):,} searches failed, the first because: {failures[0]}")
+    return NO_ANSWER if failures and len(failures) == len(reasons) else OK
 
 
 def _search(

@@ -130,6 +130,7 @@ def _judges(names: list[str] | None, engine: EngineConfig) -> dict[str, Scorer]:
     from gambit.scorers.names import ScorerKind, parse_scorer
 
     source = models.locate(engine.model)
+    size = models.hidden_size_on_disk(source)
     has_own = models.side_file(source, models.SCORER_FILE) is not None
     wanted = names or (["auto", "confidence"] if has_own else ["confidence"])
     found = {}
@@ -138,6 +139,9 @@ def _judges(names: list[str] | None, engine: EngineConfig) -> dict[str, Scorer]:
             raise UserError(f"--scorer {name}: a {kind} is judged by `gambit scorer eval` on the collection that this "
                             "command writes; here judges are scorers of states")  # fmt: skip
         scorer = load_scorer(name, source, engine.model)
+        if size is not None and scorer.info.hidden_size not in (None, size):
+            raise UserError(f"--scorer {name}: made for hidden states of {scorer.info.hidden_size} numbers, and "
+                            f"{engine.model} has {size}: name one that was trained for this model")  # fmt: skip
         label = f"{scorer.info.architecture} (the model's own)" if name == "auto" else Path(name).stem
         if label in found:
             raise UserError(f"two scorers are called {label!r}: rename a file")
