@@ -156,6 +156,7 @@ FILES = {
     "rows.parquet": b"PAR1",
     "run.yaml.gz": b"\x1f\x8b",
     "junk.safetensors": b"not safetensors",
+    "plain.gz": b"not compressed",
     "list.yaml": b"- 1\n",
     "typo.yaml": b"capcity: 3\n",
     "value.yaml": b"capacity: none at all\n",
@@ -398,6 +399,13 @@ COMMANDS = [
     (("prefix-value", "--benchmark", "pawn", "--out", "o", "--scorer", "prm:cut"), "--scorer prm:cut: a verifier is"),
     (("prefix-value", "--benchmark", "pawn", "--out", "o", "--scorer", "stack:cut"), "cut holds no stack.json"),
     (("scorer", "show", "junk.safetensors"), "junk.safetensors"),
+    (("scorer", "export", "first", "--out", "cut"), "cut holds something else than an exported verifier: choose"),
+    (("scorer", "train", "--data", "nowhere", "--out", "cut", "--architecture", "verifier", "--model", "pawn"),
+     "cut holds something else than a verifier: choose another --out"),
+    (("scorer", "train", "--data", "nowhere", "--out", "cut", "--architecture", "stack"), "else than a stack"),
+    (("replay", "latin.txt"), "latin.txt is no event log"),
+    (("view", "latin.txt"), "latin.txt is no event log"),
+    (("replay", "plain.gz"), "plain.gz is no event log"),
 ]  # fmt: skip
 
 INVOCATIONS = [*numbers(), *NAMES, *PROBLEMS, *COMMANDS]

@@ -1,6 +1,7 @@
 """Several judges as one: features known at their moment, weights by what a part tells, each part optional."""
 
 import json
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -11,6 +12,7 @@ from collected import header, make_collection
 from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 from gambit.core.types import StatePosition
+from gambit.models.files import locate
 from gambit.scorers import stack_pool
 from gambit.scorers.stack import read_stack
 from gambit.scorers.stack_pool import PoolFeatures
@@ -264,3 +266,11 @@ def test_too_few_held_out_problems_are_refused(tmp_path, material):
     few = told_traces(tmp_path / "few", material[0], 4)
     code, _, error = scorer("train", "--architecture", "stack", "--data", few, "--out", tmp_path / "s")
     assert code == 2 and "4 held-out problems have right and wrong traces" in error
+
+
+def test_a_state_scorer_of_another_model_is_no_part(tmp_path):
+    own = Path(locate("pawn")) / "scorer.safetensors"
+    code, _, error = scorer("train", "--architecture", "stack", "--data", make_collection(tmp_path / "c"),
+                            "--out", tmp_path / "stack", "--parts", f"{own},confidence", "--device", "cpu")  # fmt: skip
+    assert code == 2 and "scorer.safetensors expects hidden size 256, the collection has 8" in " ".join(error.split())
+    assert not (tmp_path / "stack").exists()

@@ -39,7 +39,8 @@ def train_verifier(
     """Progress goes to stderr line by line: such a training is often watched through a file."""
     prepare_libraries()
     from gambit.scorers.names import verifier_folder
-    from gambit.scorers.verifier.folder import read_info
+    from gambit.scorers.stack import is_stack
+    from gambit.scorers.verifier.folder import is_verifier, read_info
     from gambit.scorers.verifier.model import check_installed
     from gambit.training.dataset import Division
     from gambit.training.verifier.beginning import continued, division_of
@@ -49,7 +50,7 @@ def train_verifier(
 
     if model is None:
         raise UserError("a verifier is trained on the weights of the model that wrote the traces: name it with --model")
-    _check_folder(out, VERIFIER)
+    _check_folder(out, VERIFIER, is_own=is_verifier(out) and not is_stack(out))
     check_installed()
     recipe = VerifierRecipe(**changes)  # type: ignore[arg-type]
     division = Division()
@@ -69,12 +70,13 @@ def train_verifier(
     _show(out, trained, [path.stat().st_size for path in files], as_json)
 
 
-def _check_folder(out: Path, architecture: str) -> None:
-    from gambit.storage.run_folder import check_writable
+def _check_folder(out: Path, architecture: str, *, is_own: bool) -> None:
+    """`is_own`: what is there is of the same kind, and may be replaced."""
+    from gambit.storage.run_folder import check_replaceable_folder
 
     if out.suffix == ".safetensors":
         raise UserError(f"a {architecture} is a folder, {out} looks like a file: give --out without .safetensors")
-    check_writable(out)
+    check_replaceable_folder(out, f"a {architecture}", is_own=is_own)
 
 
 def _show(out: Path, trained: TrainedVerifier, sizes: list[int], as_json: bool) -> None:
@@ -91,13 +93,14 @@ def train_stack(
     data: Path, out: Path, given: Sequence[str], model: str | None, device: str, skip_corrupted: bool, as_json: bool
 ) -> None:
     prepare_libraries()
+    from gambit.scorers.stack import is_stack
     from gambit.training.judging import AUTO as HELD_OUT
     from gambit.training.judging import held_out_traces
     from gambit.training.stack.parts import StackParts
     from gambit.training.stack.train import StackPlan
     from gambit.training.stack.train import train_stack as run
 
-    _check_folder(out, STACK)
+    _check_folder(out, STACK, is_own=is_stack(out))
     parts = StackParts.parse(given)
 
     def choose(reader: CollectionReader) -> Ints:
@@ -136,10 +139,11 @@ def export(
         from gambit.engines.local.model import pick_device
         from gambit.scorers.names import verifier_folder
         from gambit.scorers.verifier.export import export as run
+        from gambit.scorers.verifier.export import is_exported
         from gambit.scorers.verifier.model import Verifier
-        from gambit.storage.run_folder import check_writable
+        from gambit.storage.run_folder import check_replaceable_folder
 
-        check_writable(out)
+        check_replaceable_folder(out, "an exported verifier", is_own=is_exported(out))
         with only_our_warnings():
             run(Verifier.load(verifier_folder(folder), pick_device(device), model), out, model)
         put(f"{out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e6:,.0f} MB")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -319,7 +320,7 @@ def read_log(path: Path) -> Iterator[Event]:
     """
     chain: Chain | None = Chain()
     with _opened(path) as file:
-        for number, line in enumerate(_whole_lines(file), start=1):
+        for number, line in enumerate(_text_lines(file, path), start=1):
             try:
                 event, chain = _read_line(line, chain)
             except BrokenChainError as error:
@@ -352,6 +353,13 @@ def _checked(event: Event, line: str) -> Event:
 
 def _opened(path: Path) -> TextIO:
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
+    try:
+        yield from _whole_lines(file)
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is no event log ({error}): give the folder of a run, or its log") from error
 
 
 def _whole_lines(file: TextIO) -> Iterator[str]:

@@ -139,6 +139,13 @@ def check_replaceable(path: Path, suffix: str) -> None:
     check_writable(path.parent)
 
 
+def check_replaceable_folder(path: Path, what: str, *, is_own: bool) -> None:
+    """Refuse a folder that cannot be written, or in which files of another kind would be mixed with the new ones."""
+    if path.is_dir() and any(path.iterdir()) and not is_own:
+        raise UserError(f"{path} holds something else than {what}: choose another --out")
+    check_writable(path)
+
+
 def find_logs(run: Path) -> list[Path]:
     """The event logs that `run` names: the file itself, plain or .gz, or all in a folder, by name."""
     if run.is_file():

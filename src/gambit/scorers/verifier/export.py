@@ -11,7 +11,7 @@ import torch
 
 from gambit.core.errors import UserError
 from gambit.models import files as models
-from gambit.scorers.verifier.folder import Platt, write_info
+from gambit.scorers.verifier.folder import INFO_FILE, Platt, is_verifier, write_info
 from gambit.scorers.verifier.model import Verifier, base_of, quiet_transformers
 
 if TYPE_CHECKING:
@@ -49,6 +49,11 @@ def export(verifier: Verifier, out: Path, model: str | None = None) -> Path:
     write_info(out, verifier.info.model_copy(update={"calibration": Platt(slope=1.0, offset=calibration.offset)}))
     _copy_side_files(source, out)
     return out
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether it holds what `export` writes, and no adapter, which would be a verifier that is still to be exported."""
+    return all((folder / name).is_file() for name in ("config.json", INFO_FILE)) and not is_verifier(folder)
 
 
 def _an_eos(eos: int | list[int] | None) -> int:

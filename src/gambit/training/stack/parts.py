@@ -101,6 +101,9 @@ class StackParts:
         if name == STATE:
             assert self.state is not None
             scorer = load_checkpoint(self.state)
+            if scorer.info.hidden_size not in (None, reader.header.hidden_size):
+                raise UserError(f"{self.state} expects hidden size {scorer.info.hidden_size}, the collection has "
+                                f"{reader.header.hidden_size}: give a state scorer of the same model")  # fmt: skip
             states = reader.at(scorer.info.state_position, scorer.info.layers)
             return ft.state_feature(scorer, states, traces, shares, asked.device)
         if name == VERIFIER:
