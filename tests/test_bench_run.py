@@ -317,6 +317,9 @@ def test_a_mistake_that_the_engine_finds_leaves_no_run_behind(base: list[str], t
     folder = tmp_path / "run"
     code, _, err = bench(*base, "--device", "cuda:7", "--out", str(folder))
     assert code == 2 and "cuda:7" in err and not folder.exists()
+    with mock.patch("gambit.solver.Solver", side_effect=KeyboardInterrupt):
+        assert bench(*base, "--out", str(folder)) == (130, "", "error: interrupted")
+    assert not folder.exists()
     assert bench(*base, "--limit", "1", "--policies", "sc", "--no-report", "--out", str(folder))[0] == 0
 
 

@@ -112,7 +112,7 @@ def begun(folder: Path, plan: BenchPlan) -> Iterator[None]:
     create(folder, plan)
     try:
         yield
-    except Exception:
+    except BaseException:  # Ctrl-C while the model loads, too
         if not (folder / ROWS_FILE).is_file() or not any(read_rows(folder)):
             for name in (RUN_FILE, ROWS_FILE, ENVIRONMENT_FILE):
                 (folder / name).unlink(missing_ok=True)
