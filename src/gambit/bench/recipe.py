@@ -168,15 +168,9 @@ def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
 
 def read_recipe(path: Path) -> dict[str, object]:
     """The options of a YAML recipe, not yet checked."""
-    import yaml
+    from gambit.config.yaml_file import read_mapping
 
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read recipe {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"recipe {path} must be a mapping of options to values, not {type(raw).__name__}")
-    return {str(key): value for key, value in raw.items()}
+    return read_mapping(path, "recipe")
 
 
 # -- variants --------------------------------------------------------------------------------------------------
@@ -224,6 +218,8 @@ def _combinations(sweeps: list[_Sweep], mode: SweepMode) -> Iterator[dict[str, S
 
 
 def _named(label: str, options: Mapping[str, Scalar]) -> BenchVariant:
+    if not label.strip():
+        raise UserError(f"a variant with {dict(options)} has no name: give it one")
     changes = dict(options)
     policy = str(changes.pop("policy", "gambit"))
     for key in changes:

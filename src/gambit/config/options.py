@@ -273,13 +273,18 @@ def sentence_of(kind: type[BaseModel], error: ValidationError) -> str:
     return "; ".join(dict.fromkeys(_finding(kind, dict(found)) for found in error.errors()))
 
 
+# What pydantic calls by Python's names.
+_IN_YAML = {"tuple_type": "must be a list, as in [a, b]", "dict_type": "must be a mapping, as in {key: value}"}
+
+
 def _finding(kind: type[BaseModel], found: dict[str, object]) -> str:
     location = found["loc"]
     assert isinstance(location, tuple)
     name = str(location[0]) if location else "config"
     if found["type"] == "extra_forbidden":
         return unknown_key(name, kind.model_fields)
-    return f"{name} = {_shown(found['input'])}: {str(found['msg']).lower().removeprefix('value error, ')}"
+    said = str(found["msg"]).lower().removeprefix("value error, ")
+    return f"{name} = {_shown(found['input'])}: {_IN_YAML.get(str(found['type']), said)}"
 
 
 def _shown(value: object) -> str:
@@ -289,20 +294,15 @@ def _shown(value: object) -> str:
 
 def unknown_key(name: str, known: Mapping[str, object], what: str = "option") -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known)) or 'none'}"
     return f"unknown {what} {_shown(name)}: {hint}"
 
 
 def read_config_file(path: Path) -> dict[str, object]:
     """A YAML recipe: the options of both configs, flat."""
-    import yaml
+    from gambit.config.yaml_file import read_mapping
 
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read config {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"config {path} must be a mapping of options to values, not {type(raw).__name__}")
+    raw = read_mapping(path, "config")
     known = {**SearchConfig.model_fields, **EngineConfig.model_fields}
     for key in raw:
         if key not in known:

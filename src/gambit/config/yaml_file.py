@@ -1,0 +1,39 @@
+"""A YAML file of options: one mapping, in which each key stands once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gambit.core.errors import UserError
+
+MERGE = "<<"
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Of a key that stands twice the last would count, and the first be lost without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # its name; the stubs say a dictionary
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != MERGE:
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return node
+
+
+def read_mapping(path: Path, what: str) -> dict[str, object]:
+    """The options in a file, not yet checked; `what` it is called when it cannot be read."""
+    try:
+        raw = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {what} {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{what} {path} must be a mapping of options to values, not {type(raw).__name__}")
+    return {str(key): value for key, value in raw.items()}
