@@ -71,9 +71,6 @@ def _mistake_in(model: str) -> str | None:
         return "there is no such folder, and it is no hub name"
     if Path(model).exists():
         return "it is a file; give the folder that holds it and config.json"
-    if "/" in model and (parent := Path(model).parent).is_dir():
-        return (f"there is no such folder in {str(parent)!r}, and as long as there is a folder of that name here, "
-                "the hub is not asked")  # fmt: skip
     return None
 
 
