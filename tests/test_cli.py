@@ -414,15 +414,20 @@ def test_a_stop_between_problems_begins_no_other(solve, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_the_second_signal_ends_the_process_at_once(name: str, code: int) -> None:
     program = f"""
-import os, signal
+import os, signal, time
 from gambit.cli.signals import StopSignal
+from gambit.core.stopping import ONE_WISH_SECONDS
 with StopSignal(lambda: None) as stop:
-    os.kill(os.getpid(), signal.{name})
+    for _ in range(2):  # as `timeout` does it
+        os.kill(os.getpid(), signal.{name})
     assert stop() and stop.exit_code == {code}
+    print("goes on", flush=True)
+    time.sleep(2 * ONE_WISH_SECONDS)
     os.kill(os.getpid(), signal.{name})
     while True: pass
 """
-    assert subprocess.run([sys.executable, "-c", program], timeout=300, check=False).returncode == code
+    done = subprocess.run([sys.executable, "-c", program], timeout=300, check=False, capture_output=True, text=True)
+    assert done.returncode == code and done.stdout == "goes on\n"
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TypeAlias
 
+from gambit.core.stopping import StopWish
+
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
 
@@ -18,6 +20,7 @@ class StopSignal:
     def __init__(self, on_stop: Callable[[], None]) -> None:
         self._on_stop = on_stop
         self._number: int | None = None
+        self._wish = StopWish()
         self._previous: dict[int, _Handler] = {}
 
     def __call__(self) -> bool:
@@ -38,9 +41,10 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._number is not None:
+        if self._wish.is_repeated():
             if os.isatty(2):
                 os.write(2, SHOW_CURSOR)
             os._exit(128 + number)
-        self._number = number
-        self._on_stop()
+        if self._number is None:
+            self._number = number
+            self._on_stop()

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
 from gambit.core.errors import UserError, reason_of
+from gambit.core.stopping import StopWish
 from gambit.serve.app import make_app
 from gambit.serve.desk import SearchDesk
 from gambit.serve.settings import ServeSettings
@@ -88,13 +89,14 @@ class DrainingServer(uvicorn.Server):
         self._on_start = on_start
         self._ending: asyncio.Task[None] | None = None
         self._is_asked_to_end = False
+        self._wish = StopWish()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_start(self)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._is_asked_to_end:
+        if self._wish.is_repeated():
             os._exit(128 + sig)
         self.ask_to_end()
 

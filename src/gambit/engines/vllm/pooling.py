@@ -56,6 +56,7 @@ class ServerProcess:
                 [sys.executable, "-c", SERVER, str(there.fileno())],
                 pass_fds=(there.fileno(),),
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C and `timeout` signal a group: what that means is ours to say
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
             )
         self._connection = Connection(here.detach())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from array import array
@@ -87,5 +86,4 @@ def _scores(pooler: StatePooler, head: Head, sequences: Sequence[array[int]]) ->
 
 def main() -> None:
     """The socket's number is the only argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's
     serve(Connection(int(sys.argv[1])))

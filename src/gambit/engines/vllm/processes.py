@@ -1,4 +1,4 @@
-"""How the processes that vLLM starts behave: they end with the process that started them and leave Ctrl-C to it."""
+"""How the processes that vLLM starts behave: they end with the process that started them and leave signals to it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def join_front() -> None:
     ignore_interrupts()
     if (parent := multiprocessing.parent_process()) is None:
         return
+    os.setpgid(0, 0)  # `timeout` signals a whole group, and the front would have no engine to end its searches with
     # A thread that unpacks and hashes new traces gives way to the one that launches steps after 5 ms by default, half
     # a step of a GPU, and again each time that one has waited for the device.
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -1,0 +1,21 @@
+"""When a signal is a second wish to stop, and when it is the first one again."""
+
+from __future__ import annotations
+
+import time
+
+ONE_WISH_SECONDS = 0.3  # coreutils' `timeout` signals a process, and at once again with its whole group
+
+
+class StopWish:
+    """How often a user has asked to stop."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def is_repeated(self) -> bool:
+        """To be asked at every signal: whether this one comes from a user who has lost patience."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        return now - self._since > ONE_WISH_SECONDS
