@@ -1,5 +1,7 @@
 """What only the local engine promises: any architecture, sampling by the book, one pass for everything."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -36,9 +38,11 @@ from engine_setups import (
 )
 from gambit.core.errors import UserError
 from gambit.core.types import TraceKey
+from gambit.engines.local import model as model_module
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.decode.structure import can_fuse
 from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
+from gambit.models.files import locate
 from tiny import copied, livened, tiny_model, tiny_tokenizer
 
 VOCABULARY = len(tiny_tokenizer())
@@ -231,6 +235,19 @@ def test_devices_and_dtypes():
             pick_device(bad)
     with pytest.raises(UserError, match="int8"):
         pick_dtype("int8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("units", "dtype", "is_told"), [
+    ({"avx512_bf16": True}, "auto", True), ({"avx512_bf16": False}, "auto", False),
+    ({"amx_bf16": True}, "bfloat16", False),
+])  # fmt: skip
+def test_where_half_precision_pays_it_is_said(monkeypatch, units, dtype, is_told):
+    monkeypatch.setattr(model_module, "LARGE_MODEL_BYTES", 1)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        load_model(locate("pawn"), "cpu", dtype)
+    assert any("--dtype bfloat16" in str(each.message) for each in told) == is_told
 
 
 def test_half_precision_runs_and_scores_in_float32():
