@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,7 +169,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[Po
 
 def _is_faster_in_half(name: str) -> bool:
     """Large, and on a CPU that multiplies bfloat16 itself."""
-    found = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch does not say
+    found: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch does not say
     return _num_weight_bytes(name) >= LARGE_MODEL_BYTES and any(found.get(unit) for unit in BFLOAT16_UNITS)
 
 
