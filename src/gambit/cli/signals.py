@@ -15,7 +15,7 @@ SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
 
 
 class StopSignal:
-    """While entered: the first signal makes it true when called, the second ends the process at once."""
+    """While entered: the first signal makes it true when called, a later one ends the process at once."""
 
     def __init__(self, on_stop: Callable[[], None]) -> None:
         self._on_stop = on_stop

@@ -8,7 +8,7 @@ ONE_WISH_SECONDS = 0.3  # coreutils' `timeout` signals a process, and at once ag
 
 
 class StopWish:
-    """How often a user has asked to stop."""
+    """Tells a user who asks to stop again from one whose wish arrives twice."""
 
     def __init__(self) -> None:
         self._since: float | None = None
