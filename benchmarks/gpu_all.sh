@@ -4,7 +4,7 @@
 #     OUT=DIR bash benchmarks/gpu_all.sh check speed                                 # an H200: about 3 + 10 minutes
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
-#     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier curve     # about 6 + 7 + 6 minutes
+#     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier verifier_eval curve    # about 6 + 6 + 1 + 6 minutes
 #     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=90112 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
 #     … bash benchmarks/gpu_all.sh collect values state_values                            # about 7 + 7 + 2 minutes
 #
@@ -111,8 +111,8 @@ labels_of() {
   if [ -f "$1/values.jsonl" ]; then echo "--labels values"; fi
 }
 
-# A verifier on the generator's weights, a state scorer beside it where the collection holds states, both as one, judged on
-# problems none of them has seen. START goes on from an adapter; its split must hold out no more than it did then.
+# A verifier on the generator's weights, a state scorer beside it where the collection holds states, and both as one, which
+# `verifier_eval` judges on problems none of them has seen. START goes on from an adapter; its split must hold out no more than it did then.
 # The stack needs many problems: with 71 mixed ones its cross-fitted AUC is known to 0.05 only, and its weights no better.
 # 60 k tokens/s are trained on an H200: an epoch over 1,253 problems × 8 takes 50 s, over all 2,000 90 s; VERIFIER_SECONDS
 # bounds it. How far a search trusts either follows from held-out training problems: nothing of math500_dev, on which
@@ -123,16 +123,20 @@ verifier() {
   collect || return
   train=$(training_data)
   mkdir -p "$made"
-  if ! grep -q '"layers": *\[\]' "$train/collection.json"; then
-    "$python" -m gambit scorer train --data "$train" --objective ridge $split $(labels_of "$train") \
-      --out "$made/ridge.safetensors" || return
-    parts="$made/ridge.safetensors,closeness,support,"
-  fi
   train_verifier --data "$train" $(labels_of "$train") --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split \
-    ${START:+--start "$START"} ${VERIFIER:-} || return
+    ${START:+--start "$START"} ${VERIFIER:-} &
+  if ! grep -q '"layers": *\[\]' "$train/collection.json"; then
+    "$python" -m gambit scorer train --data "$train" --objective ridge $split $(labels_of "$train") --device cpu \
+      --out "$made/ridge.safetensors" && parts="$made/ridge.safetensors,closeness,support,"
+  fi
+  wait $! || return
   "$python" -m gambit scorer train --architecture stack --data "$train" --model "$MODEL" --out "$OUT/results/stack" \
-    --parts "$parts$made/lora,confidence,agreement" || return
-  "$python" -m gambit scorer eval "$OUT/results/stack" "$made/lora" --data "$data/test" \
+    --parts "$parts$made/lora,confidence,agreement"
+}
+
+verifier_eval() {
+  local made="$OUT/verifier"
+  "$python" -m gambit scorer eval "$OUT/results/stack" "$made/lora" --data "$OUT/scorers/data/test" \
     --model "$MODEL" --out "$OUT/results/verifier.json" || return
   "$python" -m gambit scorer export "$made/lora" --model "$MODEL" --out "$OUT/verifier_merged"
 }
@@ -187,8 +191,8 @@ report() {
 }
 
 # Sampling against the search by what `verifier` made (or JUDGE, such as prm:gambit:DIR); LIMIT problems of each kind. With
-# ROOM a KV cache of so many tokens, in a folder of its own: a quarter of C × concurrency × a plain trace's length is
-# 90,112 for 32 pools of 32 traces of 350 tokens.
+# ROOM a KV cache of so many tokens on all engines together, in a folder of its own: a quarter of C × concurrency × a plain
+# trace's length is 90,112 for 32 pools of 32 traces of 350 tokens.
 verifier_bench() {
   local name="verifier_bench${ROOM:+_$ROOM}"
   in_shards "$name" verifier_bench_shard "$name"
@@ -200,12 +204,14 @@ verifier_bench() {
 }
 
 verifier_bench_shard() {
-  local name=$1 folder="$OUT/$1"
+  local name=$1 folder="$OUT/$1" room=$((${ROOM:-1179648} / shards))
   shift
   [ "$shards" -eq 1 ] || folder="$OUT/$name-${2%/*}"
   timeout --signal INT --kill-after 25 "${BENCH_SECONDS:-420}" \
     "$python" -m gambit bench --recipe benchmarks/llm_verifier.yaml --model "$MODEL" --no-report --out "$folder" \
-    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-300}" ${ROOM:+--kv-budget-tokens "$ROOM"} \
+    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-300}" --concurrency $((32 / shards)) \
+    --kv-budget-tokens "$room" --engine-option max_num_seqs="$rows" --memory-ratio 0.25 \
+    --engine-option kv_cache_memory_bytes=$((room * ${KV_TOKEN_BYTES:-32768})) \
     --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" ${BENCH:-} "$@"
 }
 

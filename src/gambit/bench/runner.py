@@ -64,14 +64,16 @@ class Runner:
                     yield task
 
     def _groups(self) -> Iterator[tuple[SearchGroup, list[Item]]]:
-        """In an order that depends on the plan alone; which variant comes first changes with block and shard."""
+        """In an order that depends on the plan alone; which variant comes first changes with block and shard.
+
+        One seed after the other: a run that is cut short has been through all benchmarks before any problem twice.
+        """
         number, count = self._bench.part
-        for benchmark in self._benchmarks:
+        for seed, benchmark in itertools.product(self._bench.seeds, self._benchmarks):
             mine = itertools.islice(benchmark.first(self._bench.limit), number, None, count)
             for turn, block in enumerate(_blocks(mine, self._bench.block_size)):
-                for seed in self._bench.seeds:
-                    for variant in _rotated(self._plan.variants, number + turn):
-                        yield SearchGroup(self._plan, benchmark, variant, seed, turn), block
+                for variant in _rotated(self._plan.variants, number + turn):
+                    yield SearchGroup(self._plan, benchmark, variant, seed, turn), block
 
     # -- rows --------------------------------------------------------------------------------------------------
 
