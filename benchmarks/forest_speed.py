@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ TURNS = {"decode": 2, "unshared": 3, "gate": 2}
 STEPS = {"decode": 24, "unshared": 70, "gate": 12}
 GREEDY_TOKENS = 64
 WATCHED_STEP = 3
+YARDSTICK = "in halves"
 PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
 WARMUP_POINTS = (0.1, 0.4, 0.7, 1.0)  # lengths at which a step of the warm-up is measured
 LAID_OUT_PER_SECOND = 25_000  # tokens that an H200 reads while it lays out a tree of a 4B model, the slowest seen
@@ -593,38 +595,46 @@ class Bench:
             "first": ("stock", None), "stock": ("stock", None), "again": ("stock", None),
             "permuted": ("stock", shuffled), "forest": ("forest", None), "forest permuted": ("forest", shuffled),
         }  # fmt: skip
-        said: dict[str, tuple[Any, dict[int, Any]]] = {}
+        said: dict[str, Said] = {}
         for name, (wish, order) in plans.items():
             if self.has_time(6):
                 said[name] = self.said(case, wish, order)
                 self.write("greedy", {"case": case.name, **compared(said)})
-        for name, wish in (("in halves", "stock"), ("forest in halves", "forest")):
+        for name, wish in ((YARDSTICK, "stock"), (f"forest {YARDSTICK}", "forest")):
             if self.has_time(8):
                 said[name] = self.said_in_halves(case, wish)
                 self.write("greedy", {"case": case.name, **compared(said)})
         return {"case": case.name, **compared(said)}
 
-    def said_in_halves(self, case: Case, wish: str) -> tuple[Any, dict[int, Any]]:
+    def said_in_halves(self, case: Case, wish: str) -> Said:
         """Every other trace, then the rest: trees of the same shape, half as many rows."""
         parts = [np.arange(first, case.traces, 2) for first in (0, 1)]
-        said = [self.said(case, wish, part) for part in parts]
-        tokens = np.concatenate([tokens for tokens, _ in said])[np.argsort(np.concatenate(parts))]
-        return tokens, said[0][1] | said[1][1]
+        one, other = (self.said(case, wish, part) for part in parts)
+        tokens = np.concatenate([one.tokens, other.tokens])[np.argsort(np.concatenate(parts))]
+        return Said(tokens, one.logs | other.logs, one.histories | other.histories)
 
-    def said(self, case: Case, wish: str, order: Any) -> tuple[Any, dict[int, Any]]:
+    def said(self, case: Case, wish: str, order: Any) -> Said:
+        """No trace ends before: searches have no stop tokens here, and vLLM is told to go on after a model's own."""
         logs: dict[int, Any] = {}
+        likeliest: dict[int, list[int]] = defaultdict(list)
         count = 16 if self.is_cpu else GREEDY_TOKENS
-        with self.laid_out(case, order=order, seed=1_000, temperature=0.0) as search, self.watching(logs, search):
+        with (
+            self.laid_out(case, order=order, seed=1_000, temperature=0.0) as search,
+            self.watching(search, logs, likeliest),
+        ):
             self.wish(wish)
             traces = self.engine._searches[search].traces
-            while min(len(trace.tokens) - trace.spec.inherited for trace in traces.values()) < count:
+            before = {number: len(generated(trace)) for number, trace in traces.items()}
+            while min(len(generated(trace)) for trace in traces.values()) < count:
                 self.step()
-            rows = [traces[number] for number in sorted(traces)]
-            return np.array([row.tokens[row.spec.inherited :][:count] for row in rows]), logs
+            tokens = {number: generated(traces[number]).tolist() for number in sorted(traces)}
+        # A step may have been under way when watching began: its token counts as said before.
+        histories = {trace: (*tokens[trace][: before[trace] + 1], *likeliest[trace]) for trace in logs}
+        return Said(np.array([row[:count] for row in tokens.values()]), logs, histories)
 
     @contextmanager
-    def watching(self, logs: dict[int, Any], search: int) -> Iterator[None]:
-        """Log-probabilities of one decode step, by trace, with what was said before it."""
+    def watching(self, search: int, logs: dict[int, Any], likeliest: dict[int, list[int]]) -> Iterator[None]:
+        """By trace: log-probabilities of one decode step, and the likeliest tokens, which are said, of those before."""
         tap, sample = self.worker.model_runner.sampler, self.worker.sample_tokens
         see, traces = tap._see, dict(self.engine._searches[search].traces)
         by_request = {trace.request: number for number, trace in traces.items()}
@@ -636,10 +646,15 @@ class Bench:
 
         def watch(logits: Any) -> None:
             see(logits)
-            if len(requests) == WATCHED_STEP and len(requests[-1]) == len(traces):  # the switch is where it should be
-                rows = [by_request[request] for request in requests[-1]]
-                values = logits[: len(rows)].float().log_softmax(-1)
-                logs.update(zip(rows, values, strict=True))
+            if len(requests) > WATCHED_STEP or len(requests[-1]) < len(traces):
+                return
+            rows = [by_request[request] for request in requests[-1]]
+            values = logits[: len(rows)].float()
+            if len(requests) == WATCHED_STEP:  # the switch is where it should be
+                logs.update(zip(rows, values.log_softmax(-1).cpu(), strict=True))
+                return
+            for row, token in zip(rows, values.argmax(-1).tolist(), strict=True):
+                likeliest[row].append(token)
 
         tap._see, self.worker.sample_tokens = watch, note_rows
         try:
@@ -741,33 +756,69 @@ def summary_of(trees: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compared(said: dict[str, tuple[Any, dict[int, Any]]]) -> dict[str, Any]:
-    """Every run with that of stock attention."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the traces of a tree said, and what was likely in one decode step of theirs."""
+
+    tokens: Any  # [traces, tokens]
+    logs: dict[int, Any]  # by trace: log-probabilities in that step
+    histories: dict[int, tuple[int, ...]]  # all that a trace had generated before that step
+
+
+def compared(said: dict[str, Said]) -> dict[str, Any]:
+    """Every run with that of stock attention; then forest attention with the yardstick."""
     if "stock" not in said:
         return {}
-    tokens, logs = said["stock"]
-    return {
-        f"{name} against stock": {
-            **differences(tokens, others),
-            **log_differences(logs, other_logs, (tokens[:, :WATCHED_STEP] == others[:, :WATCHED_STEP]).all(1)),
-        }
-        for name, (others, other_logs) in said.items()
+    stock = said["stock"]
+    found = {
+        name: {**differences(stock.tokens, other.tokens), **log_differences(stock, other)}
+        for name, other in said.items()
         if name not in ("first", "stock")
     }
+    summary = {}
+    if {"forest", YARDSTICK} <= found.keys():
+        summary = {f"forest / {YARDSTICK}": ratios(found["forest"], found[YARDSTICK])}
+    return {f"{name} against stock": measured for name, measured in found.items()} | summary
 
 
 def differences(tokens: Any, others: Any) -> dict[str, float]:
+    """Shares of tokens and traces that differ, tokens before a trace's first difference, and the rate of first ones.
+
+    After its first difference a trace goes on from another text. The rate looks no further: first differences, per
+    token said up to them.
+    """
     differs = tokens != others
-    return {"tokens": round(float(differs.mean()), 5), "traces": round(float(differs.any(1).mean()), 4)}
+    is_apart = differs.any(1)
+    before = np.where(is_apart, differs.argmax(1), tokens.shape[1])
+    rate = is_apart.sum() / (before + is_apart).sum()
+    return {
+        "tokens": round(float(differs.mean()), 5), "traces": round(float(is_apart.mean()), 4),
+        "before_first": round(float(before.mean()), 2), "rate": round(float(rate), 6),
+    }  # fmt: skip
 
 
-def log_differences(logs: dict[int, Any], others: dict[int, Any], is_alike: Any) -> dict[str, float]:
-    """Of the token that is likeliest to the first; `is_alike`: traces that had said the same up to then."""
-    both = [trace for trace in sorted(logs.keys() & others.keys()) if is_alike[trace]]
-    if not both:
-        return {}
-    found = sorted(float((logs[i].max() - others[i][logs[i].argmax()]).abs()) for i in both)
-    return {"compared": len(both), "median |log p|": found[len(found) // 2], "90 %": found[len(found) * 9 // 10]}
+def log_differences(one: Said, other: Said) -> dict[str, float]:
+    """Of the token that is likeliest to the first, among traces that had said the same up to then."""
+    both = sorted(one.logs.keys() & other.logs.keys())
+    alike = [trace for trace in both if one.histories[trace] == other.histories[trace]]
+    if not alike:
+        return {"compared": 0}
+    off = [abs(float(one.logs[i].max() - other.logs[i][one.logs[i].argmax()])) for i in alike]
+    median, most, largest = (float(np.quantile(off, share)) for share in (0.5, 0.9, 1.0))
+    return {"compared": len(alike), "median |log p|": median, "90 %": most, "largest": largest}
+
+
+def ratios(found: dict[str, float], yardstick: dict[str, float]) -> dict[str, float | None]:
+    """None where the yardstick shows no difference."""
+    return {
+        measure: round(found[measure] / yardstick[measure], 3) if yardstick[measure] else None
+        for measure in ("rate", "tokens")
+    }
+
+
+def generated(trace: Any) -> Any:
+    """The tokens of an engine's trace that it did not inherit."""
+    return trace.tokens[trace.spec.inherited :]
 
 
 class Attention:
