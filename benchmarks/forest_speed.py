@@ -1,14 +1,16 @@
-"""Forest attention against vLLM's own: attention alone, whole decode steps, greedy tokens. Random weights.
+"""Forest attention against vLLM's own: attention alone, whole decode steps, greedy tokens. Random weights or real.
 
     PYTHONPATH=src VLLM_USE_FLASHINFER_SAMPLER=0 python benchmarks/forest_speed.py --out OUT --seconds 280   # H200
     … --shapes qwen3-4b --parts start,gate --seconds 220             # what `auto` chooses, and what is faster
     … --shapes qwen3-4b --parts start,order --seconds 150            # stock attention, rows in random and in tree order
     … --shapes qwen3-4b --parts start,search --seconds 320           # whole searches, 8,000 tokens a trace
+    … --model FOLDER --text PROBLEMS.jsonl --seconds 280             # greedy tokens of a real model on real text
     python benchmarks/forest_speed.py --out OUT --tiny                                       # any CPU, for debugging
 
 Trees are laid out by prefill (`forest_trees.py`), then all traces decode. Stock and forest attention take turns inside
 one engine on the same traces: with the switch at `stock` a step is vLLM's own CUDA graph of stock attention. Results
 are written after every measured item, and items for which no time is left are dropped. Starting takes 95 s of an H200.
+Random weights amplify every rounding, so that their greedy tokens say little: for these, give a model and a text.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,9 @@ STEPS = {"decode": 24, "unshared": 70, "gate": 12}
 GREEDY_TOKENS = 64
 WATCHED_STEP = 3
 YARDSTICK = "in halves"
+MODEL_PARTS = ("start", "greedy")  # what a real model is asked
+MODEL_CONTEXT = 4_096
+MODEL_MEMORY = 0.12  # what must be free for vLLM to start, no more: another process may have the rest
 PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
 WARMUP_POINTS = (0.1, 0.4, 0.7, 1.0)  # lengths at which a step of the warm-up is measured
 LAID_OUT_PER_SECOND = 25_000  # tokens that an H200 reads while it lays out a tree of a 4B model, the slowest seen
@@ -132,7 +137,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=280)
     parser.add_argument("--shapes", default="qwen3-4b,qwen3-8b")
     parser.add_argument("--parts", default="", help="by name; all unless given")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU")
+    parser.add_argument("--tiny", action="store_true", help="small trees on a CPU, of a tiny model unless one is given")
+    parser.add_argument("--model", type=Path, help="a folder with weights and a tokenizer, instead of shapes")
+    parser.add_argument("--text", type=Path, help="JSON lines whose `question`s the traces of --model have said")
     parser.add_argument("--gate-seconds", type=float, default=120, help="for part `gate`")
     parser.add_argument("--search-traces", type=int, default=64, help="for part `search`")
     parser.add_argument("--search-tokens", type=int, default=8_000, help="median length of a trace")
@@ -142,13 +149,19 @@ def main() -> None:
     parser.add_argument("--search-longest", type=float, default=1.15, help="in medians")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if (args.model is None) != (args.text is None):
+        parser.error("--model and --text need each other")
+    if args.model is not None:
+        args.parts = args.parts or ",".join(MODEL_PARTS)
+        if others := {*args.parts.split(",")} - {*MODEL_PARTS}:
+            parser.error(f"--model: of the parts {', '.join(MODEL_PARTS)} alone, not {', '.join(sorted(others))}")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.one:
         with on_cpu() if args.tiny else nullcontext():
             Bench(args).run()
         return
     began = time.monotonic()
-    for shape in ["tiny"] if args.tiny else args.shapes.split(","):
+    for shape in ["model"] if args.model else ["tiny"] if args.tiny else args.shapes.split(","):
         left = args.seconds - (time.monotonic() - began)
         if left < 70 and not args.tiny:
             print(f"no time for {shape}", flush=True)
@@ -161,6 +174,7 @@ def run_apart(args: argparse.Namespace, shape: str, left: float) -> None:
     more = [*(["--tiny"] if args.tiny else []), "--parts", args.parts, "--gate-seconds", str(args.gate_seconds)]
     more += ["--search-traces", str(args.search_traces), "--search-tokens", str(args.search_tokens)]
     more += ["--search-spread", str(args.search_spread), "--search-longest", str(args.search_longest)]
+    more += ["--model", str(args.model), "--text", str(args.text)] if args.model else []
     command = [sys.executable, __file__, "--one", "--out", str(args.out), "--shapes", shape, "--seconds", str(left)]
     try:
         subprocess.run([*command, *more], timeout=left + 5, check=False)
@@ -186,6 +200,8 @@ class Bench:
         self.torch = torch
         self.began = BEGAN
         self.args, self.shape = args, args.shapes
+        self.sizes = sizes_of(read_config(args.model) if args.model else SHAPES[self.shape])
+        self.model_name = args.model.resolve().name if args.model else self.shape  # of a folder its name alone
         self.is_cpu = not torch.cuda.is_available()
         self.device = "cpu" if self.is_cpu else "cuda"
         self.block_tokens = 32 if self.is_cpu else 16
@@ -198,7 +214,10 @@ class Bench:
         import vllm
 
         device = "cpu" if self.is_cpu else self.torch.cuda.get_device_name(0)
-        return {"vllm": vllm.__version__, "torch": self.torch.__version__, "device": device, "shape": self.shape}
+        return {
+            "vllm": vllm.__version__, "torch": self.torch.__version__, "device": device, "shape": self.shape,
+            **({"model": self.model_name} if self.args.model else {}),
+        }  # fmt: skip
 
     # -- order and time ----------------------------------------------------------------------------------------
 
@@ -290,26 +309,31 @@ class Bench:
         from gambit.config.options import EngineConfig
         from gambit.engines.vllm.start import start_vllm
 
-        folder = Path(tempfile.mkdtemp())
-        model = write_shape(folder, self.shape)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT_TOKENS}))
+        model = str(self.args.model) if self.args.model else self.random_model()
         engine_config = EngineConfig(
-            model=model, engine="vllm", dtype="float32" if self.is_cpu else "bfloat16", memory_ratio=0.85,
-            engine_options=self.options(),
+            model=model, engine="vllm", dtype="float32" if self.is_cpu else "bfloat16",
+            memory_ratio=MODEL_MEMORY if self.args.model else 0.85, engine_options=self.options(),
         )  # fmt: skip
-        scorer = random_scorer(SHAPES[self.shape]["hidden_size"])
+        scorer = random_scorer(self.sizes["hidden_size"])
         with self.noting_check() as checked:
             self.engine = start_vllm(engine_config, model, scorer, tokenizer=NoTokenizer())
         self.engine._detector = lambda search, trace: (0, False)  # prefixes of random tokens have no thoughts
         self.worker = self.engine._core._client.engine_core.model_executor.driver_worker.worker
         self.switch = self.worker._forest
-        self.liven()
+        if not self.args.model:
+            self.liven()
         return {
-            "engine": str(self.engine.info), "attention_builders": len(self.switch._builders),
+            "engine": str(replace(self.engine.info, model=self.model_name)), "graphs": len(self.switch.graphs),
             "runner": type(self.worker.model_runner).__module__, "check_errors": checked,
-            "graphs": len(self.switch.graphs),
+            "attention_builders": len(self.switch._builders),
         }  # fmt: skip
+
+    def random_model(self) -> str:
+        folder = Path(tempfile.mkdtemp())
+        model = write_shape(folder, self.shape)
+        config = read_config(folder)
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT_TOKENS}))
+        return model
 
     @contextmanager
     def noting_check(self) -> Iterator[list[Any]]:
@@ -337,18 +361,33 @@ class Bench:
             yield found
 
     def options(self) -> dict[str, Any]:
-        common = {
-            "attention": "auto", "load_format": "dummy", "own_process": False, "self_check": False,
-            "exact_noise": False,
-        }  # fmt: skip
+        common = {"attention": "auto", "own_process": False, "self_check": False, "exact_noise": False}
+        if self.args.model:
+            return common | self.model_options()
+        common |= {"load_format": "dummy"}
         if self.is_cpu:
             return common | {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
         sizes = [*([8, 16, 32] if {"gate", "search"} & {*self.wanted} else []), 64, 112, 128, 256]
-        tokens = LARGE.tree(self.block_tokens).num_unique * self.block_tokens + LARGE.traces * 300 + 12_000
         return common | {
-            "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 256, "kv_cache_memory_bytes": tokens * self.kv_bytes(),
+            "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 256, "kv_cache_memory_bytes": self.room(LARGE),
             "compilation_config": {"cudagraph_capture_sizes": sizes},
         }  # fmt: skip
+
+    def model_options(self) -> dict[str, Any]:
+        """Room for greedy tokens alone."""
+        case = self.case(GREEDY)
+        options = {
+            "max_model_len": min(MODEL_CONTEXT, self.sizes["max_position_embeddings"]), "max_num_seqs": case.traces,
+            "kv_cache_memory_bytes": self.room(case),
+        }  # fmt: skip
+        if self.is_cpu:
+            return options
+        return options | {"compilation_config": {"cudagraph_capture_sizes": [case.traces // 2, case.traces]}}
+
+    def room(self, case: Case) -> int:
+        """Bytes of a KV cache that holds a tree and, beside it, what several runs say: none evicts the tree."""
+        tokens = case.tree(self.block_tokens).num_unique * self.block_tokens + case.traces * 300 + 12_000
+        return tokens * self.kv_bytes()
 
     def liven(self) -> None:
         """vLLM's dummy weights are so small that attention is uniform and all logits are equal."""
@@ -357,7 +396,7 @@ class Bench:
             for name, parameter in self.worker.model_runner.get_model().named_parameters():
                 if parameter.dim() == 1:
                     parameter.fill_(1.7 if "q_norm" in name or "k_norm" in name else 1.0)  # attention with favourites
-                elif len(parameter) >= SHAPES[self.shape]["vocab_size"]:
+                elif len(parameter) >= self.sizes["vocab_size"]:
                     parameter.normal_(0, 0.04, generator=generator)  # small, or a token would predict itself
                 else:
                     parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
@@ -368,11 +407,25 @@ class Bench:
     ) -> Iterator[int]:
         """All traces of a tree decode, or those of `order`, or their first blocks; gives the search."""
         seed = self.number + 1 if seed is None else seed
-        tokens = case.tree(self.block_tokens).tokens(self.block_tokens, SHAPES[self.shape]["vocab_size"], seed)
+        tokens = self.tree_tokens(case.tree(self.block_tokens), seed)
         tokens = tokens[:, : (tokens.shape[1] if blocks is None else blocks * self.block_tokens) - 5]  # one is filled
         prompt = PROMPT_BLOCKS * self.block_tokens if case.sharing > 1 else 1
         with self.decoding(case.name, tokens, prompt, order, **sampling) as number:
             yield number
+
+    def tree_tokens(self, tree: Tree, seed: int) -> Any:
+        if self.args.model:
+            return tree.reading(self.text, self.block_tokens, seed)
+        return tree.tokens(self.block_tokens, self.sizes["vocab_size"], seed)
+
+    @functools.cached_property
+    def text(self) -> Any:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.args.model, local_files_only=True)
+        lines = self.args.text.read_text(encoding="utf-8").split("\n")  # a question may have other ends of lines
+        text = "\n\n".join(json.loads(line)["question"] for line in lines if line)
+        return np.array(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
     @contextmanager
     def decoding(self, name: str, tokens: Any, prompt: int, order: Any = None, **sampling: float) -> Iterator[int]:
@@ -510,8 +563,8 @@ class Bench:
 
     def kv_bytes(self) -> int:
         """Of a token, all layers."""
-        shape = SHAPES[self.shape]
-        return int(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * 2)
+        sizes, value_bytes = self.sizes, 4 if self.is_cpu else 2
+        return int(2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"] * value_bytes)
 
     def unshared(self) -> dict[str, Any]:
         case = self.case(UNSHARED)
@@ -694,7 +747,7 @@ class Bench:
     def begun(self, capacity: int, length: int) -> Any:
         """What each trace has said by the end of the warm-up, at random, the prompt before it."""
         rng = np.random.default_rng(30_000)
-        tokens = rng.integers(5, SHAPES[self.shape]["vocab_size"], size=(capacity, PROMPT_TOKENS + length))
+        tokens = rng.integers(5, self.sizes["vocab_size"], size=(capacity, PROMPT_TOKENS + length))
         tokens[:, :PROMPT_TOKENS] = prompt_of(0)
         return tokens
 
@@ -740,7 +793,7 @@ class Bench:
 
         vars(self.engine).pop("_detector", None)
         self.wish("forest")
-        self_check(self.engine, SHAPES[self.shape]["vocab_size"])
+        self_check(self.engine, self.sizes["vocab_size"])
         return {"self_check": "passed", "forest_steps": self.switch.num_steps}
 
 
@@ -821,15 +874,25 @@ def generated(trace: Any) -> Any:
     return trace.tokens[trace.spec.inherited :]
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text()))
+
+
+def sizes_of(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's config.json, which may leave the width of a head to be computed."""
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return config | {"head_dim": width}
+
+
 class Attention:
     """One layer's attention on a tree, one query each."""
 
     def __init__(self, bench: Bench, case: Case) -> None:
         self.torch = torch = bench.torch
         self.bench, size, device = bench, bench.block_tokens, bench.device
-        shape = SHAPES[bench.shape]
+        sizes = bench.sizes
         self.heads, self.kv_heads, self.width = (
-            shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
+            sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
         )  # fmt: skip
         self.tree, dtype = case.tree(size), torch.float32 if bench.is_cpu else torch.bfloat16
         table = np.pad(self.tree.table, ((0, 0), (0, 8)))

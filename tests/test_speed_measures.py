@@ -28,6 +28,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):  # they set some
     import forest_check
     import forest_speed
+    import forest_trees
     import gpu_speed
     import speed_parts
     import step_profile
@@ -156,6 +157,24 @@ def test_forest_attention_is_measured_by_stock_attention_in_halves():
     found = forest_speed.compared(runs | {"in halves": runs["stock"]})
     assert found["forest / in halves"] == {"rate": None, "tokens": None}
     assert forest_speed.compared({}) == {}
+
+
+def test_a_text_runs_on_along_the_paths_of_a_tree():
+    tree = forest_trees.Tree(np.array([[1, 2, 5, 7], [1, 2, 6, 8], [1, 3, 4, 9]], np.int32), 0.0)
+    text = np.arange(100, 117)  # too short for nine blocks of two tokens
+    rows = tree.reading(text, 2, seed=0)
+    begin = rows[0, 0] - 100
+    assert (rows[0] == 100 + (begin + np.arange(8)) % 17).all()
+    assert (rows[1, :4] == rows[0, :4]).all() and (rows[2, :2] == rows[0, :2]).all()
+    assert (rows[1, 4:] == 100 + (begin + 8 + np.arange(4)) % 17).all()
+    assert (rows[2, 2:] == 100 + (begin + 12 + np.arange(6)) % 17).all()
+    assert tree.reading(text, 2, seed=1)[0, 0] != rows[0, 0]
+
+
+def test_a_heads_width_is_given_or_computed():
+    sizes = {"hidden_size": 1536, "num_attention_heads": 12}
+    assert forest_speed.sizes_of(sizes)["head_dim"] == 128
+    assert forest_speed.sizes_of(sizes | {"head_dim": 64})["head_dim"] == 64
 
 
 class Told:
