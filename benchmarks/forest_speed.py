@@ -1,14 +1,16 @@
-"""Forest attention against vLLM's own: attention alone, whole decode steps, greedy tokens. Random weights.
+"""Forest attention against vLLM's own: attention alone, whole decode steps, greedy tokens. Random weights or real.
 
     PYTHONPATH=src VLLM_USE_FLASHINFER_SAMPLER=0 python benchmarks/forest_speed.py --out OUT --seconds 280   # H200
     … --shapes qwen3-4b --parts start,gate --seconds 220             # what `auto` chooses, and what is faster
     … --shapes qwen3-4b --parts start,order --seconds 150            # stock attention, rows in random and in tree order
     … --shapes qwen3-4b --parts start,search --seconds 320           # whole searches, 8,000 tokens a trace
+    … --model FOLDER --text PROBLEMS.jsonl --seconds 280             # greedy tokens of a real model on real text
     python benchmarks/forest_speed.py --out OUT --tiny                                       # any CPU, for debugging
 
 Trees are laid out by prefill (`forest_trees.py`), then all traces decode. Stock and forest attention take turns inside
 one engine on the same traces: with the switch at `stock` a step is vLLM's own CUDA graph of stock attention. Results
 are written after every measured item, and items for which no time is left are dropped. Starting takes 95 s of an H200.
+Random weights amplify every rounding, so that their greedy tokens say little: for these, give a model and a text.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,10 @@ TURNS = {"decode": 2, "unshared": 3, "gate": 2}
 STEPS = {"decode": 24, "unshared": 70, "gate": 12}
 GREEDY_TOKENS = 64
 WATCHED_STEP = 3
+YARDSTICK = "in halves"
+MODEL_PARTS = ("start", "greedy")  # what a real model is asked
+MODEL_CONTEXT = 4_096
+MODEL_MEMORY = 0.12  # what must be free for vLLM to start, no more: another process may have the rest
 PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
 WARMUP_POINTS = (0.1, 0.4, 0.7, 1.0)  # lengths at which a step of the warm-up is measured
 LAID_OUT_PER_SECOND = 25_000  # tokens that an H200 reads while it lays out a tree of a 4B model, the slowest seen
@@ -130,7 +137,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=280)
     parser.add_argument("--shapes", default="qwen3-4b,qwen3-8b")
     parser.add_argument("--parts", default="", help="by name; all unless given")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU")
+    parser.add_argument("--tiny", action="store_true", help="small trees on a CPU, of a tiny model unless one is given")
+    parser.add_argument("--model", type=Path, help="a folder with weights and a tokenizer, instead of shapes")
+    parser.add_argument("--text", type=Path, help="JSON lines whose `question`s the traces of --model have said")
     parser.add_argument("--gate-seconds", type=float, default=120, help="for part `gate`")
     parser.add_argument("--search-traces", type=int, default=64, help="for part `search`")
     parser.add_argument("--search-tokens", type=int, default=8_000, help="median length of a trace")
@@ -140,13 +149,19 @@ def main() -> None:
     parser.add_argument("--search-longest", type=float, default=1.15, help="in medians")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if (args.model is None) != (args.text is None):
+        parser.error("--model and --text need each other")
+    if args.model is not None:
+        args.parts = args.parts or ",".join(MODEL_PARTS)
+        if others := {*args.parts.split(",")} - {*MODEL_PARTS}:
+            parser.error(f"--model: of the parts {', '.join(MODEL_PARTS)} alone, not {', '.join(sorted(others))}")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.one:
         with on_cpu() if args.tiny else nullcontext():
             Bench(args).run()
         return
     began = time.monotonic()
-    for shape in ["tiny"] if args.tiny else args.shapes.split(","):
+    for shape in ["model"] if args.model else ["tiny"] if args.tiny else args.shapes.split(","):
         left = args.seconds - (time.monotonic() - began)
         if left < 70 and not args.tiny:
             print(f"no time for {shape}", flush=True)
@@ -159,6 +174,7 @@ def run_apart(args: argparse.Namespace, shape: str, left: float) -> None:
     more = [*(["--tiny"] if args.tiny else []), "--parts", args.parts, "--gate-seconds", str(args.gate_seconds)]
     more += ["--search-traces", str(args.search_traces), "--search-tokens", str(args.search_tokens)]
     more += ["--search-spread", str(args.search_spread), "--search-longest", str(args.search_longest)]
+    more += ["--model", str(args.model), "--text", str(args.text)] if args.model else []
     command = [sys.executable, __file__, "--one", "--out", str(args.out), "--shapes", shape, "--seconds", str(left)]
     try:
         subprocess.run([*command, *more], timeout=left + 5, check=False)
@@ -184,6 +200,8 @@ class Bench:
         self.torch = torch
         self.began = BEGAN
         self.args, self.shape = args, args.shapes
+        self.sizes = sizes_of(read_config(args.model) if args.model else SHAPES[self.shape])
+        self.model_name = args.model.resolve().name if args.model else self.shape  # of a folder its name alone
         self.is_cpu = not torch.cuda.is_available()
         self.device = "cpu" if self.is_cpu else "cuda"
         self.block_tokens = 32 if self.is_cpu else 16
@@ -196,7 +214,10 @@ class Bench:
         import vllm
 
         device = "cpu" if self.is_cpu else self.torch.cuda.get_device_name(0)
-        return {"vllm": vllm.__version__, "torch": self.torch.__version__, "device": device, "shape": self.shape}
+        return {
+            "vllm": vllm.__version__, "torch": self.torch.__version__, "device": device, "shape": self.shape,
+            **({"model": self.model_name} if self.args.model else {}),
+        }  # fmt: skip
 
     # -- order and time ----------------------------------------------------------------------------------------
 
@@ -288,26 +309,31 @@ class Bench:
         from gambit.config.options import EngineConfig
         from gambit.engines.vllm.start import start_vllm
 
-        folder = Path(tempfile.mkdtemp())
-        model = write_shape(folder, self.shape)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT_TOKENS}))
+        model = str(self.args.model) if self.args.model else self.random_model()
         engine_config = EngineConfig(
-            model=model, engine="vllm", dtype="float32" if self.is_cpu else "bfloat16", memory_ratio=0.85,
-            engine_options=self.options(),
+            model=model, engine="vllm", dtype="float32" if self.is_cpu else "bfloat16",
+            memory_ratio=MODEL_MEMORY if self.args.model else 0.85, engine_options=self.options(),
         )  # fmt: skip
-        scorer = random_scorer(SHAPES[self.shape]["hidden_size"])
+        scorer = random_scorer(self.sizes["hidden_size"])
         with self.noting_check() as checked:
             self.engine = start_vllm(engine_config, model, scorer, tokenizer=NoTokenizer())
         self.engine._detector = lambda search, trace: (0, False)  # prefixes of random tokens have no thoughts
         self.worker = self.engine._core._client.engine_core.model_executor.driver_worker.worker
         self.switch = self.worker._forest
-        self.liven()
+        if not self.args.model:
+            self.liven()
         return {
-            "engine": str(self.engine.info), "attention_builders": len(self.switch._builders),
+            "engine": str(replace(self.engine.info, model=self.model_name)), "graphs": len(self.switch.graphs),
             "runner": type(self.worker.model_runner).__module__, "check_errors": checked,
-            "graphs": len(self.switch.graphs),
+            "attention_builders": len(self.switch._builders),
         }  # fmt: skip
+
+    def random_model(self) -> str:
+        folder = Path(tempfile.mkdtemp())
+        model = write_shape(folder, self.shape)
+        config = read_config(folder)
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT_TOKENS}))
+        return model
 
     @contextmanager
     def noting_check(self) -> Iterator[list[Any]]:
@@ -335,18 +361,33 @@ class Bench:
             yield found
 
     def options(self) -> dict[str, Any]:
-        common = {
-            "attention": "auto", "load_format": "dummy", "own_process": False, "self_check": False,
-            "exact_noise": False,
-        }  # fmt: skip
+        common = {"attention": "auto", "own_process": False, "self_check": False, "exact_noise": False}
+        if self.args.model:
+            return common | self.model_options()
+        common |= {"load_format": "dummy"}
         if self.is_cpu:
             return common | {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
         sizes = [*([8, 16, 32] if {"gate", "search"} & {*self.wanted} else []), 64, 112, 128, 256]
-        tokens = LARGE.tree(self.block_tokens).num_unique * self.block_tokens + LARGE.traces * 300 + 12_000
         return common | {
-            "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 256, "kv_cache_memory_bytes": tokens * self.kv_bytes(),
+            "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 256, "kv_cache_memory_bytes": self.room(LARGE),
             "compilation_config": {"cudagraph_capture_sizes": sizes},
         }  # fmt: skip
+
+    def model_options(self) -> dict[str, Any]:
+        """Room for greedy tokens alone."""
+        case = self.case(GREEDY)
+        options = {
+            "max_model_len": min(MODEL_CONTEXT, self.sizes["max_position_embeddings"]), "max_num_seqs": case.traces,
+            "kv_cache_memory_bytes": self.room(case),
+        }  # fmt: skip
+        if self.is_cpu:
+            return options
+        return options | {"compilation_config": {"cudagraph_capture_sizes": [case.traces // 2, case.traces]}}
+
+    def room(self, case: Case) -> int:
+        """Bytes of a KV cache that holds a tree and, beside it, what several runs say: none evicts the tree."""
+        tokens = case.tree(self.block_tokens).num_unique * self.block_tokens + case.traces * 300 + 12_000
+        return tokens * self.kv_bytes()
 
     def liven(self) -> None:
         """vLLM's dummy weights are so small that attention is uniform and all logits are equal."""
@@ -355,7 +396,7 @@ class Bench:
             for name, parameter in self.worker.model_runner.get_model().named_parameters():
                 if parameter.dim() == 1:
                     parameter.fill_(1.7 if "q_norm" in name or "k_norm" in name else 1.0)  # attention with favourites
-                elif len(parameter) >= SHAPES[self.shape]["vocab_size"]:
+                elif len(parameter) >= self.sizes["vocab_size"]:
                     parameter.normal_(0, 0.04, generator=generator)  # small, or a token would predict itself
                 else:
                     parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
@@ -366,11 +407,25 @@ class Bench:
     ) -> Iterator[int]:
         """All traces of a tree decode, or those of `order`, or their first blocks; gives the search."""
         seed = self.number + 1 if seed is None else seed
-        tokens = case.tree(self.block_tokens).tokens(self.block_tokens, SHAPES[self.shape]["vocab_size"], seed)
+        tokens = self.tree_tokens(case.tree(self.block_tokens), seed)
         tokens = tokens[:, : (tokens.shape[1] if blocks is None else blocks * self.block_tokens) - 5]  # one is filled
         prompt = PROMPT_BLOCKS * self.block_tokens if case.sharing > 1 else 1
         with self.decoding(case.name, tokens, prompt, order, **sampling) as number:
             yield number
+
+    def tree_tokens(self, tree: Tree, seed: int) -> Any:
+        if self.args.model:
+            return tree.reading(self.text, self.block_tokens, seed)
+        return tree.tokens(self.block_tokens, self.sizes["vocab_size"], seed)
+
+    @functools.cached_property
+    def text(self) -> Any:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.args.model, local_files_only=True)
+        lines = self.args.text.read_text(encoding="utf-8").split("\n")  # a question may have other ends of lines
+        text = "\n\n".join(json.loads(line)["question"] for line in lines if line)
+        return np.array(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
     @contextmanager
     def decoding(self, name: str, tokens: Any, prompt: int, order: Any = None, **sampling: float) -> Iterator[int]:
@@ -508,8 +563,8 @@ class Bench:
 
     def kv_bytes(self) -> int:
         """Of a token, all layers."""
-        shape = SHAPES[self.shape]
-        return int(2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * 2)
+        sizes, value_bytes = self.sizes, 4 if self.is_cpu else 2
+        return int(2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"] * value_bytes)
 
     def unshared(self) -> dict[str, Any]:
         case = self.case(UNSHARED)
@@ -593,38 +648,46 @@ class Bench:
             "first": ("stock", None), "stock": ("stock", None), "again": ("stock", None),
             "permuted": ("stock", shuffled), "forest": ("forest", None), "forest permuted": ("forest", shuffled),
         }  # fmt: skip
-        said: dict[str, tuple[Any, dict[int, Any]]] = {}
+        said: dict[str, Said] = {}
         for name, (wish, order) in plans.items():
             if self.has_time(6):
                 said[name] = self.said(case, wish, order)
                 self.write("greedy", {"case": case.name, **compared(said)})
-        for name, wish in (("in halves", "stock"), ("forest in halves", "forest")):
+        for name, wish in ((YARDSTICK, "stock"), (f"forest {YARDSTICK}", "forest")):
             if self.has_time(8):
                 said[name] = self.said_in_halves(case, wish)
                 self.write("greedy", {"case": case.name, **compared(said)})
         return {"case": case.name, **compared(said)}
 
-    def said_in_halves(self, case: Case, wish: str) -> tuple[Any, dict[int, Any]]:
+    def said_in_halves(self, case: Case, wish: str) -> Said:
         """Every other trace, then the rest: trees of the same shape, half as many rows."""
         parts = [np.arange(first, case.traces, 2) for first in (0, 1)]
-        said = [self.said(case, wish, part) for part in parts]
-        tokens = np.concatenate([tokens for tokens, _ in said])[np.argsort(np.concatenate(parts))]
-        return tokens, said[0][1] | said[1][1]
+        one, other = (self.said(case, wish, part) for part in parts)
+        tokens = np.concatenate([one.tokens, other.tokens])[np.argsort(np.concatenate(parts))]
+        return Said(tokens, one.logs | other.logs, one.histories | other.histories)
 
-    def said(self, case: Case, wish: str, order: Any) -> tuple[Any, dict[int, Any]]:
+    def said(self, case: Case, wish: str, order: Any) -> Said:
+        """No trace ends before: searches have no stop tokens here, and vLLM is told to go on after a model's own."""
         logs: dict[int, Any] = {}
+        likeliest: dict[int, list[int]] = defaultdict(list)
         count = 16 if self.is_cpu else GREEDY_TOKENS
-        with self.laid_out(case, order=order, seed=1_000, temperature=0.0) as search, self.watching(logs, search):
+        with (
+            self.laid_out(case, order=order, seed=1_000, temperature=0.0) as search,
+            self.watching(search, logs, likeliest),
+        ):
             self.wish(wish)
             traces = self.engine._searches[search].traces
-            while min(len(trace.tokens) - trace.spec.inherited for trace in traces.values()) < count:
+            before = {number: len(generated(trace)) for number, trace in traces.items()}
+            while min(len(generated(trace)) for trace in traces.values()) < count:
                 self.step()
-            rows = [traces[number] for number in sorted(traces)]
-            return np.array([row.tokens[row.spec.inherited :][:count] for row in rows]), logs
+            tokens = {number: generated(traces[number]).tolist() for number in sorted(traces)}
+        # A step may have been under way when watching began: its token counts as said before.
+        histories = {trace: (*tokens[trace][: before[trace] + 1], *likeliest[trace]) for trace in logs}
+        return Said(np.array([row[:count] for row in tokens.values()]), logs, histories)
 
     @contextmanager
-    def watching(self, logs: dict[int, Any], search: int) -> Iterator[None]:
-        """Log-probabilities of one decode step, by trace, with what was said before it."""
+    def watching(self, search: int, logs: dict[int, Any], likeliest: dict[int, list[int]]) -> Iterator[None]:
+        """By trace: log-probabilities of one decode step, and the likeliest tokens, which are said, of those before."""
         tap, sample = self.worker.model_runner.sampler, self.worker.sample_tokens
         see, traces = tap._see, dict(self.engine._searches[search].traces)
         by_request = {trace.request: number for number, trace in traces.items()}
@@ -636,10 +699,15 @@ class Bench:
 
         def watch(logits: Any) -> None:
             see(logits)
-            if len(requests) == WATCHED_STEP and len(requests[-1]) == len(traces):  # the switch is where it should be
-                rows = [by_request[request] for request in requests[-1]]
-                values = logits[: len(rows)].float().log_softmax(-1)
-                logs.update(zip(rows, values, strict=True))
+            if len(requests) > WATCHED_STEP or len(requests[-1]) < len(traces):
+                return
+            rows = [by_request[request] for request in requests[-1]]
+            values = logits[: len(rows)].float()
+            if len(requests) == WATCHED_STEP:  # the switch is where it should be
+                logs.update(zip(rows, values.log_softmax(-1).cpu(), strict=True))
+                return
+            for row, token in zip(rows, values.argmax(-1).tolist(), strict=True):
+                likeliest[row].append(token)
 
         tap._see, self.worker.sample_tokens = watch, note_rows
         try:
@@ -679,7 +747,7 @@ class Bench:
     def begun(self, capacity: int, length: int) -> Any:
         """What each trace has said by the end of the warm-up, at random, the prompt before it."""
         rng = np.random.default_rng(30_000)
-        tokens = rng.integers(5, SHAPES[self.shape]["vocab_size"], size=(capacity, PROMPT_TOKENS + length))
+        tokens = rng.integers(5, self.sizes["vocab_size"], size=(capacity, PROMPT_TOKENS + length))
         tokens[:, :PROMPT_TOKENS] = prompt_of(0)
         return tokens
 
@@ -725,7 +793,7 @@ class Bench:
 
         vars(self.engine).pop("_detector", None)
         self.wish("forest")
-        self_check(self.engine, SHAPES[self.shape]["vocab_size"])
+        self_check(self.engine, self.sizes["vocab_size"])
         return {"self_check": "passed", "forest_steps": self.switch.num_steps}
 
 
@@ -741,33 +809,79 @@ def summary_of(trees: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compared(said: dict[str, tuple[Any, dict[int, Any]]]) -> dict[str, Any]:
-    """Every run with that of stock attention."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the traces of a tree said, and what was likely in one decode step of theirs."""
+
+    tokens: Any  # [traces, tokens]
+    logs: dict[int, Any]  # by trace: log-probabilities in that step
+    histories: dict[int, tuple[int, ...]]  # all that a trace had generated before that step
+
+
+def compared(said: dict[str, Said]) -> dict[str, Any]:
+    """Every run with that of stock attention; then forest attention with the yardstick."""
     if "stock" not in said:
         return {}
-    tokens, logs = said["stock"]
-    return {
-        f"{name} against stock": {
-            **differences(tokens, others),
-            **log_differences(logs, other_logs, (tokens[:, :WATCHED_STEP] == others[:, :WATCHED_STEP]).all(1)),
-        }
-        for name, (others, other_logs) in said.items()
+    stock = said["stock"]
+    found = {
+        name: {**differences(stock.tokens, other.tokens), **log_differences(stock, other)}
+        for name, other in said.items()
         if name not in ("first", "stock")
     }
+    summary = {}
+    if {"forest", YARDSTICK} <= found.keys():
+        summary = {f"forest / {YARDSTICK}": ratios(found["forest"], found[YARDSTICK])}
+    return {f"{name} against stock": measured for name, measured in found.items()} | summary
 
 
 def differences(tokens: Any, others: Any) -> dict[str, float]:
+    """Shares of tokens and traces that differ, tokens before a trace's first difference, and the rate of first ones.
+
+    After its first difference a trace goes on from another text. The rate looks no further: first differences, per
+    token said up to them.
+    """
     differs = tokens != others
-    return {"tokens": round(float(differs.mean()), 5), "traces": round(float(differs.any(1).mean()), 4)}
+    is_apart = differs.any(1)
+    before = np.where(is_apart, differs.argmax(1), tokens.shape[1])
+    rate = is_apart.sum() / (before + is_apart).sum()
+    return {
+        "tokens": round(float(differs.mean()), 5), "traces": round(float(is_apart.mean()), 4),
+        "before_first": round(float(before.mean()), 2), "rate": round(float(rate), 6),
+    }  # fmt: skip
 
 
-def log_differences(logs: dict[int, Any], others: dict[int, Any], is_alike: Any) -> dict[str, float]:
-    """Of the token that is likeliest to the first; `is_alike`: traces that had said the same up to then."""
-    both = [trace for trace in sorted(logs.keys() & others.keys()) if is_alike[trace]]
-    if not both:
-        return {}
-    found = sorted(float((logs[i].max() - others[i][logs[i].argmax()]).abs()) for i in both)
-    return {"compared": len(both), "median |log p|": found[len(found) // 2], "90 %": found[len(found) * 9 // 10]}
+def log_differences(one: Said, other: Said) -> dict[str, float]:
+    """Of the token that is likeliest to the first, among traces that had said the same up to then."""
+    both = sorted(one.logs.keys() & other.logs.keys())
+    alike = [trace for trace in both if one.histories[trace] == other.histories[trace]]
+    if not alike:
+        return {"compared": 0}
+    off = [abs(float(one.logs[i].max() - other.logs[i][one.logs[i].argmax()])) for i in alike]
+    median, most, largest = (float(np.quantile(off, share)) for share in (0.5, 0.9, 1.0))
+    return {"compared": len(alike), "median |log p|": median, "90 %": most, "largest": largest}
+
+
+def ratios(found: dict[str, float], yardstick: dict[str, float]) -> dict[str, float | None]:
+    """None where the yardstick shows no difference."""
+    return {
+        measure: round(found[measure] / yardstick[measure], 3) if yardstick[measure] else None
+        for measure in ("rate", "tokens")
+    }
+
+
+def generated(trace: Any) -> Any:
+    """The tokens of an engine's trace that it did not inherit."""
+    return trace.tokens[trace.spec.inherited :]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text()))
+
+
+def sizes_of(config: dict[str, Any]) -> dict[str, Any]:
+    """A model's config.json, which may leave the width of a head to be computed."""
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return config | {"head_dim": width}
 
 
 class Attention:
@@ -776,9 +890,9 @@ class Attention:
     def __init__(self, bench: Bench, case: Case) -> None:
         self.torch = torch = bench.torch
         self.bench, size, device = bench, bench.block_tokens, bench.device
-        shape = SHAPES[bench.shape]
+        sizes = bench.sizes
         self.heads, self.kv_heads, self.width = (
-            shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
+            sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
         )  # fmt: skip
         self.tree, dtype = case.tree(size), torch.float32 if bench.is_cpu else torch.bfloat16
         table = np.pad(self.tree.table, ((0, 0), (0, 8)))

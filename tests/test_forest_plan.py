@@ -164,7 +164,7 @@ def test_nodes_shorter_than_the_finest_step_are_not_shared():
     assert plan.part_starts.diff().tolist() == [1] * 40
 
 
-@pytest.mark.parametrize(("heads", "group"), [(1, 64), (4, 16), (5, 12), (8, 8), (128, 1)])
+@pytest.mark.parametrize(("heads", "group"), [(1, 64), (4, 16), (5, 12), (6, 10), (8, 8), (128, 1)])
 def test_a_group_fills_one_tile(heads, group):
     assert queries_per_group(heads) == group
 
