@@ -1,10 +1,11 @@
 """Makes a transformers folder of a GGUF file, on all cores: seconds where transformers itself takes minutes.
 
-    python benchmarks/gguf_model.py model.gguf OUT                      # tensors and, where it is not there yet, the rest
-    python benchmarks/gguf_model.py model.gguf OUT --only description   # configuration and tokenizer, without tensors
+    python benchmarks/gguf_model.py model.gguf OUT                      # all of it
+    python benchmarks/gguf_model.py model.gguf OUT --only description   # configuration and tokenizer
 
-Numbers are those that transformers makes of the file: dequantised to float32, then rounded to bfloat16. For models whose
-GGUF holds tensors as they are (Qwen2, Qwen3); Llama's are permuted there and refused. Needs gguf, torch, transformers.
+Numbers are those that transformers makes of the file: dequantised to float32, then rounded to bfloat16. For models
+whose GGUF holds tensors as they are (Qwen2, Qwen3); Llama's are permuted there and refused. Needs gguf, torch,
+transformers.
 """
 
 from __future__ import annotations

@@ -255,13 +255,14 @@ bench_shard() {
 }
 
 # in_shards NAME COMMAND…: the command with `--shard i/n`, for every i beside each other. What vLLM compiles for one is
-# kept apart from the others', which write theirs at the same moment, and found again by the next phase.
+# kept apart from the others', which write theirs at the same moment, and found again by the next phase; phases that run
+# beside each other want a VLLM_CACHE_ROOT each.
 in_shards() {
   local name=$1 pids=() failed=0
   shift
   if [ "$shards" -gt 1 ]; then share_gpu >> "$OUT/mps.txt" 2>&1; fi
   for shard in $(seq "$shards"); do
-    VLLM_CACHE_ROOT="$OUT/vllm-$shard" "$@" --shard "$shard/$shards" > "$OUT/$name-$shard.txt" 2>&1 &
+    VLLM_CACHE_ROOT="${VLLM_CACHE_ROOT:-$OUT/vllm}-$shard" "$@" --shard "$shard/$shards" > "$OUT/$name-$shard.txt" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
