@@ -135,6 +135,15 @@ def test_an_engine_gets_as_many_gpus_as_it_computes_on() -> None:
         engine_needs(ClusterPlan(num_engines=9), EngineConfig(), cluster)
 
 
+def test_one_machine_is_not_filled_with_engines_that_wait_for_its_cores(monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert engine_needs(ClusterPlan(num_engines=8), EngineConfig(), {"CPU": 8.0}) == EngineNeeds(0, 1)
+    with pytest.raises(UserError, match=r"500 engines would wait .* 2 cores: ask for at most 8 --engines"):
+        engine_needs(ClusterPlan(num_engines=500), EngineConfig(), {"CPU": 500.0})
+    assert engine_needs(ClusterPlan("auto", 500), EngineConfig(), {"CPU": 2.0}).cpus == 1, "machines may still come"
+    assert engine_needs(ClusterPlan(num_engines=16, gpus=0.5), EngineConfig(), {"GPU": 8.0}).gpus == 0.5
+
+
 def test_a_run_is_gone_on_with_by_the_flags_that_began_it() -> None:
     assert flags_of(None) == ""
     assert flags_of(ClusterPlan(num_engines=2, is_spread=True)) == " --ray --engines 2 --spread"

@@ -19,6 +19,7 @@ PRESENT = "auto"  # the one that this machine is part of
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # set by `ray job submit`, among others
 TENSOR_PARALLEL = "tensor_parallel_size"
 CLIENT = "ray://"
+MOST_ENGINES_PER_CORE = 4  # without a GPU, on one's own machine: each is a process with a model in memory
 CONNECT_SECONDS = 5.0  # Ray itself tries for minutes, and writes its own log meanwhile
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -93,11 +94,21 @@ def engine_needs(plan: ClusterPlan, engine: EngineConfig, cluster: Mapping[str, 
     gpus = plan.gpus
     if gpus is None:
         gpus = float(workers_of(engine)) if num_gpus and engine.device != "cpu" else 0.0
-    if plan.address == OWN and gpus * plan.num_engines > num_gpus:
-        raise UserError(f"{plan.num_engines} engines with {gpus:g} GPUs each need {gpus * plan.num_engines:g}, and "
+    if plan.address == OWN:
+        _check_room(plan.num_engines, gpus, num_gpus)
+    return EngineNeeds(gpus, _cpus(plan))
+
+
+def _check_room(num_engines: int, gpus: float, num_gpus: float) -> None:
+    """On this machine alone: to a cluster, machines may still come."""
+    if gpus * num_engines > num_gpus:
+        raise UserError(f"{num_engines} engines with {gpus:g} GPUs each need {gpus * num_engines:g}, and "
                         f"this machine has {num_gpus:g}: ask for fewer --engines, or give each a part of one "
                         "(--gpus-per-engine 0.5)")  # fmt: skip
-    return EngineNeeds(gpus, _cpus(plan))
+    most = MOST_ENGINES_PER_CORE * (os.cpu_count() or 1)
+    if not gpus and num_engines > most:
+        raise UserError(f"{num_engines} engines would wait for each other on this machine's {os.cpu_count() or 1} "
+                        f"cores: ask for at most {most} --engines, or for a cluster (--ray ADDRESS)")  # fmt: skip
 
 
 def _cpus(plan: ClusterPlan) -> float:
