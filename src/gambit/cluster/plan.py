@@ -21,6 +21,9 @@ TENSOR_PARALLEL = "tensor_parallel_size"
 CLIENT = "ray://"
 MOST_ENGINES_PER_CORE = 4  # without a GPU, on one's own machine: each is a process with a model in memory
 CONNECT_SECONDS = 5.0  # Ray itself tries for minutes, and writes its own log meanwhile
+HTTP2_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # a frame with none: length, kind, flags, stream (RFC 9113)
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS
+TLS_VARIABLE = "RAY_USE_TLS"  # then only Ray knows the certificates
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or Ray prints on stdout, among the results, what the pool says of every death
@@ -70,16 +73,26 @@ def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Whether it has the form of one, and somebody answers there."""
+    """Whether it has the form of one, and somebody answers there who speaks as Ray does."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"--ray {address}: not an address of Ray: give HOST:PORT, auto for the cluster that this "
                         "machine is part of, or --ray alone for this machine")  # fmt: skip
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
+            is_ray = bool(os.environ.get(TLS_VARIABLE)) or _speaks_http2(connection)
     except OSError as error:
         raise UserError(f"--ray {address}: nobody answers there ({reason_of(error)}): start a cluster with `ray "
                         "start --head`, or give the address of one") from error  # fmt: skip
+    if not is_ray:
+        raise UserError(f"--ray {address}: what answers there is not Ray: give the address of a cluster's first "
+                        "machine and the port of its `ray start --head` (6379 unless another was chosen)")  # fmt: skip
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    """As every gRPC server: then the first thing it says are its settings."""
+    connection.sendall(HTTP2_GREETING)
+    return connection.recv(9)[3:4] == HTTP2_SETTINGS[3:4]
 
 
 def workers_of(engine: EngineConfig) -> int:
