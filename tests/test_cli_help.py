@@ -125,11 +125,11 @@ def test_an_ascii_terminal_gets_its_help(args):
 
 
 def test_an_ascii_terminal_gets_json(tmp_path):
-    (tmp_path / "p.jsonl").write_text(json.dumps({"question": PUZZLE, "id": "ä…"}))
+    (tmp_path / "p.jsonl").write_text(json.dumps({"question": PUZZLE, "answer": "ä…"}))
     command = [sys.executable, "-m", "gambit", "solve", "--file", "p.jsonl", "--capacity", "2", "--json"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
-    assert json.loads(done.stdout)["problem_id"] == "ä…"
+    assert json.loads(done.stdout)["expected"] == "ä…"
 
 
 # -- what is imported --------------------------------------------------------------------------------------------
