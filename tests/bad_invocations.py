@@ -264,7 +264,7 @@ PROBLEMS = [
     (solve("--model", "listed"), "listed/gambit.json is not a preset: it must be an object"),
     (solve("--model", "length"), "length/gambit.json is not a preset: median_length = 'long'"),
     (solve("--model", "comma"), "comma/gambit.json is not a preset"),
-    (solve("--model", "generation"), "generation/generation_config.json cannot be read"),
+    (solve("--model", "generation"), "generation/generation_config.json is not a file of a model"),
 ]
 
 # -- other commands --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gambit.bench.folder import BenchmarkInfo, BenchPlan, create
 from gambit.bench.meter import NUM_MOMENTS, productive_tokens, series_of
 from gambit.bench.paired import ProblemTable
 from gambit.bench.recipe import BenchVariant, recipe_from
-from gambit.bench.report import write_report
+from gambit.bench.report import made_with, write_report
 from gambit.bench.rows import Row, RowWriter, Series, Spent
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import all_tables, cautions, findings
@@ -315,6 +315,13 @@ def test_without_matplotlib_the_tables_remain(run: Path, monkeypatch: pytest.Mon
     report = write_report(run)
     assert "matplotlib is not installed" in report.markdown and "<svg" not in (run / "report.html").read_text()
     assert not (run / "figures").exists()
+
+
+@pytest.mark.parametrize("line", ["garbage", "[]"])
+def test_a_damaged_line_about_the_machine_is_named(run: Path, line: str) -> None:
+    (run / "environment.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=r"environment\.jsonl, line 1 is not a start of a bench run"):
+        made_with(run)
 
 
 def test_a_folder_without_anything_to_compare_is_refused(run: Path) -> None:

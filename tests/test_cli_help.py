@@ -1,8 +1,10 @@
 """What `--help` shows, what a shell completes, and what starting a command imports."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -103,6 +105,31 @@ def test_the_script_that_bash_reads_is_printed(monkeypatch):
     monkeypatch.setattr("typer.completion._get_shell_name", lambda: "bash")
     done = CliRunner().invoke(app, ["--show-completion"], prog_name="gambit")
     assert done.exit_code == 0 and "complete -o default -F _gambit_completion gambit" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+@pytest.mark.parametrize("args", [(), ("--help",), ("--version",), ("solve", "--help-all"), ("scorer",), ("policies",)])
+def test_a_help_that_cannot_be_written_is_said_in_one_sentence(args):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "gambit", *args]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: OSError: [Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize("args", [("--help",), ("solve", "--help-all"), ("bench", "--help"), ("policies",)])
+def test_an_ascii_terminal_gets_its_help(args):
+    command, environment = [sys.executable, "-m", "gambit", *args], {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout.isascii()
+
+
+def test_an_ascii_terminal_gets_json(tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"question": PUZZLE, "answer": "ä…"}))
+    command = [sys.executable, "-m", "gambit", "solve", "--file", "p.jsonl", "--capacity", "2", "--json"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert json.loads(done.stdout)["expected"] == "ä…"
 
 
 # -- what is imported --------------------------------------------------------------------------------------------

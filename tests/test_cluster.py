@@ -1,6 +1,7 @@
 """What surrounds engines under Ray, without Ray: the process of one, its needs, refusals, progress, the simulation."""
 
 import importlib.util
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ from gambit.cli.commands import with_values
 from gambit.cli.pool_screen import engine_lines
 from gambit.cluster.actor import Done, EngineActor, EngineReport, JobDesk, News, Raised
 from gambit.cluster.jobs import engine_options
-from gambit.cluster.plan import ClusterPlan, EngineNeeds, engine_needs
+from gambit.cluster.plan import ClusterPlan, EngineNeeds, check_plan, engine_needs
 from gambit.cluster.slots import Attempt, EngineSlot, EngineState, Work
 from gambit.config.options import EngineConfig
 from gambit.core.errors import UserError
@@ -135,6 +136,15 @@ def test_an_engine_gets_as_many_gpus_as_it_computes_on() -> None:
         engine_needs(ClusterPlan(num_engines=9), EngineConfig(), cluster)
 
 
+def test_one_machine_is_not_filled_with_engines_that_wait_for_its_cores(monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert engine_needs(ClusterPlan(num_engines=8), EngineConfig(), {"CPU": 8.0}) == EngineNeeds(0, 1)
+    with pytest.raises(UserError, match=r"500 engines would wait .* 2 cores: ask for at most 8 --engines"):
+        engine_needs(ClusterPlan(num_engines=500), EngineConfig(), {"CPU": 500.0})
+    assert engine_needs(ClusterPlan("auto", 500), EngineConfig(), {"CPU": 2.0}).cpus == 1, "machines may still come"
+    assert engine_needs(ClusterPlan(num_engines=16, gpus=0.5), EngineConfig(), {"GPU": 8.0}).gpus == 0.5
+
+
 def test_a_run_is_gone_on_with_by_the_flags_that_began_it() -> None:
     assert flags_of(None) == ""
     assert flags_of(ClusterPlan(num_engines=2, is_spread=True)) == " --ray --engines 2 --spread"
@@ -172,6 +182,16 @@ BENCH = ("bench", "--benchmark", "pawn")
 def test_what_cannot_be_meant_is_refused_in_a_sentence(words: tuple[str, ...], sentence: str) -> None:
     done = CliRunner().invoke(app, list(words))
     assert done.exit_code == 2 and sentence in " ".join(done.stderr.split())
+
+
+def test_what_answers_and_is_not_ray_is_told_before_ray_waits_for_it() -> None:
+    """Ray itself would take more than a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        connect.start()
+        with pytest.raises(UserError, match="what answers there is not Ray"):
+            check_plan(ClusterPlan(f"127.0.0.1:{server.getsockname()[1]}"), EngineConfig())
+        connect.join()
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,8 @@ def test_keys_are_read_with_their_limits_and_found_by_what_is_presented(tmp_path
     assert b"sk-a" not in alice.digest
 
 
-@pytest.mark.parametrize("text", ["", "[a]", "a: {key: secret-x, max_running: 0}", "a: {max_running: 1}", "a: 5", "{"])
+@pytest.mark.parametrize("text", ["", "[a]", "a: {key: secret-x, max_running: 0}", "a: {max_running: 1}", "a: 5", "{",
+                                  "a: 'secret-x", "a: secret-x\na: other"])  # fmt: skip
 def test_a_wrong_file_of_keys_is_refused_without_showing_a_key(tmp_path, text):
     (tmp_path / "keys.yaml").write_text(text)
     with pytest.raises(UserError) as refused:

@@ -191,6 +191,30 @@ def test_a_request_inside_another_is_not_answered(served, headers):
     )
 
 
+CHUNKED = b"POST %s HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/health", b"/", b"/nothing"])
+@pytest.mark.parametrize("chunk", [b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}XX0\r\n\r\n"])
+def test_a_body_in_broken_chunks_is_answered_once(open_server, caplog, path, chunk):
+    assert raw(open_server, CHUNKED % path + chunk).startswith(b"HTTP/1.1 400")
+    with open_server.connect() as connection:  # broken only after it was answered
+        connection.sendall(CHUNKED % path + b"2\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 403"
+        connection.sendall(b"{}XX0\r\n\r\n")
+        assert received(connection).count(b"HTTP/1.1") == 0
+    assert open_server.http(None).get("/health").status_code == 200  # all of the above has been logged by now
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == [
+        "Invalid HTTP request received."
+    ] * 2
+
+
+@pytest.mark.parametrize(("header", "status"), [(b"Host: [::1", 400), (b"Host: 127.0.0.1\r\nOrigin: http://[::1", 403)])
+def test_a_host_that_is_none_is_refused(open_server, header, status):
+    request = b"POST /login HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n%s\r\n\r\n" % header
+    assert raw(open_server, request).startswith(b"HTTP/1.1 %d" % status)
+
+
 def test_bodies_that_are_too_large_are_not_read(served):
     reply = raw(served, HEAD, b"Content-Length: 10000000\r\n\r\n" + b"x" * 1000)
     assert b" 413 " in reply and json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"

@@ -335,13 +335,13 @@ FORGED = [
     (0, "capacity", 10**30, "line 1: not an event of this log format (capacity is 1000"),
     (0, "seed", 0.5, "line 1: not an event of this log format (seed is 0.5)"),
     (0, "question", "half \ud83c", "line 1: not an event of this log format ("),
-    (0, "vote", "applause", "line 1 of the log cannot follow"),
+    (0, "vote", "applause", "events.jsonl cannot follow the lines before it"),
     (1, "step", None, "line 2: not an event of this log format (step is None)"),
     (1, "step", -1, "(step is -1)"),
     (1, "trace", True, "(trace is True)"),
     (8, "scores", [None, 0.1], "(scores is (None, 0.1))"),
     (8, "num_tokens", [10**10, 1], "(num_tokens is (10000000000, 1))"),
-    (10, "trace", 10**9, "line 11 of the log cannot follow"),
+    (10, "trace", 10**9, "events.jsonl cannot follow the lines before it"),
     (10, "tokens", [-1], "line 11: not an event of this log format (tokens is (-1,))"),
     (10, "tokens", {"a": 1}, "(tokens is {'a': 1})"),
     (19, "answer", ["7"], "line 20: not an event of this log format (answer is ('7',))"),
@@ -349,6 +349,13 @@ FORGED = [
     (22, "seconds_total", 10**400, "line 23: not an event of this log format (seconds_total is 1000"),
     (24, "votes", [1], "(votes is (1,))"),
 ]
+
+
+@pytest.mark.parametrize("command", ["view", "replay"])
+def test_an_empty_log_is_refused_by_its_name(tmp_path, command):
+    (tmp_path / "none.jsonl").touch()
+    done = CliRunner(env={"COLUMNS": "400"}).invoke(app, [command, str(tmp_path / "none.jsonl")])
+    assert done.exit_code == 2 and "none.jsonl is empty" in done.stderr
 
 
 @pytest.mark.parametrize(("place", "name", "value", "culprit"), FORGED)

@@ -17,6 +17,7 @@ from gambit.config.options import EngineConfig, SearchConfig, overlaid
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.search.choice import load_policy, options_model
+from gambit.storage.json_file import object_in
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
 from gambit.storage.past_options import IN_0_1_0, POLICIES_IN_0_1_0, VOTES_IN_0_1_0, in_effect
 
@@ -207,7 +208,9 @@ def add_environment(folder: Path, environment: Mapping[str, Json]) -> None:
 
 
 def read_environments(folder: Path) -> list[dict[str, Json]]:
-    return [json.loads(line) for _, line in whole_lines(folder / ENVIRONMENT_FILE)]
+    path = folder / ENVIRONMENT_FILE
+    what, fix = "a start of a bench run", "take that line away"
+    return [object_in(line, f"{path}, line {number}", what, fix) for number, line in whole_lines(path)]
 
 
 def is_complete(folder: Path, plan: BenchPlan) -> bool:

@@ -27,6 +27,7 @@ from gambit.core.problem import Problem
 from gambit.core.types import Aggregation, StatePosition
 from gambit.engines.local.model import pick_device
 from gambit.scorers.base import Scorer
+from gambit.storage.json_file import read_object
 from gambit.storage.lines import write_whole
 from gambit.storage.problems import check_not_empty, shard_of
 from gambit.text.answers import Grader, canonical
@@ -97,23 +98,14 @@ def open_folder(folder: Path, plan: PrefixPlan) -> None:
     """Begin a folder, or see that it was begun with the same plan."""
     path = folder / PLAN_FILE
     if path.exists():
-        found = list(differences(_read_plan(path), plan.to_json()))
+        before = read_object(path, "the plan of a `gambit prefix-value`", "choose another --out")
+        found = list(differences(before, plan.to_json()))
         if found:
             raise UserError(f"{folder} was begun with another plan ({'; '.join(found)}): use the same, or choose "
                             "another --out")  # fmt: skip
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _read_plan(path: Path) -> dict[str, Json]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not the plan of a `gambit prefix-value` ({error}): choose another --out") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is not the plan of a `gambit prefix-value`: choose another --out")
-    return found
 
 
 # -- the run -----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ an answer, 130 after Ctrl-C and 143 after SIGTERM, with the best vote so far pri
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NoReturn
@@ -14,8 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gambit.cli.commands import PlainGroup
-from gambit.cli.terminal import OK, USER_MISTAKE, failed
-from gambit.core.errors import UserError
+from gambit.cli.terminal import OK, exit_code
 from gambit.core.host import check_host
 
 
@@ -74,7 +74,7 @@ for _name, _lazy in COMMANDS.items():
 
 def main() -> None:
     """The entry point of the `gambit` command."""
-    app(prog_name="gambit")
+    sys.exit(exit_code(lambda: app(prog_name="gambit")))  # also of typer's own: a help that cannot be printed
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -91,7 +91,4 @@ def _root(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    try:
-        check_host()
-    except UserError as error:
-        raise typer.Exit(failed(error, str(error), USER_MISTAKE)) from error
+    check_host()

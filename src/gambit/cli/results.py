@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ class Shown:
 
     def to_json(self) -> str:
         graded = {} if self.gold is None else {"expected": self.gold, "is_right": self.is_right}
-        return json.dumps({**self.result.to_json(), **graded}, ensure_ascii=False)
+        can_show_all = sys.stdout.encoding.lower() == "utf-8"  # elsewhere it must still be JSON
+        return json.dumps({**self.result.to_json(), **graded}, ensure_ascii=not can_show_all)
 
     @property
     def verdict(self) -> str | None:

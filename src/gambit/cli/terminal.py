@@ -20,20 +20,24 @@ PIPE_WIDTH = 200  # nobody looks at it: lines need not be folded
 
 
 def exit_with(body: Callable[[], int]) -> NoReturn:
-    """Run a command and leave with its exit code; whatever goes wrong is one sentence without a stack trace."""
+    """Run a command inside typer, and leave with its exit code."""
+    raise typer.Exit(exit_code(body))
+
+
+def exit_code(body: Callable[[], int]) -> int:
+    """Of what was run; whatever goes wrong is one sentence without a stack trace."""
     try:
-        code = body()
+        return body()
     except UserError as error:
-        code = failed(error, str(error), USER_MISTAKE)
+        return failed(error, str(error), USER_MISTAKE)
     except GambitError as error:
-        code = failed(error, str(error), FAILURE)
+        return failed(error, str(error), FAILURE)
     except KeyboardInterrupt as error:
-        code = failed(error, "interrupted", INTERRUPTED)
+        return failed(error, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         raise  # nobody reads on: typer ends quietly
     except Exception as error:
-        code = failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
-    raise typer.Exit(code)
+        return failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
 
 
 def failed(error: BaseException, message: str, code: int) -> int:

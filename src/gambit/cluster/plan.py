@@ -19,7 +19,11 @@ PRESENT = "auto"  # the one that this machine is part of
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # set by `ray job submit`, among others
 TENSOR_PARALLEL = "tensor_parallel_size"
 CLIENT = "ray://"
+MOST_ENGINES_PER_CORE = 4  # without a GPU, on one's own machine: each is a process with a model in memory
 CONNECT_SECONDS = 5.0  # Ray itself tries for minutes, and writes its own log meanwhile
+HTTP2_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # a frame with none: length, kind, flags, stream (RFC 9113)
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS
+TLS_VARIABLE = "RAY_USE_TLS"  # then only Ray knows the certificates
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or Ray prints on stdout, among the results, what the pool says of every death
@@ -69,16 +73,26 @@ def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Whether it has the form of one, and somebody answers there."""
+    """Whether it has the form of one, and somebody answers there who speaks as Ray does."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"--ray {address}: not an address of Ray: give HOST:PORT, auto for the cluster that this "
                         "machine is part of, or --ray alone for this machine")  # fmt: skip
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
+            is_ray = bool(os.environ.get(TLS_VARIABLE)) or _speaks_http2(connection)
     except OSError as error:
         raise UserError(f"--ray {address}: nobody answers there ({reason_of(error)}): start a cluster with `ray "
                         "start --head`, or give the address of one") from error  # fmt: skip
+    if not is_ray:
+        raise UserError(f"--ray {address}: what answers there is not Ray: give the address of a cluster's first "
+                        "machine and the port of its `ray start --head` (6379 unless another was chosen)")  # fmt: skip
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    """As every gRPC server: then the first thing it says are its settings."""
+    connection.sendall(HTTP2_GREETING)
+    return connection.recv(9)[3:4] == HTTP2_SETTINGS[3:4]
 
 
 def workers_of(engine: EngineConfig) -> int:
@@ -93,11 +107,21 @@ def engine_needs(plan: ClusterPlan, engine: EngineConfig, cluster: Mapping[str, 
     gpus = plan.gpus
     if gpus is None:
         gpus = float(workers_of(engine)) if num_gpus and engine.device != "cpu" else 0.0
-    if plan.address == OWN and gpus * plan.num_engines > num_gpus:
-        raise UserError(f"{plan.num_engines} engines with {gpus:g} GPUs each need {gpus * plan.num_engines:g}, and "
+    if plan.address == OWN:
+        _check_room(plan.num_engines, gpus, num_gpus)
+    return EngineNeeds(gpus, _cpus(plan))
+
+
+def _check_room(num_engines: int, gpus: float, num_gpus: float) -> None:
+    """On this machine alone: to a cluster, machines may still come."""
+    if gpus * num_engines > num_gpus:
+        raise UserError(f"{num_engines} engines with {gpus:g} GPUs each need {gpus * num_engines:g}, and "
                         f"this machine has {num_gpus:g}: ask for fewer --engines, or give each a part of one "
                         "(--gpus-per-engine 0.5)")  # fmt: skip
-    return EngineNeeds(gpus, _cpus(plan))
+    most = MOST_ENGINES_PER_CORE * (os.cpu_count() or 1)
+    if not gpus and num_engines > most:
+        raise UserError(f"{num_engines} engines would wait for each other on this machine's {os.cpu_count() or 1} "
+                        f"cores: ask for at most {most} --engines, or for a cluster (--ray ADDRESS)")  # fmt: skip
 
 
 def _cpus(plan: ClusterPlan) -> float:

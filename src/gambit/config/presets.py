@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from gambit.config.trust import RULES, Doubt, FallbackPool, ScorerTrust, TrustRu
 from gambit.core.errors import UserError
 from gambit.core.types import Sampling
 from gambit.results.vote import Consensus
+from gambit.storage.json_file import read_object
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
 
 T = TypeVar("T")
@@ -64,12 +64,7 @@ def preset_for(model: str, folder: Path | None) -> Preset:
 
 def _read_preset(path: Path) -> Preset:
     """Unknown keys are notes for people; known ones are checked like a user's options."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a preset: {error}") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} is not a preset: it must be an object of options, not {type(raw).__name__}")
+    raw = read_object(path, "a preset", "mend it, or take it away")
     known = {field.name for field in dataclasses.fields(Preset)}
     given = {name: value for name, value in raw.items() if name in known and value is not None}
     try:

@@ -33,7 +33,14 @@ def read_mapping(path: Path, what: str) -> dict[str, object]:
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {what} {path}: {' '.join(str(error).split())}") from error
+        raise UserError(f"cannot read {what} {path}: {_mistake(error)}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{what} {path} must be a mapping of options to values, not {type(raw).__name__}")
     return {str(key): value for key, value in raw.items()}
+
+
+def _mistake(error: Exception) -> str:
+    """YAML's own words without the lines that it quotes: there may be secrets in them."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} (line {error.problem_mark.line + 1})"
+    return " ".join(str(error).split())

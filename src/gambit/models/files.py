@@ -16,6 +16,7 @@ from gambit.core.errors import UserError
 from gambit.core.problem import NamedModel
 from gambit.models.hub import fetch_config, is_offline, work_offline_if_silent
 from gambit.storage.hashing import files_hash
+from gambit.storage.json_file import read_object
 
 SCORER_FILE = "scorer.safetensors"
 SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM takes every safetensors for weights
@@ -119,13 +120,7 @@ def generation_of(model: str) -> Generation:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): copy the model's files again") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} must be an object, not {type(raw).__name__}: copy the model's files again")
-    return raw
+    return read_object(path, "a file of a model", "copy the model's files again")
 
 
 def check_model(model: str) -> None:

@@ -323,20 +323,20 @@ def voted(vote: VoteResult) -> ev.Voted:
 IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # what an event that cannot be raises
 
 
-def fold(events: Iterable[ev.Event]) -> SearchRecord:
+def fold(events: Iterable[ev.Event], log: object = "the log") -> SearchRecord:
     """The record of a whole log; an event that cannot follow those before it is named by its line."""
     record: SearchRecord | None = None
     for number, event in enumerate(events, start=1):
         if record is None and not isinstance(event, ev.RunStarted):
-            raise UserError("the log does not begin with RunStarted: it is no log of a Gambit run")
+            raise UserError(f"{log} does not begin with RunStarted: it is no log of a Gambit run")
         try:
             record = extended(record, event)
         except IMPOSSIBLE as error:
             raise UserError(
-                f"line {number} of the log cannot follow the lines before it ({error}): it, or one of them, was changed"
+                f"line {number} of {log} cannot follow the lines before it ({error}): it, or one of them, was changed"
             ) from error
     if record is None:
-        raise UserError("the log is empty")
+        raise UserError(f"{log} is empty: its run was ended before it began")
     return record
 
 

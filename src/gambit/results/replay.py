@@ -45,7 +45,7 @@ def replay_log(path: Path, equivalent: Equivalent) -> Replay:
             num_lines += 1
             yield event
 
-    record = fold(counted())
+    record = fold(counted(), path)
     vote = _vote_again(record, equivalent)
     result = dataclasses.replace(record.result(vote), out_dir=str(path.parent))
     return Replay(result, num_lines, record.started.format != ev.PLAIN_FORMAT, _finding(record, vote))

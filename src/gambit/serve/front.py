@@ -80,11 +80,11 @@ class Front:
         """Other sites in a browser on this machine must not use a server that asks for no key, nor the page's forms."""
         if self._settings.needs_key and not is_page(scope["path"]):
             return
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        host = _hostname(headers.get("host", ""))
         if not self._settings.needs_key and is_loopback(self._settings.host) and not is_loopback(host):
             raise ApiError(403, f"this server is for this machine alone, and was asked for as {host[:80]!r}")
         origin = headers.get("origin")
-        if scope["method"] not in SAFE_METHODS and origin and urlsplit(origin).netloc != headers.get("host"):
+        if scope["method"] not in SAFE_METHODS and origin and origin.partition("://")[2] != headers.get("host"):
             raise ApiError(403, "requests of other sites are refused")
 
 
@@ -131,6 +131,13 @@ def _check_framing(headers: Headers) -> None:
         raise closing(400, "the request says twice where its body ends")
     if len(headers.getlist("host")) > 1:
         raise closing(400, "the request names two hosts")
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        raise bad_request(f"the Host {host[:80]!r} is none") from None
 
 
 def _shown(error: Exception) -> ApiError:

@@ -152,6 +152,15 @@ class LimitedConnection(H11Protocol):
         else:
             self._stop_waiting()
 
+    def send_400_response(self, msg: str) -> None:
+        """To what is not HTTP; a request that was under way is over then, and one answer to it is enough."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import Field
 
 from gambit.config.options import MOST_SECONDS, MOST_TOKENS_IN_ALL, CheckedModel, build
+from gambit.config.yaml_file import read_mapping
 from gambit.core.errors import UserError
 
 MIB = 1 << 20
@@ -102,13 +102,10 @@ def key_of(presented: str, keys: Iterable[ApiKey]) -> ApiKey | None:
 
 def read_keys(path: Path) -> list[ApiKey]:
     """A YAML file: name: key, or name: {key: …, max_running: …}."""
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read the keys in {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict) or not raw:
+    raw = read_mapping(path, "the keys in")
+    if not raw:
         raise UserError(f"{path} must map names to keys, as in `alice: sk-…` or `alice: {{key: sk-…, max_running: 2}}`")
-    return [_read_key(path, str(name), entry) for name, entry in raw.items()]
+    return [_read_key(path, name, entry) for name, entry in raw.items()]
 
 
 def _read_key(path: Path, name: str, entry: object) -> ApiKey:

@@ -65,10 +65,10 @@ class PoolSize:
     completed: int
 
 
-def follow(events: Iterable[ev.Event]) -> History:
+def follow(events: Iterable[ev.Event], log: object = "the log") -> History:
     """The history of a whole log, or of as much as a kill left of it."""
     watch = _Watch()
-    return _history(fold(watch.passing(events)), watch)
+    return _history(fold(watch.passing(events), log), watch)
 
 
 def _history(record: SearchRecord, watch: _Watch) -> History:

@@ -29,7 +29,8 @@ def write_page(run_log: Path, out: Path, tokenizer: str | Tokenizer | None = Non
     The text of the traces is decoded with the tokenizer that the log names, or with `tokenizer`: a folder, a hub name,
     or a loaded one where many pages are written. Without any the page shows token numbers and says so.
     """
-    history = follow(ev.read_log(find_log(run_log)))
+    log = find_log(run_log)
+    history = follow(ev.read_log(log), log)
     text, problems = _text_of(history, tokenizer)
     with Grader() as grader:
         content, texts = data.build(history, text, grader.equivalent, problems)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from gambit.scorers.readers.heads import (
     read_output_layer,
     shifted,
 )
+from gambit.storage.json_file import read_object
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 
 VERIFIER_FILE = "verifier.json"  # beside a sequence classifier that `gambit scorer export` wrote
@@ -137,11 +137,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path.parent}: no verifier, its {path.name} cannot be read ({error})") from error
-    return found
+    return read_object(path, "a file of a verifier", "give the folder of one, or copy its files again")
 
 
 def family_of(folder: Path) -> Family:

@@ -1,0 +1,21 @@
+"""Files that should hold a JSON object, and do not."""
+
+import pytest
+
+from gambit.config.presets import preset_for
+from gambit.core.errors import UserError
+from gambit.models.files import hidden_size_on_disk
+from gambit.scorers.readers.families import family_of
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "{", "", '{"a":' * 100_000, "\xff"])
+def test_what_is_no_object_is_refused_by_its_name(tmp_path, text):
+    for name in ("config.json", "gambit.json"):
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    for read in (
+        family_of,
+        lambda folder: hidden_size_on_disk(str(folder)),
+        lambda folder: preset_for("a model", folder),
+    ):
+        with pytest.raises(UserError, match=r"(config|gambit)\.json is not a "):
+            read(tmp_path)
