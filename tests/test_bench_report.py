@@ -50,6 +50,17 @@ def two(num_problems: int, right: tuple[int, int], **more: object) -> list[Row]:
     return [row(variant, i, i < count, **more) for variant, count in pairs for i in range(num_problems)]
 
 
+def test_traces_that_end_within_the_warmup_are_told_with_a_better_one() -> None:
+    def found(warmup: int) -> list[str]:
+        return cautions(summary_of([*two(40, (10, 30)), *two(40, (10, 30), benchmark="c", warmup_tokens=warmup)],
+                                   benchmarks=("b", "c")))  # fmt: skip
+
+    assert not any("warm-up" in caution for caution in found(20)), "half of the traces are longer"
+    told = [caution for caution in found(30) if "warm-up" in caution]
+    assert told[1] == ("100% of gambit's traces on c ended within its warm-up of 30 tokens, before a tournament could "
+                       "judge them: give --warmup-tokens 12, half a trace.")  # fmt: skip
+
+
 # -- claims ----------------------------------------------------------------------------------------------------
 
 

@@ -124,6 +124,17 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(whole: Path, tmp_path: Pa
     assert kept == b"".join(content.splitlines(keepends=True)[:-1])
 
 
+def test_a_seed_goes_through_all_benchmarks_before_the_next(base: list[str], problems: Path, tmp_path: Path) -> None:
+    """A run that is cut short then has every problem once rather than some twice."""
+    second = tmp_path / "second.jsonl"
+    second.write_text("".join(problems.read_text().splitlines(keepends=True)[:2]))
+    bench(*base, "--benchmark", str(second), "--seeds", "0,1", "--limit", "2", "--policies", "sc", "--no-report",
+          "--no-logs", "--out", str(tmp_path / "run"))  # fmt: skip
+    order = [(row.seed, row.benchmark) for row in read_rows(tmp_path / "run")]
+    first = problems.stem
+    assert order == [(0, first)] * 2 + [(0, "second")] * 2 + [(1, first)] * 2 + [(1, "second")] * 2
+
+
 def test_methods_take_turns_block_by_block(base: list[str], tmp_path: Path) -> None:
     bench(*base, "--block", "2", "--out", str(tmp_path / "run"), "--no-report", "--no-logs")
     order = [row.variant for row in read_rows(tmp_path / "run")]

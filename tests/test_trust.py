@@ -56,6 +56,22 @@ def test_islands_swaps_and_warmup_follow_from_the_auc_at_half_way():
         assert warmup == 500, "half of what a trace may have: no length is known"
 
 
+def test_the_warmup_is_half_a_trace_of_the_problems_that_the_scorer_was_judged_on():
+    """Not half of what a trace may have: a limit is often far above what traces take, and then nothing would branch."""
+    known = dataclasses.replace(trusted(0.7), median_tokens=300.0)
+    assert pool_of(known)[2] == 150
+    assert pool_of(known, Preset(median_length=80))[2] == 40, "the model's own lengths come first"
+    assert pool_of(known, warmup_tokens=12)[2] == 12
+    settings, _ = resolve(SearchConfig(), ModelDefaults(median_length=500.0), 1000, is_probability=False, trust=known)
+    assert settings.warmup_tokens == 250, "and what this solver has seen before both"
+
+
+@pytest.mark.parametrize("length", [0, -5, 1e12, "long", True, [300]])
+def test_a_length_that_no_trace_has_is_refused(length):
+    with pytest.raises(ValueError):
+        ScorerTrust.from_json({**trusted(0.7).to_json(), "median_tokens": length})
+
+
 def test_a_bad_scorer_waits_longer_than_the_preset_says_and_a_good_one_does_not():
     preset = Preset(warmup_tokens=12, median_length=200)
     assert pool_of(trusted(0.9), preset)[2] == 12
@@ -108,6 +124,9 @@ def test_trust_travels_in_the_checkpoint(tmp_path):
     scorer = small_mlp(trust=trusted(0.7))
     save_checkpoint(scorer, tmp_path / "s.safetensors")
     assert load_checkpoint(tmp_path / "s.safetensors").info.trust == trusted(0.7)
+    longer = dataclasses.replace(trusted(0.7), median_tokens=312.5)
+    save_checkpoint(small_mlp(trust=longer), tmp_path / "s.safetensors")
+    assert load_checkpoint(tmp_path / "s.safetensors").info.trust == longer
 
 
 def test_what_nobody_could_say_is_unjudged(tmp_path):

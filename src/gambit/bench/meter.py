@@ -87,6 +87,7 @@ def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
         shard=about.shard,
         log=about.log,
         pool="" if result.pool is None else str(result.pool),
+        warmup_tokens=0 if result.pool is None else result.pool.warmup_tokens,
         winning_islands=result.votes[0].islands if result.votes else 0,
     )
 

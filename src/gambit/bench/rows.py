@@ -101,6 +101,7 @@ class Row:
     engines: int = 1  # that it was spread over
     log: str | None = None  # the event log, relative to the run's folder
     pool: str = ""  # islands, swaps and warm-up of a search with tournaments, and why these
+    warmup_tokens: int = 0  # of a search with tournaments
     winning_islands: int = 0  # distinct ones behind the answer
 
     @property

@@ -26,6 +26,15 @@ PARTS = ("engine", "scoring", "tree", "scheduling", "other")
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyEnds:
+    """Completed traces that no tournament could judge, because they ended within the warm-up."""
+
+    warmup_tokens: float
+    median_length: float  # of a completed trace, in tokens
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One variant on one benchmark. Costs are means per search over searches that did not fail."""
 
@@ -70,6 +79,7 @@ class Cell:
     branched: float
     winning_islands: float  # behind the answer
     pools: tuple[str, ...]  # what its searches were set to, each once, and why
+    warmup: EarlyEnds | None  # of a method with tournaments
     revotes: Mapping[str, Interval]
 
 
@@ -226,8 +236,17 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         branched=_average(good, lambda row: row.branched),
         winning_islands=_average([row for row in good if row.answer is not None], lambda row: row.winning_islands),
         pools=tuple(dict.fromkeys(row.pool for row in good if row.pool)),
+        warmup=_early_ends(good),
         revotes=_revotes(table, variant),
     )
+
+
+def _early_ends(rows: Sequence[Row]) -> EarlyEnds | None:
+    ended = [(length, row.warmup_tokens) for row in rows if row.warmup_tokens for length in row.total_lengths]
+    if not ended:
+        return None
+    lengths, warmups = np.array(ended).T
+    return EarlyEnds(float(np.median(warmups)), float(np.median(lengths)), float((lengths <= warmups).mean()))
 
 
 def _share_of(part: float, whole: float) -> float | None:

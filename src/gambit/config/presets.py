@@ -163,7 +163,7 @@ def resolve(
     capacity = resolved_capacity(config, defaults)
     wanted = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
     max_new_tokens = min(wanted, context_left)
-    median = defaults.median_length or preset.median_length
+    median = defaults.median_length or preset.median_length or (trust.median_tokens if trust else None)
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     num_traces = _first(config.num_traces, capacity)

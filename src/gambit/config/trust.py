@@ -17,6 +17,7 @@ SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts
 HALFWAY = SHARES.index(0.5)
 THOUGHTS = (1, 2, 3, 4, 6, 8, 12, 16)  # a trace's first ones, by which the spread of scores is told
 FEWEST_TRACES = 8  # that a spread can be told from
+LONGEST_TRACE = 100_000_000  # tokens; no model's context is as long
 LEAST_CHANCE = 1e-6  # chances nearer to 0 or 1 count as this: what lies beyond is rounding
 
 
@@ -31,6 +32,7 @@ class ScorerTrust:
     # How far the scores of a problem's traces lay apart after so many THOUGHTS (`spread_of`), averaged over problems;
     # None where too few traces had as many.
     spread: tuple[float | None, ...] = ()
+    median_tokens: float | None = None  # of these problems' traces: a warm-up follows from how long traces are
 
     @property
     def halfway(self) -> float:
@@ -46,7 +48,8 @@ class ScorerTrust:
         auc: dict[str, Json] = {f"{share:g}": value for share, value in zip(SHARES, known, strict=True)}
         spread: dict[str, Json] = {str(n): value for n, value in zip(THOUGHTS, self.spread, strict=False)}
         about: dict[str, Json] = {"base_model": self.base_model, "source": self.source}
-        return {"auc": auc, "problems": self.num_problems, **about, **({"spread": spread} if spread else {})}
+        length: dict[str, Json] = {} if self.median_tokens is None else {"median_tokens": self.median_tokens}
+        return {"auc": auc, "problems": self.num_problems, **about, **({"spread": spread} if spread else {}), **length}
 
     @classmethod
     def from_json(cls, raw: Json) -> ScorerTrust | None:
@@ -57,7 +60,8 @@ class ScorerTrust:
             raise ValueError(f"trust = {raw!r} is no object with an auc by share")
         auc = tuple(_checked_auc(found[f"{share:g}"]) for share in SHARES)
         about = _text(raw.get("base_model")), _text(raw.get("source"))
-        return cls(auc, int(_number(raw["problems"])), *about, _checked_spread(raw.get("spread")))
+        length = None if (found := raw.get("median_tokens")) is None else _checked_length(found)
+        return cls(auc, int(_number(raw["problems"])), *about, _checked_spread(raw.get("spread")), length)
 
 
 def read_trust(raw: Json, checkpoint: Path | str) -> ScorerTrust | None:
@@ -98,6 +102,12 @@ def _checked_spread(raw: Json) -> tuple[float | None, ...]:
 def _checked_width(raw: Json) -> float:
     if not 0 <= (value := _number(raw)) < math.inf:
         raise ValueError(f"a spread of {value} is not a number from 0 on")
+    return value
+
+
+def _checked_length(raw: Json) -> float:
+    if not 1 <= (value := _number(raw)) <= LONGEST_TRACE:
+        raise ValueError(f"a trace of {value:g} tokens is none from 1 to {LONGEST_TRACE:,}")
     return value
 
 

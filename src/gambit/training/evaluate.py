@@ -106,6 +106,7 @@ class ScorerReport:
     num_mixed: int  # the ones that count: with right and wrong traces
     num_traces: int
     share_right: float
+    median_tokens: float  # of a trace
     rankings: tuple[ScorerRanking, ...]
     comparisons: tuple[ScorerComparison, ...]
     part_gains: tuple[PartGain, ...] = ()
@@ -171,6 +172,7 @@ def compare(
         num_mixed=int(np.isfinite(everything[0].per_problem).sum()),
         num_traces=len(traces),
         share_right=float(data.traces.is_correct[traces].mean()),
+        median_tokens=float(np.median(data.traces.num_tokens[traces])),
         rankings=tuple(found.ranking for found in everything),
         comparisons=tuple(_comparisons(list(measured.values()), baselines)),
         part_gains=tuple(gain for _, gains in parts for gain in gains),
@@ -183,7 +185,7 @@ def trust_of(report: ScorerReport, name: str) -> ScorerTrust | None:
         return None
     ranking = next(ranking for ranking in report.rankings if ranking.name == name)
     auc = tuple(ranking.auc[share].value for share in TRUST_SHARES)
-    return ScorerTrust(auc, report.num_mixed, report.model, report.source, ranking.spread)
+    return ScorerTrust(auc, report.num_mixed, report.model, report.source, ranking.spread, report.median_tokens)
 
 
 def _parts_of(

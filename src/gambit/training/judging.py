@@ -240,7 +240,7 @@ def report_json(report: ScorerReport) -> dict[str, Json]:
     ]
     counts: dict[str, Json] = {
         name: getattr(report, name)
-        for name in ("model", "source", "num_problems", "num_mixed", "num_traces", "share_right")
+        for name in ("model", "source", "num_problems", "num_mixed", "num_traces", "share_right", "median_tokens")
     }
     words: list[Json] = [*conclusions(report)]
     gains: list[Json] = [

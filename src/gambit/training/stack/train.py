@@ -80,7 +80,9 @@ def _trust(data: StackData, header: Header) -> ScorerTrust:
     """By problems that other problems' lines judged."""
     quarters = stack_aucs(data, cross_fitted(data, list(data.features)))
     reached = tuple(float(np.nanmean(each)) for each in quarters)
-    return ScorerTrust(reached, int(np.isfinite(quarters[0]).sum()), header.model, header.source)
+    length = float(np.median(data.data.traces.num_tokens[data.traces]))
+    num_problems = int(np.isfinite(quarters[0]).sum())
+    return ScorerTrust(reached, num_problems, header.model, header.source, median_tokens=length)
 
 
 def _check_enough(data: StackData) -> None:

@@ -286,14 +286,16 @@ class _TrainingRun:
             "watched_auc": [float(np.nanmean(each.aucs)) for each in self._looks], "chosen_look": look,
             "watched_after_problems": [each.num_problems for each in self._looks],
         }  # fmt: skip
+        num_problems = int(np.isfinite(aucs[chosen]).sum())
         metrics = {
             "held_out_auc": float(np.nanmean(aucs[chosen])),
             "auc": {f"{share:g}": auc for share, auc in zip(QUARTERS, reached, strict=True)},
-            "held_out_problems": int(np.isfinite(aucs[chosen]).sum()),
+            "held_out_problems": num_problems,
             "by_aggregation": {str(each): float(np.nanmean(found)) for each, found in aucs.items()},
         }
         header = self._passages.data.header
-        trust = ScorerTrust(reached, int(np.isfinite(aucs[chosen]).sum()), header.model, header.source)
+        length = float(np.median(self._passages.data.traces.num_tokens[self._held_out]))
+        trust = ScorerTrust(reached, num_problems, header.model, header.source, median_tokens=length)
         verifier = self._verifier.with_info(
             aggregation=chosen, calibration=calibration, training=described, metrics=metrics, trust=trust.to_json()
         )
