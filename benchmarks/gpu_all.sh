@@ -126,7 +126,7 @@ verifier() {
   train_verifier --data "$train" $(labels_of "$train") --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split \
     ${START:+--start "$START"} ${VERIFIER:-} &
   if ! grep -q '"layers": *\[\]' "$train/collection.json"; then
-    "$python" -m gambit scorer train --data "$train" --objective ridge $split $(labels_of "$train") --device cpu \
+    "$python" -m gambit scorer train --data "$train" --objective ridge $split $(labels_of "$train") \
       --out "$made/ridge.safetensors" && parts="$made/ridge.safetensors,closeness,support,"
   fi
   wait $! || return

@@ -45,7 +45,10 @@ ORDER = (1, 2, 2, 1)  # engines at work, round by round: what drifts hits both a
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
-    config = EngineConfig(model=options.model, engine=options.engine, device=options.device, scorer=options.scorer)
+    config = EngineConfig(
+        model=options.model, engine=options.engine, device=options.device, scorer=options.scorer,
+        memory_ratio=options.memory_ratio,
+    )  # fmt: skip
     own = key_values(options.engine_option, "--engine-option")
     if options.kv_bytes is not None and check_engine(config) == "vllm":
         own["kv_cache_memory_bytes"] = MemoryPart.parse(options.kv_bytes).bytes_of(0)
@@ -165,6 +168,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=1, help="problems at a time on each engine")
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--kv-bytes", help="memory of each engine's KV cache, such as 20GB (vLLM)")
+    parser.add_argument("--memory-ratio", type=float, default=0.9, help="of the GPU, of both engines together")
     parser.add_argument("--engine-option", action="append", default=[], metavar="KEY=VALUE", help="for vLLM")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=200.0, help="no round is begun that would end later")
