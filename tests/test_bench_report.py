@@ -193,7 +193,7 @@ def test_a_turn_is_what_a_method_searched_in_one_go() -> None:
         for variant, times in began.items()
         for i, when in enumerate(times)
     ]
-    turns = ProblemTable.of(rows, ["sc", "gambit"], [0]).turns()
+    turns = ProblemTable.of(rows, ["sc", "gambit"]).turns()
     assert [turn.tolist() for turn in turns] == [[0, 1], [2, 3], [4]]
 
 
@@ -228,6 +228,16 @@ def test_only_problems_that_all_have_searched_are_compared() -> None:
     summary = summarise(rows, [BenchVariant("sc", "sc", {}), BenchVariant("gambit", "gambit", {})], ["b"], [0], 12)
     assert summary.cell("sc", "b").num_problems == 4 and summary.left_out == {"b": 2}
     assert any("10 of 12 searches" in caution for caution in cautions(summary))
+
+
+def test_a_run_that_was_cut_short_compares_the_seeds_that_all_have_done() -> None:
+    again = two(6, (6, 0), seed=1)
+    rows = [*two(6, (0, 6)), *again[:6], *again[6:8]]  # with the second seed gambit has searched two problems
+    summary = summarise(rows, [BenchVariant("sc", "sc", {}), BenchVariant("gambit", "gambit", {})], ["b"], [0, 1], 24)
+    sc, gambit = (summary.cell(name, "b") for name in ("sc", "gambit"))
+    assert sc.num_problems == gambit.num_problems == 6 and sc.num_rows == gambit.num_rows == 8
+    assert sc.accuracy.value == pytest.approx(2 * 0.5 / 6) and gambit.accuracy.value == pytest.approx((4 + 2 * 0.5) / 6)
+    assert not summary.left_out and any("20 of 24 searches" in caution for caution in cautions(summary))
 
 
 def test_many_methods_are_compared_with_the_baseline_only() -> None:

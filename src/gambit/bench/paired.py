@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ Measure = Callable[[Row], float]
 
 @dataclass(frozen=True, slots=True)
 class ProblemTable:
-    """The rows of one benchmark by variant and problem, complete ones only."""
+    """The rows of one benchmark by variant and problem: of problems, and with seeds, that all variants have."""
 
     problems: tuple[str, ...]
     rows: Mapping[tuple[str, str], list[Row]]
@@ -25,14 +25,16 @@ class ProblemTable:
     num_left_out: int
 
     @classmethod
-    def of(cls, rows: Sequence[Row], variants: Sequence[str], seeds: Sequence[int]) -> ProblemTable:
+    def of(cls, rows: Sequence[Row], variants: Sequence[str]) -> ProblemTable:
+        """A run that was cut short compares what it has: each problem with the seeds that every variant has done."""
+        searched = Counter((row.problem, row.seed) for row in rows)
         found: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: row.seed):
-            found[row.variant, row.problem].append(row)
-        everything = sorted({row.problem for row in rows})
-        whole = [name for name in everything if all(len(found[v, name]) == len(seeds) for v in variants)]
+            if searched[row.problem, row.seed] == len(variants):
+                found[row.variant, row.problem].append(row)
+        whole = sorted({problem for _, problem in found})
         draws = resamples(len(whole)) if whole else np.zeros((0, 0), dtype=np.int64)
-        return cls(tuple(whole), found, draws, len(everything) - len(whole))
+        return cls(tuple(whole), found, draws, len({row.problem for row in rows}) - len(whole))
 
     def turns(self) -> list[Indices]:
         """Groups of problems, by index, that some method searched in one turn: their seconds are not independent."""

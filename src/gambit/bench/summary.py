@@ -141,7 +141,7 @@ class BenchSummary:
     num_rows: int
     num_expected: int
     num_failed: int
-    left_out: Mapping[str, int]  # problems of a benchmark that not every variant has searched with every seed
+    left_out: Mapping[str, int]  # problems of a benchmark that no seed has been through with every variant
     sweep: tuple[SweepPoint, ...] = ()
     swept: tuple[str, ...] = ()  # labels of variants that belong to a sweep
 
@@ -160,7 +160,7 @@ def summarise(
     kept = list(rows)
     variants = [method.label for method in methods]
     baseline = "sc" if "sc" in variants else variants[0]
-    tables = {name: ProblemTable.of([r for r in kept if r.benchmark == name], variants, seeds) for name in benchmarks}
+    tables = {name: ProblemTable.of([r for r in kept if r.benchmark == name], variants) for name in benchmarks}
     tables = {name: table for name, table in tables.items() if table.problems}
     cells = [
         _cell(table, variant, name, baseline, turns)

@@ -103,7 +103,7 @@ def cautions(summary: BenchSummary) -> list[str]:
     if summary.num_rows < summary.num_expected:
         found.append(f"The run is incomplete: {summary.num_rows:,} of {summary.num_expected:,} searches are done.")
     for name, count in summary.left_out.items():
-        found.append(f"{count} problems of {name} are left out: not every method has searched them with every seed.")
+        found.append(f"{count} problems of {name} are left out: not every method has searched them with the same seed.")
     if summary.num_failed:
         found.append(f"{summary.num_failed} searches failed; they count as wrong, and their cost is left out.")
     found += [_early_caution(c, c.warmup, summary) for c in summary.cells if c.warmup and c.warmup.share > MOST_EARLY]
