@@ -141,7 +141,7 @@ def _cells(summary: BenchSummary, title: str, note: str, columns: Sequence[Colum
 
 def _main(summary: BenchSummary) -> Table:
     base = summary.baseline
-    seeds = "one seed" if len(summary.seeds) == 1 else f"{len(summary.seeds)} seeds averaged inside each problem"
+    seeds = "one seed" if len(summary.seeds) == 1 else "seeds averaged inside each problem"
     return _cells(
         summary, "Accuracy and tokens",
         f"In brackets 95 % bootstrap intervals over problems, {seeds} (exact binomial ones where all problems agree); "

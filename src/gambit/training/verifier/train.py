@@ -19,7 +19,7 @@ from gambit.engines.local.model import pick_device
 from gambit.models import files as models
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Verifier
-from gambit.training.dataset import Part
+from gambit.training.dataset import Division, Part
 from gambit.training.fit import Say, parts_of
 from gambit.training.logistic import calibrating_line
 from gambit.training.ranking import QUARTERS, Floats, Ints
@@ -293,14 +293,28 @@ class _TrainingRun:
             "held_out_problems": num_problems,
             "by_aggregation": {str(each): float(np.nanmean(found)) for each, found in aucs.items()},
         }
-        header = self._passages.data.header
-        length = float(np.median(self._passages.data.traces.num_tokens[self._held_out]))
-        trust = ScorerTrust(reached, num_problems, header.model, header.source, median_tokens=length)
+        trust = self._trust(plan.division, quarters, chosen).to_json()
         verifier = self._verifier.with_info(
-            aggregation=chosen, calibration=calibration, training=described, metrics=metrics, trust=trust.to_json()
+            aggregation=chosen, calibration=calibration, training=described, metrics=metrics, trust=trust
         )
         verifier.network.eval()
         return TrainedVerifier(verifier, aucs[chosen], reached, seconds, speed)
+
+    def _trust(self, division: Division, chosen_by: list[Floats], aggregation: Aggregation) -> ScorerTrust:
+        """By the problems kept for testing: those that the verifier was chosen by flatter it.
+
+        `chosen_by`: how it ranks the latter, which must do where no problem was kept that says anything.
+        """
+        data = self._passages.data
+        traces, quarters = self._held_out, chosen_by
+        if len(kept := data.of_part(division, Part.TEST)):
+            found = quarter_aucs(self._read(kept), self._passages, kept, aggregation)
+            if np.isfinite(found[0]).any():
+                traces, quarters = kept, found
+        reached = tuple(float(np.nanmean(each)) for each in quarters)
+        length = float(np.median(data.traces.num_tokens[traces]))
+        num_problems = int(np.isfinite(quarters[0]).sum())
+        return ScorerTrust(reached, num_problems, data.header.model, data.header.source, median_tokens=length)
 
 
 def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
