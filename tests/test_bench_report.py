@@ -57,7 +57,7 @@ def test_traces_that_end_within_the_warmup_are_told_with_a_better_one() -> None:
 
     assert not any("warm-up" in caution for caution in found(20)), "half of the traces are longer"
     told = [caution for caution in found(30) if "warm-up" in caution]
-    assert told[1] == ("100% of gambit's traces on c ended within its warm-up of 30 tokens, before a tournament could "
+    assert told[1] == ("100% of gambit's traces on c ended within the warm-up of 30 tokens, before a tournament could "
                        "judge them: give --warmup-tokens 12, half a trace.")  # fmt: skip
 
 

@@ -132,6 +132,18 @@ def test_auto_learns_from_the_runs_so_far(tiny_folder):
     solver.close()
 
 
+def test_who_waits_longer_than_traces_live_is_told_once():
+    """Nothing would branch, and nobody would know why."""
+    puzzle = "a = 5; b = 9; c = a + b; d = c * a; d?"
+    with Solver("pawn", device="cpu", engine="local") as solver:
+        assert not solver.solve(puzzle, SearchConfig(capacity=4)).warnings
+        late = SearchConfig(capacity=4, warmup_tokens=400)
+        with pytest.warns(GambitWarning, match="100% of the traces ended within the warm-up of 400 tokens"):
+            [told] = solver.solve(puzzle, late).warnings
+        assert "before a tournament could judge them: give --warmup-tokens" in told
+        assert not solver.solve(puzzle, late).warnings
+
+
 def test_a_log_is_never_overwritten(solver, tmp_path):
     solver.solve("a=1+2", quick(), out_dir=tmp_path)
     with pytest.raises(UserError, match="never overwritten"):

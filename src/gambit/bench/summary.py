@@ -17,21 +17,13 @@ from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Interval
 from gambit.results.claims import supports_claim
+from gambit.results.early_ends import EarlyEnds
 
 Turns = Sequence[st.Indices]
 
 MOST_FOR_ALL_PAIRS = 6
 FEWEST_TURNS = 6  # with fewer no paired test can reach 0.05, so that nothing is claimed about seconds
 PARTS = ("engine", "scoring", "tree", "scheduling", "other")
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyEnds:
-    """Completed traces that no tournament could judge, because they ended within the warm-up."""
-
-    warmup_tokens: float
-    median_length: float  # of a completed trace, in tokens
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +228,11 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         branched=_average(good, lambda row: row.branched),
         winning_islands=_average([row for row in good if row.answer is not None], lambda row: row.winning_islands),
         pools=tuple(dict.fromkeys(row.pool for row in good if row.pool)),
-        warmup=_early_ends(good),
+        warmup=EarlyEnds.of(
+            (length, row.warmup_tokens) for row in good if row.warmup_tokens for length in row.total_lengths
+        ),
         revotes=_revotes(table, variant),
     )
-
-
-def _early_ends(rows: Sequence[Row]) -> EarlyEnds | None:
-    ended = [(length, row.warmup_tokens) for row in rows if row.warmup_tokens for length in row.total_lengths]
-    if not ended:
-        return None
-    lengths, warmups = np.array(ended).T
-    return EarlyEnds(float(np.median(warmups)), float(np.median(lengths)), float((lengths <= warmups).mean()))
 
 
 def _share_of(part: float, whole: float) -> float | None:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gambit.bench.statistics import Interval
-from gambit.bench.summary import FEWEST_TURNS, PARTS, BenchSummary, Cell, EarlyEnds, MethodComparison
+from gambit.bench.summary import FEWEST_TURNS, PARTS, BenchSummary, Cell, MethodComparison
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 
 MINUS = "−"
 MOST_POOLS = 3  # shown of a method whose searches differ
-MOST_EARLY = 0.5  # share of traces that may end within the warm-up: a search is meant to judge most of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,10 @@ def cautions(summary: BenchSummary) -> list[str]:
         found.append(f"{count} problems of {name} are left out: not every method has searched them with the same seed.")
     if summary.num_failed:
         found.append(f"{summary.num_failed} searches failed; they count as wrong, and their cost is left out.")
-    found += [_early_caution(c, c.warmup, summary) for c in summary.cells if c.warmup and c.warmup.share > MOST_EARLY]
+    found += [
+        c.warmup.sentence(f"{c.variant}'s traces{_where(c.benchmark, summary)}") + "."
+        for c in summary.cells if c.warmup and c.warmup.are_most
+    ]  # fmt: skip
     few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEWEST_PROBLEMS})
     if few:
         found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow; no "
@@ -115,13 +117,6 @@ def cautions(summary: BenchSummary) -> list[str]:
         found.append(f"Each method had the machine for fewer than {FEWEST_TURNS} turns: its seconds hold whatever else "
                      "the machine did meanwhile, so that nothing is claimed about them.")  # fmt: skip
     return found
-
-
-def _early_caution(cell: Cell, ended: EarlyEnds, summary: BenchSummary) -> str:
-    where = _where(cell.benchmark, summary)
-    return (f"{ended.share:.0%} of {cell.variant}'s traces{where} ended within its warm-up of "
-            f"{ended.warmup_tokens:,.0f} tokens, before a tournament could judge them: give --warmup-tokens "
-            f"{ended.median_length / 2:.0f}, half a trace.")  # fmt: skip
 
 
 # -- tables ----------------------------------------------------------------------------------------------------

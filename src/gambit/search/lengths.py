@@ -7,7 +7,9 @@ import statistics
 from collections import deque
 
 from gambit.config.presets import ModelDefaults
+from gambit.core.errors import ToldOnce
 from gambit.core.tree import TraceState
+from gambit.results.early_ends import EarlyEnds
 from gambit.results.record import SearchRecord
 
 
@@ -15,14 +17,23 @@ class LengthHistory:
     """Lengths of completed traces and of thoughts in this solver's runs so far, for `preset="auto"`."""
 
     def __init__(self) -> None:
+        self._has_told = False
         self._lengths: deque[int] = deque(maxlen=4096)
         self._thoughts: deque[float] = deque(maxlen=4096)
 
-    def remember(self, record: SearchRecord) -> None:
-        for trace in record.tree.in_state(TraceState.FINISHED):
+    def remember(self, record: SearchRecord) -> tuple[str, ...]:
+        """Gives what there is to tell about them, once: that they are too short for the search's warm-up."""
+        finished = list(record.tree.in_state(TraceState.FINISHED))
+        for trace in finished:
             self._lengths.append(trace.num_tokens)
             if trace.score.count:
                 self._thoughts.append(trace.boundary_tokens / trace.score.count)
+        pool = record.pool
+        ended = EarlyEnds.of((trace.num_tokens, pool.warmup_tokens) for trace in finished) if pool else None
+        if self._has_told or ended is None or not ended.are_most:
+            return ()
+        self._has_told = True
+        return ToldOnce().tell([ended.sentence("the traces")])
 
     def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
         if not self._lengths:

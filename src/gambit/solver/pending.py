@@ -158,9 +158,10 @@ class PendingSearch:
 
     def _finished(self, result: SearchResult) -> SearchResult:
         assert self.run is not None
+        news = self.run.news
         if not self.request.problem.prefix_tokens:  # the rest of a trace says little about the length of one
-            self.history.remember(self.run.search.record)
-        return self.run.sink.finish(dataclasses.replace(result, warnings=self.run.news))
+            news += self.history.remember(self.run.search.record)
+        return self.run.sink.finish(dataclasses.replace(result, warnings=news))
 
     def _failed(self, error: Exception) -> SearchResult:
         if self.run is not None and self.run.search.result is not None:

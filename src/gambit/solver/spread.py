@@ -149,10 +149,9 @@ class SpreadSolver:
             for engine, settings in zip(self._engines, parts, strict=False)
         ]
         result = run_parts(merged, starts, should_stop)
-        if not request.problem.prefix_tokens:
-            self._history.remember(merged.record)
+        news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.doubt]))
-        return sink.finish(dataclasses.replace(result, warnings=self._told.tell(notes)))
+        return sink.finish(dataclasses.replace(result, warnings=(*self._told.tell(notes), *news)))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         if num_parts == len(self._engines):
