@@ -5,7 +5,7 @@
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
 #     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier verifier_eval curve    # about 6 + 6 + 1 + 6 minutes
-#     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=90112 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
+#     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=45056 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
 #     … bash benchmarks/gpu_all.sh collect values state_values                            # about 7 + 7 + 2 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
@@ -191,8 +191,8 @@ report() {
 }
 
 # Sampling against the search by what `verifier` made (or JUDGE, such as prm:gambit:DIR); LIMIT problems of each kind. With
-# ROOM a KV cache of so many tokens on all engines together, in a folder of its own: a quarter of C × concurrency × a plain
-# trace's length is 90,112 for 32 pools of 32 traces of 350 tokens.
+# ROOM a KV cache of so many tokens on each engine, in a folder of its own: a quarter of C × concurrency × a plain trace's
+# length is 45,056 for 32 pools of 16 traces of 350 tokens.
 verifier_bench() {
   local name="verifier_bench${ROOM:+_$ROOM}"
   in_shards "$name" verifier_bench_shard "$name"
@@ -204,13 +204,13 @@ verifier_bench() {
 }
 
 verifier_bench_shard() {
-  local name=$1 folder="$OUT/$1" room=$((${ROOM:-1179648} / shards))
+  local name=$1 folder="$OUT/$1" room=${ROOM:-589824}
   shift
   [ "$shards" -eq 1 ] || folder="$OUT/$name-${2%/*}"
   timeout --signal INT --kill-after 25 "${BENCH_SECONDS:-420}" \
     "$python" -m gambit bench --recipe benchmarks/llm_verifier.yaml --model "$MODEL" --no-report --out "$folder" \
-    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-300}" --concurrency $((32 / shards)) \
-    --kv-budget-tokens "$room" --engine-option max_num_seqs="$rows" --memory-ratio 0.25 \
+    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-300}" \
+    --kv-budget-tokens "$room" --engine-option max_num_seqs="$rows" \
     --engine-option kv_cache_memory_bytes=$((room * ${KV_TOKEN_BYTES:-32768})) \
     --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" ${BENCH:-} "$@"
 }
