@@ -28,6 +28,7 @@ rows=$((${ROWS:-1024} / shards))
 kv_bytes=$((${KV_BYTES:-2 ** 35} / shards))
 architectures=${ARCHITECTURES:-mlp,mlp+confidence,sequence}
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0
+unset PYTHONDONTWRITEBYTECODE  # or every process compiles vLLM's thousands of modules anew, for half a minute each
 mkdir -p "$OUT/results"
 
 check() {
