@@ -269,6 +269,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict[str, object]], l
     monkeypatch.setattr(worker, "_limit", lambda name, value: limits.append((name, value)))
     monkeypatch.setattr(worker, "serve", lambda requests, out: served.append((requests, out)))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setattr(worker.logging, "disable", lambda level: None)  # it would silence the tests after this one
     worker.main()
     return [json.loads(line) for line in replies.getvalue().splitlines()], limits, served
 

@@ -13,7 +13,9 @@ def read_object(path: Path, what: str, fix: str) -> dict[str, Any]:
     """`what` the file should be, and how to mend it, for whoever has another one there."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({reason_of(error)}): {fix}") from error
+    except ValueError as error:
         raise UserError(f"{path} is not {what}: {reason_of(error)}; {fix}") from error
     return object_in(text, str(path), what, fix)
 
