@@ -73,7 +73,7 @@ def plan_of(options: argparse.Namespace) -> CollectPlan:
         search=SearchConfig(seed=options.seed, max_new_tokens=options.max_new_tokens, **sampling),
         traces_per_problem=options.traces,
         traces_at_once=options.traces_at_once,
-        layers=tuple(int(layer) for layer in options.layers.split(",")),
+        layers=() if options.layers == "none" else tuple(int(layer) for layer in options.layers.split(",")),
         positions=tuple(StatePosition) if options.position == "auto" else (StatePosition(options.position),),
         with_confidence=not options.no_confidence,
         batch_tokens=options.batch_tokens,
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--memory-ratio", type=float, default=0.5)
     parser.add_argument("--batch-tokens", type=int)
-    parser.add_argument("--layers", default="-1")
+    parser.add_argument("--layers", default="-1", help="whose states are stored, as in 14,20,-1; none: for a verifier")
     parser.add_argument("--position", default="boundary", choices=["before", "boundary", "auto"])
     parser.add_argument("--no-confidence", action="store_true")
     parser.add_argument("--graders", type=int, default=6)
