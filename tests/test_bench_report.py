@@ -1,6 +1,7 @@
 """Reports from made-up rows: what is claimed and what is not, the tables, the page; and the bar of a running bench."""
 
 import dataclasses
+import itertools
 import re
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -195,6 +196,17 @@ def test_a_turn_is_what_a_method_searched_in_one_go() -> None:
     ]
     turns = ProblemTable.of(rows, ["sc", "gambit"]).turns()
     assert [turn.tolist() for turn in turns] == [[0, 1], [2, 3], [4]]
+
+
+def test_blocks_that_a_method_goes_through_without_a_break_are_turns_of_their_own() -> None:
+    """As two methods do that take turns in changing order, and with two seeds."""
+    rows, clock = [], itertools.count()
+    for seed, block in itertools.product((0, 1), range(4)):
+        methods = ("sc", "gambit") if block % 2 == 0 else ("gambit", "sc")
+        for variant, problem in itertools.product(methods, (2 * block, 2 * block + 1)):
+            rows.append(row(variant, problem, True, seed=seed, began=float(next(clock))))
+    turns = ProblemTable.of(rows, ["sc", "gambit"]).turns()
+    assert [turn.tolist() for turn in turns] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_failures_count_as_wrong_and_cost_nothing() -> None:

@@ -37,13 +37,19 @@ class ProblemTable:
         return cls(tuple(whole), found, draws, len({row.problem for row in rows}) - len(whole))
 
     def turns(self) -> list[Indices]:
-        """Groups of problems, by index, that some method searched in one turn: their seconds are not independent."""
-        turn_of = {name: {place} for place, name in enumerate(self.problems)}
-        for names in self._searched_in_one_go():
-            places = set().union(*(turn_of[name] for name in names))
-            turn_of |= {self.problems[place]: places for place in places}
-        distinct = {id(places): places for places in turn_of.values()}
-        return [np.array(sorted(places)) for places in distinct.values()]
+        """Blocks of problems, by index, that ran side by side with every method: their seconds are not independent.
+
+        The order of methods changes from block to block, so that one may go through two blocks without a break; the
+        others tell them apart.
+        """
+        goes: dict[str, list[int]] = defaultdict(list)
+        for number, names in enumerate(self._searched_in_one_go()):
+            for name in names:
+                goes[name].append(number)
+        blocks: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for place, name in enumerate(self.problems):
+            blocks[tuple(goes[name])].append(place)
+        return [np.array(block) for block in blocks.values()]
 
     def _searched_in_one_go(self) -> Iterator[list[str]]:
         whole = set(self.problems)
