@@ -11,6 +11,7 @@ from gambit.core.errors import UserError
 from gambit.core.tree import TraceState, TraceTree
 from gambit.core.types import Aggregation, StopReason
 from gambit.results.ballots import ballots_of, count_votes
+from gambit.results.early_ends import EarlyEnds
 from gambit.results.html import result_html
 from gambit.results.outline import TraceOutline, outline_of
 from gambit.results.sharing import NOTHING_READ, SearchSharing, sharing_of
@@ -291,6 +292,15 @@ class SearchRecord:
     def pool(self) -> PoolShape | None:
         planned = PoolShape.of(self.started.settings)
         return None if planned is None else planned.after(self.split)
+
+    @property
+    def early_ends(self) -> EarlyEnds | None:
+        """Traces that ended before tournaments began; None where there are none, or no room for any trace to go on."""
+        pool, most = self.pool, self.started.settings.get("max_new_tokens")
+        if pool is None or (isinstance(most, int) and pool.warmup_tokens >= most):
+            return None
+        finished = self.tree.in_state(TraceState.FINISHED)
+        return EarlyEnds.of((trace.num_tokens, pool.warmup_tokens) for trace in finished)
 
     def result(self, vote: VoteResult) -> SearchResult:
         """The result; a log that was cut short counts as a failed run with the votes it has."""

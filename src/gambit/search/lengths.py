@@ -9,7 +9,6 @@ from collections import deque
 from gambit.config.presets import ModelDefaults
 from gambit.core.errors import ToldOnce
 from gambit.core.tree import TraceState
-from gambit.results.early_ends import EarlyEnds
 from gambit.results.record import SearchRecord
 
 
@@ -23,13 +22,11 @@ class LengthHistory:
 
     def remember(self, record: SearchRecord) -> tuple[str, ...]:
         """Gives what there is to tell about them, once: that they are too short for the search's warm-up."""
-        finished = list(record.tree.in_state(TraceState.FINISHED))
-        for trace in finished:
+        for trace in record.tree.in_state(TraceState.FINISHED):
             self._lengths.append(trace.num_tokens)
             if trace.score.count:
                 self._thoughts.append(trace.boundary_tokens / trace.score.count)
-        pool = record.pool
-        ended = EarlyEnds.of((trace.num_tokens, pool.warmup_tokens) for trace in finished) if pool else None
+        ended = record.early_ends
         if self._has_told or ended is None or not ended.are_most:
             return ()
         self._has_told = True
