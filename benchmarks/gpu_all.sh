@@ -115,14 +115,15 @@ labels_of() {
 }
 
 # A verifier on the generator's weights, a state scorer beside it where the collection holds states, and both as one, which
-# `verifier_eval` judges on problems none of them has seen. START goes on from an adapter; its split must hold out no more than it did then.
+# `verifier_eval` judges on problems none of them has seen. START goes on from an adapter; its split must hold out no more
+# than it did then.
 # The stack needs many problems: with 71 mixed ones its cross-fitted AUC is known to 0.05 only, and its weights no better.
 # 60 k tokens/s are trained on an H200: an epoch over 1,253 problems × 8 takes 50 s, over all 2,000 90 s; VERIFIER_SECONDS
 # bounds it. How far a search trusts either follows from held-out training problems: nothing of math500_dev, on which
 # searches are judged, is written into them. The stack holds a copy of its parts: it is all that is to be kept. The merged
 # model, for whoever serves it, is as large as the generator and stays outside of OUT/results.
 verifier() {
-  local data="$OUT/scorers/data" made="$OUT/verifier" split="${SPLIT:---validation 0.06 --test 0.14}" train parts=
+  local made="$OUT/verifier" split="${SPLIT:---validation 0.06 --test 0.14}" train parts=
   collect || return
   train=$(training_data)
   mkdir -p "$made"

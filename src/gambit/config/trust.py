@@ -60,7 +60,7 @@ class ScorerTrust:
             raise ValueError(f"trust = {raw!r} is no object with an auc by share")
         auc = tuple(_checked_auc(found[f"{share:g}"]) for share in SHARES)
         about = _text(raw.get("base_model")), _text(raw.get("source"))
-        length = None if (found := raw.get("median_tokens")) is None else _checked_length(found)
+        length = None if (tokens := raw.get("median_tokens")) is None else _checked_length(tokens)
         return cls(auc, int(_number(raw["problems"])), *about, _checked_spread(raw.get("spread")), length)
 
 
