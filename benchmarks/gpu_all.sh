@@ -5,6 +5,7 @@
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
 #     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier verifier_eval curve    # about 6 + 6 + 1 + 6 minutes
+#     … bash benchmarks/gpu_all.sh settings    # which islands, swaps and warm-up; about 4 minutes
 #     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=45056 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
 #     … bash benchmarks/gpu_all.sh collect values state_values                            # about 7 + 7 + 2 minutes
 #
@@ -50,6 +51,7 @@ speed() {
 # loaded a second time to compute them. What is there already is kept; COLLECTED=DIR takes the collections (train, test)
 # from an earlier run.
 collect() {
+  divide || return
   if [ -n "${COLLECTED:-}" ]; then mkdir -p "$OUT/scorers" && ln -sfn "$COLLECTED" "$OUT/scorers/data"; fi
   if [ -f "$OUT/scorers/data/train/collection.json" ]; then return; fi
   in_shards collect scorer_recipe --out "$OUT/scorers" --only collect || return
@@ -59,6 +61,12 @@ collect() {
       rm -r "$OUT/scorers/data/$part"-*
     done
   fi
+}
+
+# Every twelfth training problem is kept apart, for nothing but the choice of a search's settings.
+divide() {
+  awk 'NR % 12 != 6' "$DATA/math_train.jsonl" > "$OUT/math_fit.jsonl" &&
+    awk 'NR % 12 == 6' "$DATA/math_train.jsonl" > "$OUT/math_held.jsonl"
 }
 
 # The bench does not wait for the sequence scorer, which is fitted beside its start.
@@ -74,7 +82,7 @@ scorers() {
 }
 
 scorer_recipe() {
-  "$python" benchmarks/scorer_recipe.py --model "$MODEL" --train "$DATA/math_train.jsonl" \
+  "$python" benchmarks/scorer_recipe.py --model "$MODEL" --train "$OUT/math_fit.jsonl" \
     --test "$DATA/math500_dev.jsonl" --max-new-tokens 1024 --temperature 0.8 --train-problems 2000 --layers "${LAYERS:-14,20,-1}" \
     --seconds 200 --memory-ratio "$(share 0.4)" --traces-at-once "$rows" --batch-tokens 32768 --graders 3 \
     --engine-options "{\"own_process\": true, \"max_model_len\": 2048, \"kv_cache_memory_bytes\": $kv_bytes}" \
@@ -97,7 +105,7 @@ values() {
 
 values_shard() {
   timeout --signal INT --kill-after 25 "${VALUES_SECONDS:-360}" \
-    "$python" -m gambit scorer collect --problems "$DATA/math_train.jsonl" --model "$MODEL" --engine vllm \
+    "$python" -m gambit scorer collect --problems "$OUT/math_fit.jsonl" --model "$MODEL" --engine vllm \
     --out "$OUT/scorers/data/train-${2%/*}" --traces 8 --layers "${LAYERS:-none}" --state-position boundary \
     --rollouts "${ROLLOUTS:-4}" --mixed-only --max-new-tokens 1024 --temperature 0.8 --top-p 1 --top-k 0 \
     --traces-at-once "$rows" --memory-ratio "$(share 0.4)" --graders 3 --engine-option own_process=true \
@@ -123,19 +131,33 @@ labels_of() {
 # searches are judged, is written into them. The stack holds a copy of its parts: it is all that is to be kept. The merged
 # model, for whoever serves it, is as large as the generator and stays outside of OUT/results.
 verifier() {
-  local made="$OUT/verifier" split="${SPLIT:---validation 0.06 --test 0.14}" train parts=
+  lora && stack
+}
+
+lora() {
+  local made="$OUT/verifier" split="${SPLIT:---validation 0.06 --test 0.14}" train
   collect || return
   train=$(training_data)
   mkdir -p "$made"
   train_verifier --data "$train" $(labels_of "$train") --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split \
     ${START:+--start "$START"} ${VERIFIER:-} &
-  if ! grep -q '"layers": *\[\]' "$train/collection.json"; then
+  if has_states "$train"; then
     "$python" -m gambit scorer train --data "$train" --objective ridge $split $(labels_of "$train") \
-      --out "$made/ridge.safetensors" && parts="$made/ridge.safetensors,closeness,support,"
+      --out "$made/ridge.safetensors"
   fi
-  wait $! || return
+  wait $!
+}
+
+stack() {
+  local made="$OUT/verifier" train parts=
+  train=$(training_data)
+  if [ -f "$made/ridge.safetensors" ]; then parts="$made/ridge.safetensors,closeness,support,"; fi
   "$python" -m gambit scorer train --architecture stack --data "$train" --model "$MODEL" --out "$OUT/results/stack" \
     --parts "$parts$made/lora,confidence,agreement"
+}
+
+has_states() {
+  ! grep -q '"layers": *\[\]' "$1/collection.json"
 }
 
 verifier_eval() {
@@ -196,10 +218,20 @@ report() {
 
 # Sampling against the search by what `verifier` made (or JUDGE, such as prm:gambit:DIR); LIMIT problems of each kind. With
 # ROOM a KV cache of so many tokens on each engine, in a folder of its own: a quarter of C × concurrency × a plain trace's
-# length is 45,056 for 32 pools of 16 traces of 350 tokens.
+# length is 45,056 for 32 pools of 16 traces of 350 tokens. AMPLE is the room without it.
 verifier_bench() {
-  local name="verifier_bench${ROOM:+_$ROOM}"
-  in_shards "$name" verifier_bench_shard "$name"
+  judged_bench "verifier_bench${ROOM:+_$ROOM}" llm_verifier "${ROOM:-${AMPLE:-589824}}" "$DATA/math500_dev.jsonl" "$DATA/gsm8k_dev.jsonl"
+}
+
+# The same with several islands, swaps and warm-ups, on training problems that no judge was fitted to.
+settings() {
+  judged_bench settings llm_settings "${AMPLE:-589824}" "$OUT/math_held.jsonl"
+}
+
+# judged_bench NAME RECIPE ROOM FILE…
+judged_bench() {
+  local name=$1
+  in_shards "$name" judged_shard "$@"
   if [ "$shards" -gt 1 ]; then
     "$python" -m gambit merge "$OUT/$name"-? --out "$OUT/$name" || return
   fi
@@ -207,16 +239,17 @@ verifier_bench() {
   mkdir -p "$OUT/results/$name" && cp -r "$OUT/$name"/report.* "$OUT/results/$name/"
 }
 
-verifier_bench_shard() {
-  local name=$1 folder="$OUT/$1" room=${ROOM:-589824}
-  shift
+judged_shard() {
+  local name=$1 recipe=$2 room=$3 folder="$OUT/$1" problems=()
+  shift 3
+  while [ "$1" != --shard ]; do problems+=(--benchmark "$1"); shift; done
   [ "$shards" -eq 1 ] || folder="$OUT/$name-${2%/*}"
   timeout --signal INT --kill-after 25 "${BENCH_SECONDS:-420}" \
-    "$python" -m gambit bench --recipe benchmarks/llm_verifier.yaml --model "$MODEL" --no-report --out "$folder" \
+    "$python" -m gambit bench --recipe "benchmarks/$recipe.yaml" --model "$MODEL" --no-report --out "$folder" \
     --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-300}" \
     --kv-budget-tokens "$room" --engine-option max_num_seqs="$rows" \
     --engine-option kv_cache_memory_bytes=$((room * ${KV_TOKEN_BYTES:-32768})) \
-    --benchmark "$DATA/math500_dev.jsonl" --benchmark "$DATA/gsm8k_dev.jsonl" ${BENCH:-} "$@"
+    "${problems[@]}" ${BENCH:-} "$@"
 }
 
 # What a perfect judge of prefixes would bring: PROBLEMS (a .jsonl) cut at 25, 50 and 75 %, 8 rollouts each.
