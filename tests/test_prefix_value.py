@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from gambit.bench.prefix_judges import VerifierJudge
 from gambit.bench.prefix_report import cautions, findings, write_prefix_report
 from gambit.bench.prefix_statistics import (
     NO_ANSWER,
@@ -21,8 +23,12 @@ from gambit.bench.prefix_statistics import (
 )
 from gambit.bench.prefix_value import PLAN_FILE, PrefixPlan, PrefixSummary, answer_classes
 from gambit.cli.app import app
+from gambit.core.types import Aggregation
 from gambit.models.files import locate
-from gambit.training.values import VALUES_FILE, read_values
+from gambit.scorers.verifier.folder import read_info
+from gambit.scorers.verifier.model import Verifier, info_for
+from gambit.training.loading import CollectionReader
+from gambit.training.values import VALUES_FILE, read_texts, read_values
 
 # -- statistics --------------------------------------------------------------------------------------------------
 
@@ -203,6 +209,56 @@ def test_a_scorer_of_another_model_is_refused_before_any_trace_is_written(comman
     said = " ".join(output.split())
     assert code == 2 and "made for hidden states of 256 numbers" in said and "name one that was trained for" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def verifier_folder(tiny_folder, tmp_path_factory):
+    """A verifier with random weights that say something."""
+    made = Verifier.fresh(str(tiny_folder), info_for(str(tiny_folder), rank=2), torch.device("cpu"))
+    torch.manual_seed(0)
+    torch.nn.init.normal_(made.head.weight)
+    out = tmp_path_factory.mktemp("verifiers") / "reads"
+    made.save(out)
+    return out
+
+
+def test_a_verifier_judges_prefixes_by_reading_them(command, folder, verifier_folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    code, output = invoke(*command, "--scorer", f"prm:gambit:{verifier_folder}", "--json", "--out", tmp_path / "run")
+    assert code == 0, output
+    judges = json.loads(output)["cuts"][1]["judges"]
+    assert [judge["name"] for judge in judges] == ["rollouts", "confidence", "constant", "reads"]
+    assert judges[3]["auc"]["value"] != 0.5
+
+
+@pytest.mark.parametrize("aggregation", list(Aggregation))
+def test_a_prefix_is_judged_as_if_nothing_came_after_it(folder, tiny_folder, verifier_folder, aggregation):
+    info = read_info(verifier_folder).model_copy(update={"aggregation": aggregation})
+    texts, passages = read_texts(folder), CollectionReader(folder).passages
+    after = VerifierJudge(verifier_folder, info, str(tiny_folder)).after(folder, texts, torch.device("cpu"))
+    verifier = Verifier.load(verifier_folder, torch.device("cpu"), str(tiny_folder))
+    number, text = next((i, text) for i, text in enumerate(texts) if len(text.inner_ends) >= 3)
+    prompt = passages.prompts[passages.data.traces.problem_of[number]].tolist()
+
+    def read(end):
+        """A pass of its own over no more than the prefix."""
+        tokens = torch.tensor([prompt + text.tokens[:end].tolist()])
+        with torch.inference_mode():
+            return float(verifier.head(verifier.network(tokens).last_hidden_state[0, -1].float()))
+
+    each = [read(end) for end in text.step_ends[:3]]
+    assert after(text, 3) == pytest.approx(each[2] if aggregation is Aggregation.LAST else np.mean(each), abs=1e-4)
+
+
+def test_who_cannot_judge_prefixes_is_told_why(command, tmp_path):
+    (tmp_path / "stack").mkdir()
+    (tmp_path / "stack" / "stack.json").write_text("{}")
+    for name, words in [
+        (tmp_path / "stack", "a stack looks at a whole pool"),
+        ("prm:Qwen/Qwen2.5-Math-PRM-7B", "is no folder that `gambit scorer train --architecture verifier` wrote"),
+    ]:
+        code, output = invoke(*command, "--scorer", name, "--out", tmp_path / "run")
+        assert code == 2 and words in " ".join(output.split()) and not (tmp_path / "run").exists(), output
 
 
 def test_a_report_without_matplotlib_says_so(folder, tmp_path, monkeypatch):

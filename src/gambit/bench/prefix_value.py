@@ -19,23 +19,20 @@ import numpy as np
 
 from gambit.bench.datasets import Benchmark, digest
 from gambit.bench.folder import BenchmarkInfo, add_environment, differences
+from gambit.bench.prefix_judges import PrefixJudge, StepScores
 from gambit.bench.prefix_statistics import NO_ANSWER, RIGHT, CutProblem, CutSummary, summarise_cut
 from gambit.bench.stamp import identity_of, stamp
 from gambit.core.errors import UserError
 from gambit.core.events import Json
 from gambit.core.problem import Problem
-from gambit.core.types import Aggregation, StatePosition
 from gambit.engines.local.model import pick_device
-from gambit.scorers.base import Scorer
 from gambit.storage.json_file import read_object
 from gambit.storage.lines import write_whole
 from gambit.storage.problems import check_not_empty, shard_of
 from gambit.text.answers import Grader, canonical
 from gambit.training.collect import Collector, CollectPlan
-from gambit.training.dataset import load_dataset
 from gambit.training.ranking import Floats, Ints
 from gambit.training.sampling import Task
-from gambit.training.scoring import step_scores
 from gambit.training.storage import HEADER_FILE, ProblemRecord, read_header, read_index
 from gambit.training.values import (
     PrefixKey,
@@ -153,11 +150,11 @@ def run(
     return report
 
 
-def layers_for(folder: Path, scorers: Iterable[Scorer]) -> tuple[int, ...]:
-    """Whose states are stored: those of the collection that was begun, or what the scorers read."""
+def layers_for(folder: Path, judges: Iterable[PrefixJudge]) -> tuple[int, ...]:
+    """Whose states are stored: those of the collection that was begun, or what the judges read."""
     if (folder / HEADER_FILE).is_file():
         return read_header(folder).layers
-    return tuple(dict.fromkeys((-1, *(layer for scorer in scorers for layer in scorer.info.layers))))
+    return tuple(dict.fromkeys((-1, *(layer for judge in judges for layer in judge.layers))))
 
 
 # -- the figures -------------------------------------------------------------------------------------------------
@@ -179,13 +176,13 @@ class PrefixSummary:
 
 
 def summarise(
-    folder: Path, plan: PrefixPlan, scorers: Mapping[str, Scorer], keep: int, device: str = "auto"
+    folder: Path, plan: PrefixPlan, judges: Mapping[str, PrefixJudge], keep: int, device: str = "auto"
 ) -> PrefixSummary:
-    """From the folder alone."""
+    """From the folder alone; a verifier loads the model it was trained on."""
     texts = read_texts(folder)
     values = {value.key: value for value in read_values(folder) if len(value.answers) == plan.num_rollouts}
     wanted = [text for text in texts if plan.wants(text.problem)]
-    scores = {name: _scores(folder, scorer, texts, device) for name, scorer in scorers.items()}
+    scores = {name: judge.after(folder, texts, pick_device(device)) for name, judge in judges.items()}
     with Grader() as grader:
         problems = _Problems(_by_problem(wanted), values, scores, keep, grader)
         cuts = [summarise_cut(fraction, found, keep) for fraction in plan.fractions if (found := problems.at(fraction))]
@@ -211,26 +208,6 @@ def _by_problem(texts: Iterable[TraceText]) -> dict[str, list[TraceText]]:
     for text in texts:
         found[text.problem.id].append(text)
     return found
-
-
-StepScores = Callable[[TraceText, int], float]  # a scorer's judgement of a trace after so many thoughts
-
-
-def _scores(folder: Path, scorer: Scorer, texts: Sequence[TraceText], device: str) -> StepScores:
-    """As a search would have had them; the collection's traces come in the order of the texts."""
-    info = scorer.info
-    data = load_dataset(folder, StatePosition(info.state_position), info.layers)
-    found = step_scores(scorer, data, data.all_traces(), pick_device(device))
-    sums = np.concatenate([[0.0], np.cumsum(found)])
-    starts = {text.key(0): int(start) for text, start in zip(texts, data.traces.starts, strict=True)}
-
-    def after(text: TraceText, step: int) -> float:
-        start = starts[text.key(0)]
-        if info.aggregation is Aggregation.LAST:
-            return float(found[start + step - 1])
-        return float(sums[start + step] - sums[start]) / step
-
-    return after
 
 
 @dataclass(frozen=True, slots=True)

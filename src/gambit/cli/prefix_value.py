@@ -18,8 +18,8 @@ from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from gambit.bench.prefix_judges import PrefixJudge
     from gambit.bench.prefix_value import PrefixPlan
-    from gambit.scorers.base import Scorer
     from gambit.training.collect import CollectPlan
     from gambit.training.sampling import Task
 
@@ -123,30 +123,51 @@ def _collecting(
     )  # fmt: skip
 
 
-def _judges(names: list[str] | None, engine: EngineConfig) -> dict[str, Scorer]:
-    """Scorers by what the report calls them."""
+def _judges(names: list[str] | None, engine: EngineConfig) -> dict[str, PrefixJudge]:
+    """By what the report calls them."""
     from gambit.models import files as models
-    from gambit.scorers.choice import load_scorer
-    from gambit.scorers.names import ScorerKind, parse_scorer
 
     source = models.locate(engine.model)
-    size = models.hidden_size_on_disk(source)
     has_own = models.side_file(source, models.SCORER_FILE) is not None
     wanted = names or (["auto", "confidence"] if has_own else ["confidence"])
-    found = {}
+    found: dict[str, PrefixJudge] = {}
     for name in wanted:
-        if (kind := parse_scorer(name).kind) in (ScorerKind.VERIFIER, ScorerKind.STACK):
-            raise UserError(f"--scorer {name}: a {kind} is judged by `gambit scorer eval` on the collection that this "
-                            "command writes; here judges are scorers of states")  # fmt: skip
-        scorer = load_scorer(name, source, engine.model)
-        if size is not None and scorer.info.hidden_size not in (None, size):
-            raise UserError(f"--scorer {name}: made for hidden states of {scorer.info.hidden_size} numbers, and "
-                            f"{engine.model} has {size}: name one that was trained for this model")  # fmt: skip
-        label = f"{scorer.info.architecture} (the model's own)" if name == "auto" else Path(name).stem
+        label, judge = _judge(name, source, engine.model)
         if label in found:
             raise UserError(f"two scorers are called {label!r}: rename a file")
-        found[label] = scorer
+        found[label] = judge
     return found
+
+
+def _judge(name: str, source: str, model: str) -> tuple[str, PrefixJudge]:
+    from gambit.bench.prefix_judges import StateJudge, VerifierJudge
+    from gambit.scorers.choice import load_scorer
+    from gambit.scorers.names import ScorerKind, parse_scorer, verifier_folder
+    from gambit.scorers.verifier.folder import read_info
+    from gambit.scorers.verifier.model import check_installed
+
+    kind = parse_scorer(name).kind
+    if kind is ScorerKind.STACK:
+        raise UserError(f"--scorer {name}: a stack looks at a whole pool, and prefixes are judged one by one: name its "
+                        "parts; `gambit scorer eval` judges it on the collection that this command writes")  # fmt: skip
+    if kind is ScorerKind.VERIFIER:
+        check_installed()  # what is missing is told before anything is sampled
+        folder = verifier_folder(name)
+        info = read_info(folder)
+        _check_size(name, info.hidden_size, source, model)
+        return folder.resolve().name, VerifierJudge(folder, info, model)
+    scorer = load_scorer(name, source, model)
+    _check_size(name, scorer.info.hidden_size, source, model)
+    return f"{scorer.info.architecture} (the model's own)" if name == "auto" else Path(name).stem, StateJudge(scorer)
+
+
+def _check_size(name: str, wanted: int | None, source: str, model: str) -> None:
+    from gambit.models import files as models
+
+    size = models.hidden_size_on_disk(source)
+    if size is not None and wanted not in (None, size):
+        raise UserError(f"--scorer {name}: made for hidden states of {wanted} numbers, and {model} has {size}: name "
+                        "one that was trained for this model")  # fmt: skip
 
 
 def _run(out: Path, plan: PrefixPlan, tasks: list[Task], collecting: CollectPlan, *, is_quiet: bool) -> int:
@@ -170,7 +191,9 @@ def _run(out: Path, plan: PrefixPlan, tasks: list[Task], collecting: CollectPlan
     return stop.exit_code
 
 
-def _report(out: Path, plan: PrefixPlan, judges: Mapping[str, Scorer], keep: int, device: str, *, as_json: bool) -> int:
+def _report(
+    out: Path, plan: PrefixPlan, judges: Mapping[str, PrefixJudge], keep: int, device: str, *, as_json: bool
+) -> int:
     from gambit.bench.prefix_report import write_prefix_report
     from gambit.bench.prefix_value import summarise
 
