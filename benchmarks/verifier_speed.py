@@ -11,7 +11,8 @@ reason, and the rest goes on.
 - train (an H200: about 60 s, `--seconds` bounds it): tokens/s and memory of a step of the optimiser, by what is kept
   for the way back, which attention, how many tokens a pass; where a pass spends its time; then `train_verifier` itself.
 - pooling (about 90 s): a verifier is exported and started on vLLM with its memory in bytes, beside a generating engine;
-  thoughts of 200 traces are read as they would end, the scores compared with transformers', and both run at once.
+  thoughts of 200 traces are read as they would end, the scores compared with transformers', and both run at once. They
+  are two processes: under NVIDIA's MPS (CUDA_MPS_PIPE_DIRECTORY) they share the GPU, without it they take turns.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -464,6 +466,7 @@ def beside(report: Report, reader: Any, model: Path, scale: Scale) -> None:
             "what": "beside", "generated_per_second_alone": [round(each) for each in alone],
             "generated_per_second_beside": [round(each) for each in both],
             "share": round(max(both) / max(alone), 3), "read_per_second": round(reading.tokens / reading.seconds),
+            "with_mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
         })  # fmt: skip
 
 
