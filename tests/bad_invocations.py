@@ -412,7 +412,7 @@ COMMANDS = [
      "'none.safetensors' is no part of a stack"),
     (bench("--scorer", "cut", "--out", "o"), "scorer 'cut': a folder without a verifier or a stack"),
     (bench("--scorer", "stack:cut", "--out", "o"), "cut holds no stack.json"),
-    (("prefix-value", "--benchmark", "pawn", "--out", "o", "--scorer", "prm:cut"), "--scorer prm:cut: a verifier is"),
+    (("prefix-value", "--benchmark", "pawn", "--out", "o", "--scorer", "prm:cut"), "scorer 'prm:cut' is no folder"),
     (("prefix-value", "--benchmark", "pawn", "--out", "o", "--scorer", "stack:cut"), "cut holds no stack.json"),
     (("scorer", "show", "junk.safetensors"), "junk.safetensors"),
     (("scorer", "export", "first", "--out", "cut"), "cut holds something else than an exported verifier: choose"),
