@@ -49,7 +49,7 @@ speed() {
 # What is judged by is collected first, then what is trained on, each until its seconds are up. With states of three layers two
 # engines made 25,000 to 35,000 tokens/s on an H200 that had other work too; LAYERS=none stores none, and the model is not
 # loaded a second time to compute them. What is there already is kept; COLLECTED=DIR takes the collections (train, test)
-# from an earlier run.
+# from an earlier run; if that had all of math_train, `settings` would search problems that the judge was fitted to.
 collect() {
   divide || return
   if [ -n "${COLLECTED:-}" ]; then mkdir -p "$OUT/scorers" && ln -sfn "$COLLECTED" "$OUT/scorers/data"; fi
@@ -89,7 +89,7 @@ scorer_recipe() {
     ${SCORERS:-} "$@"
 }
 
-# The rest of math_train, and values of prefixes as labels: ROLLOUTS continuations from one thought of every trace of a
+# The rest of the training problems, and values of prefixes as labels: ROLLOUTS continuations from one thought of every trace of a
 # problem with right and wrong ones. What is there already is kept; cut short by VALUES_SECONDS, it leaves what it has.
 # LAYERS must be those of the collection: none for one without states, which is all that a verifier needs. Four engines
 # generate about 32 k tokens/s (1.5B, C = 1024): 747 problems × 8 traces × 540 tokens 100 s, 4 rollouts of 270 tokens from
@@ -151,7 +151,7 @@ lora() {
 stack() {
   local made="$OUT/verifier" train parts=
   train=$(training_data)
-  if [ -f "$made/ridge.safetensors" ]; then parts="$made/ridge.safetensors,closeness,support,"; fi
+  if has_states "$train" && [ -f "$made/ridge.safetensors" ]; then parts="$made/ridge.safetensors,closeness,support,"; fi
   "$python" -m gambit scorer train --architecture stack --data "$train" --model "$MODEL" --out "$OUT/results/stack" \
     --parts "$parts$made/lora,confidence,agreement"
 }

@@ -25,7 +25,7 @@ from gambit.bench.prefix_value import PLAN_FILE, PrefixPlan, PrefixSummary, answ
 from gambit.cli.app import app
 from gambit.core.types import Aggregation
 from gambit.models.files import locate
-from gambit.scorers.verifier.folder import read_info
+from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.training.loading import CollectionReader
 from gambit.training.values import VALUES_FILE, read_texts, read_values
@@ -233,9 +233,10 @@ def test_a_verifier_judges_prefixes_by_reading_them(command, folder, verifier_fo
 
 @pytest.mark.parametrize("aggregation", list(Aggregation))
 def test_a_prefix_is_judged_as_if_nothing_came_after_it(folder, tiny_folder, verifier_folder, aggregation):
-    info = read_info(verifier_folder).model_copy(update={"aggregation": aggregation})
+    calibration = Platt(slope=0.3, offset=0.2)
+    info = read_info(verifier_folder).model_copy(update={"aggregation": aggregation, "calibration": calibration})
     texts, passages = read_texts(folder), CollectionReader(folder).passages
-    after = VerifierJudge(verifier_folder, info, str(tiny_folder)).after(folder, texts, torch.device("cpu"))
+    after = VerifierJudge(verifier_folder, info, str(tiny_folder)).judgements(folder, texts, torch.device("cpu"))
     verifier = Verifier.load(verifier_folder, torch.device("cpu"), str(tiny_folder))
     number, text = next((i, text) for i, text in enumerate(texts) if len(text.inner_ends) >= 3)
     prompt = passages.prompts[passages.data.traces.problem_of[number]].tolist()
@@ -244,7 +245,8 @@ def test_a_prefix_is_judged_as_if_nothing_came_after_it(folder, tiny_folder, ver
         """A pass of its own over no more than the prefix."""
         tokens = torch.tensor([prompt + text.tokens[:end].tolist()])
         with torch.inference_mode():
-            return float(verifier.head(verifier.network(tokens).last_hidden_state[0, -1].float()))
+            logit = verifier.head(verifier.network(tokens).last_hidden_state[0, -1].float())
+            return float(torch.sigmoid(0.3 * logit + 0.2))
 
     each = [read(end) for end in text.step_ends[:3]]
     assert after(text, 3) == pytest.approx(each[2] if aggregation is Aggregation.LAST else np.mean(each), abs=1e-4)

@@ -31,8 +31,8 @@ class PrefixJudge(Protocol):
     def layers(self) -> tuple[int, ...]:
         """Whose states it wants."""
 
-    def after(self, folder: Path, texts: Sequence[TraceText], device: torch.device) -> StepScores:
-        """Of a collection's traces, as a search would have had them; `texts`: all of them, in their order."""
+    def judgements(self, folder: Path, texts: Sequence[TraceText], device: torch.device) -> StepScores:
+        """What it says of a collection's traces, as in a search; `texts`: all of them, in the collection's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StateJudge:
     def layers(self) -> tuple[int, ...]:
         return self.scorer.info.layers
 
-    def after(self, folder: Path, texts: Sequence[TraceText], device: torch.device) -> StepScores:
+    def judgements(self, folder: Path, texts: Sequence[TraceText], device: torch.device) -> StepScores:
         info = self.scorer.info
         data = load_dataset(folder, StatePosition(info.state_position), info.layers)
         found = step_scores(self.scorer, data, data.all_traces(), device)
@@ -64,11 +64,12 @@ class VerifierJudge:
     def layers(self) -> tuple[int, ...]:
         return ()
 
-    def after(self, folder: Path, texts: Sequence[TraceText], device: torch.device) -> StepScores:
+    def judgements(self, folder: Path, texts: Sequence[TraceText], device: torch.device) -> StepScores:
         passages = CollectionReader(folder).passages
         verifier = Verifier.load(self.folder, device, self.model)
         read = read_traces(verifier, passages, passages.data.all_traces())
-        return _by_step(read.steps, read.traces, texts, self.info.aggregation)
+        chances = np.array([self.info.calibration.probability(logit) for logit in read.steps.tolist()])
+        return _by_step(chances, read.traces, texts, self.info.aggregation)
 
 
 def _by_step(found: Floats, traces: Traces, texts: Sequence[TraceText], aggregation: Aggregation) -> StepScores:

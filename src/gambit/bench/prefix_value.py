@@ -182,7 +182,7 @@ def summarise(
     texts = read_texts(folder)
     values = {value.key: value for value in read_values(folder) if len(value.answers) == plan.num_rollouts}
     wanted = [text for text in texts if plan.wants(text.problem)]
-    scores = {name: judge.after(folder, texts, pick_device(device)) for name, judge in judges.items()}
+    scores = {name: judge.judgements(folder, texts, pick_device(device)) for name, judge in judges.items()}
     with Grader() as grader:
         problems = _Problems(_by_problem(wanted), values, scores, keep, grader)
         cuts = [summarise_cut(fraction, found, keep) for fraction in plan.fractions if (found := problems.at(fraction))]
