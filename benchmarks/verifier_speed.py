@@ -12,7 +12,9 @@ reason, and the rest goes on.
   for the way back, which attention, how many tokens a pass; where a pass spends its time; then `train_verifier` itself.
 - pooling (about 90 s): a verifier is exported and started on vLLM with its memory in bytes, beside a generating engine;
   thoughts of 200 traces are read as they would end, the scores compared with transformers', and both run at once. They
-  are two processes: under NVIDIA's MPS (CUDA_MPS_PIPE_DIRECTORY) they share the GPU, without it they take turns.
+  are two processes: under NVIDIA's MPS (CUDA_MPS_PIPE_DIRECTORY) they share the GPU, without it they take turns. Each
+  further variant takes 30 s: `--beside 1,1:low,0.4:low,0.4:low:fp8` are the share of the GPU's processors that the
+  verifier may take, whether MPS puts its work behind the engine's, and whether its weights are quantised.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -340,18 +343,55 @@ def pooling_part(args: argparse.Namespace, report: Report, scale: Scale, work: P
         write_model(model, scale)
     merged, verifier = exported(model, work, scale)
     report.put("pooling", {"what": "exported"})
-    began = time.perf_counter()
-    reader = start_reader(merged, model, scale, args)
-    report.put("pooling", {"what": "started", "seconds": round(time.perf_counter() - began, 1), **asdict(reader.info)})
-    with contextlib.closing(reader):
+    first, *others = (Variant.parse(each) for each in args.beside.split(","))
+    with started(report, first, merged, model, scale, args) as reader:
         traces = random_traces(scale)
         scores = report_reading(report, reader, traces)
         with report.going_on("pooling", "comparison"):
             report.put("pooling", compared(verifier, traces, scores))
         del verifier
         free_memory(scale)
-        with report.going_on("pooling", "beside"):
-            beside(report, reader, model, scale)
+        began = time.perf_counter()
+        room = sp.Room(scale.rows * (scale.generated + 256), 2_048, scale.rows, scale.device == "cpu")
+        engine = sp.start_ours(str(model), scale.shape, room)
+        report.put("pooling", {"what": "generating engine started", "seconds": round(time.perf_counter() - began, 1)})
+        generate(engine, scale, 0, 16)
+        report.put("pooling", {**asdict(first), **beside(reader, engine, scale)})
+    with contextlib.closing(engine):
+        for each in others:
+            with report.going_on("pooling", str(each)), started(report, each, merged, model, scale, args) as reader:
+                report_reading(report, reader, traces)
+                report.put("pooling", {**asdict(each), **beside(reader, engine, scale)})
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a verifier shares the GPU with the engine beside it."""
+
+    gpu_share: float
+    has_low_priority: bool
+    is_fp8: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        share, *flags = text.split(":")
+        if set(flags) - {"low", "fp8"}:
+            raise SystemExit(f"--beside {text}: a share, then :low or :fp8")
+        return cls(float(share), "low" in flags, "fp8" in flags)
+
+
+@contextlib.contextmanager
+def started(
+    report: Report, variant: Variant, merged: Path, model: Path, scale: Scale, args: argparse.Namespace
+) -> Iterator[Any]:
+    priority = {"CUDA_MPS_CLIENT_PRIORITY": "1"} if variant.has_low_priority else {}
+    began = time.perf_counter()
+    with mock.patch.dict(os.environ, priority):
+        reader = start_reader(variant, merged, model, scale, args)
+    report.put("pooling", {"what": "started", "seconds": round(time.perf_counter() - began, 1), **asdict(variant),
+                           **asdict(reader.info)})  # fmt: skip
+    with contextlib.closing(reader):
+        yield reader
 
 
 def exported(model: Path, work: Path, scale: Scale) -> tuple[Path, Any]:
@@ -375,13 +415,15 @@ def exported(model: Path, work: Path, scale: Scale) -> tuple[Path, Any]:
     return export(verifier, work / "merged", str(model)), verifier
 
 
-def start_reader(merged: Path, model: Path, scale: Scale, args: argparse.Namespace) -> Any:
+def start_reader(variant: Variant, merged: Path, model: Path, scale: Scale, args: argparse.Namespace) -> Any:
     from gambit.config.options import EngineConfig
     from gambit.engines.vllm.pooling import plan_pooling
     from gambit.scorers.readers.names import parse_reader
 
     options = {"max_model_len": 2_048} | ({} if args.graphs else {"enforce_eager": True})
-    config = EngineConfig(model=str(model), verifier_memory=args.verifier_memory, verifier_options=options)
+    options |= {"quantization": "fp8"} if variant.is_fp8 else {}
+    config = EngineConfig(model=str(model), verifier_memory=args.verifier_memory, verifier_options=options,
+                          verifier_gpu_share=variant.gpu_share)  # fmt: skip
     return plan_pooling(parse_reader(f"prm:gambit:{merged}"), config, scale.device).start()
 
 
@@ -450,24 +492,26 @@ def compared(verifier: Any, traces: list[list[Any]], scores: list[list[float]]) 
     }  # fmt: skip
 
 
-def beside(report: Report, reader: Any, model: Path, scale: Scale) -> None:
-    """Generation alone, and with a verifier that reads as much as is generated."""
-    began = time.perf_counter()
-    room = sp.Room(scale.rows * (scale.generated + 256), 2_048, scale.rows, scale.device == "cpu")
-    engine = sp.start_ours(str(model), scale.shape, room)
-    report.put("pooling", {"what": "generating engine started", "seconds": round(time.perf_counter() - began, 1)})
-    with contextlib.closing(engine):
-        generate(engine, scale, 0, 16)
-        alone = [generate(engine, scale, number, scale.generated) for number in (1, 2)]
-        reading = Reading(reader, scale, max(alone))
+def beside(reader: Any, engine: Any, scale: Scale) -> dict[str, Any]:
+    """Generation alone, and with a verifier that reads as much as is generated.
+
+    Generation is slower beside it, and then there is less to read: the first round finds out how much.
+    """
+    alone = [generate(engine, scale, number, scale.generated) for number in (1, 2)]
+    rate, rounds = max(alone), []
+    for number in (3, 5, 7):
+        reading = Reading(reader, scale, rate)
         with reading:
-            both = [generate(engine, scale, number, scale.generated) for number in (3, 4)]
-        report.put("pooling", {
-            "what": "beside", "generated_per_second_alone": [round(each) for each in alone],
-            "generated_per_second_beside": [round(each) for each in both],
-            "share": round(max(both) / max(alone), 3), "read_per_second": round(reading.tokens / reading.seconds),
-            "with_mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
-        })  # fmt: skip
+            both = [generate(engine, scale, number + i, scale.generated) for i in (0, 1)]
+        rate = max(both)
+        rounds.append({"generated_per_second": [round(each) for each in both],
+                       "read_per_second": round(reading.tokens / reading.seconds)})  # fmt: skip
+    alone += [generate(engine, scale, number, scale.generated) for number in (9, 10)]
+    return {
+        "what": "beside", "generated_per_second_alone": [round(each) for each in alone], "rounds": rounds,
+        "share": round(float(np.mean(rounds[-1]["generated_per_second"]) / np.mean(alone)), 3),
+        "with_mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ,
+    }  # fmt: skip
 
 
 def generate(engine: Any, scale: Scale, number: int, tokens: int) -> float:
@@ -523,6 +567,7 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true", help="also time activations that are computed again")
     parser.add_argument("--graphs", action="store_true", help="the pooling engine compiles and captures CUDA graphs")
     parser.add_argument("--verifier-memory", default="20GB")
+    parser.add_argument("--beside", default="1", help="variants of a verifier beside the engine, as in 1,0.4:low:fp8")
     args = parser.parse_args()
     report, scale = Report(args.out), LITTLE if args.small else LARGE
     work = Path(tempfile.mkdtemp(prefix="verifier-speed-"))

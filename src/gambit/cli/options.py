@@ -49,8 +49,8 @@ PANELS = (
     Panel("Advanced: engine", EngineConfig,
           ("engine_options", "dtype", "kv_budget_tokens", "memory_ratio", "any_weights")),
     Panel("Advanced: verifier", EngineConfig, (
-        "verifier_engine", "verifier_device", "verifier_memory", "verifier_aggregation", "verifier_options",
-        "verifier_lag", "verifier_async", "verifier_optional",
+        "verifier_engine", "verifier_device", "verifier_memory", "verifier_gpu_share", "verifier_aggregation",
+        "verifier_options", "verifier_lag", "verifier_async", "verifier_optional",
     )),
 )  # fmt: skip
 

@@ -202,6 +202,11 @@ class EngineConfig(CheckedModel):
         description="the verifier's part of the device's memory, a share of it or bytes such as 8GB; the "
         "model gets the rest of --memory-ratio",
     )
+    verifier_gpu_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="the most of a GPU's processors that the verifier takes at a time, so that decoding beside it is "
+        "not held up; less than 1 needs NVIDIA's MPS",
+    )
     verifier_aggregation: Aggregation | None = Field(
         None,
         description="how the verifier's scores of thoughts become that of a trace, last or mean; default: as it was "

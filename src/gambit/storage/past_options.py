@@ -51,6 +51,7 @@ IN_0_1_0: Mapping[str, Json] = {
     "verifier_engine": "auto",
     "verifier_device": "auto",
     "verifier_memory": "0.3",
+    "verifier_gpu_share": 1.0,
     "verifier_aggregation": None,
     "verifier_options": {},
     "verifier_lag": 0,

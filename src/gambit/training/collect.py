@@ -221,11 +221,15 @@ class Collector:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         should_stop: Callable[[], bool] = lambda: False,
         chosen: Callable[[ProblemRecord], bool] = lambda problem: True,
+        traces_per_problem: int | None = None,
     ) -> list[PrefixValue]:
-        """Continue collected traces from prefixes that have no value yet, where their problem is `chosen`."""
+        """Continue collected traces from prefixes that have no value yet, where their problem is `chosen`.
+
+        `traces_per_problem`: that were collected, if not the plan's.
+        """
         plan = self._plan
         order = SamplingOrder(plan.search, plan.num_rollouts, plan.traces_at_once)
-        opened_collection(out, self._header(source, plan.traces_per_problem))
+        opened_collection(out, self._header(source, traces_per_problem or plan.traces_per_problem))
         with Grading(plan.search.answer, plan.num_graders) as grading:
             run = ValueRun(self._engines.roller, out, order, grading, refused, on_progress, should_stop)
             return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)

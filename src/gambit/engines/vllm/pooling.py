@@ -26,6 +26,7 @@ from gambit.scorers.verifier.folder import is_verifier
 
 CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
 ACTIVATION_BYTES = 2 << 30  # of a pass over as many tokens as vLLM takes at a time
+MPS_FOLDER = "/tmp/nvidia-mps"  # where its daemon listens unless CUDA_MPS_PIPE_DIRECTORY says otherwise
 CLOSE_SECONDS = 10  # after which a process that was asked to end is killed
 SERVER = "from gambit.engines.vllm.pooling_process import main; main()"
 
@@ -113,7 +114,7 @@ class PoolingPlan:
 
     def start(self) -> PoolingReader:
         try:
-            process = ServerProcess(self._setup(), _environment(self.device))
+            process = ServerProcess(self._setup(), environment_for(self.device, self.config.verifier_gpu_share))
         except EngineError as error:
             raise EngineError(f"the verifier {self.name.model} does not start on vLLM: {error} (its part of the memory "
                               f"is --verifier-memory {self.config.verifier_memory})") from error  # fmt: skip
@@ -130,6 +131,8 @@ def plan_pooling(name: ReaderName, config: EngineConfig, device: str) -> Pooling
     """A verifier of one's own is merged with its generator's weights, if it was not yet; `device` as torch calls it."""
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --verifier-engine local")
+    if config.verifier_gpu_share < 1:
+        check_shared_gpu(device)
     folder = model_folder(name)
     if is_verifier(folder):
         folder = merged_folder(folder, config.model)
@@ -159,9 +162,21 @@ def memory_options(config: EngineConfig, total: int, weights: int) -> dict[str, 
     return {**options, "kv_cache_memory_bytes": left}
 
 
-def _environment(device: str) -> dict[str, str]:
-    """For the new process; what the user has set stays, but for the device."""
+def check_shared_gpu(device: str) -> None:
+    """Without MPS two processes take turns on a GPU, each with all of it: a share would be ignored in silence."""
+    if not device.startswith("cuda"):
+        raise UserError(f"--verifier-gpu-share is of a GPU, and the verifier runs on {device}: leave it out")
+    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_FOLDER)) / "control"
+    if not pipe.exists():
+        raise UserError("--verifier-gpu-share needs NVIDIA's MPS, and none runs here: start it with "
+                        "`nvidia-cuda-mps-control -d`, or leave the option out")  # fmt: skip
+
+
+def environment_for(device: str, gpu_share: float = 1.0) -> dict[str, str]:
+    """For the new process; what the user has set stays, but for the device and its share."""
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    if gpu_share < 1:
+        wanted["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * gpu_share:g}"
     for key, value in (("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("TQDM_DISABLE", "1")):
         wanted[key] = os.environ.get(key, value)
     _, _, number = device.partition(":")

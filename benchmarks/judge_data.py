@@ -1,0 +1,128 @@
+"""Everything that judges are trained, chosen and judged on, with one start of an engine.
+
+    python benchmarks/judge_data.py --model DIR --train fit.jsonl --held held.jsonl --test math500_dev.jsonl --out OUT
+    … --shard 1/4 … --shard 4/4, then `gambit scorer merge OUT/train-? --out OUT/train` and so on
+
+In this order, each part a collection of its own, so that training can begin while the rest is made:
+
+- train: traces of the problems that judges are fitted to;
+- test: traces of the problems that they are judged on;
+- held: traces of training problems that no judge is fitted to, cut at 25, 50 and 75 %, each prefix continued several
+  times: which settings suit a search by a judge can be worked out from these alone;
+- values: continuations from one random thought of each training trace, where a problem has right and wrong ones. What
+  is not done when the time is up (`--until`, seconds since the epoch) is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+from pathlib import Path
+
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.storage.locks import locked
+from gambit.storage.problems import read_problem_file, shard_of
+from gambit.training.collect import Collector, CollectPlan
+from gambit.training.sampling import Task
+from gambit.training.values import Cut, at_fractions, at_random
+
+CUTS = (0.25, 0.5, 0.75)
+
+
+class Run:
+    """One shard of all parts."""
+
+    def __init__(self, options: argparse.Namespace, collector: Collector) -> None:
+        self._options, self._collector = options, collector
+        self._first, self._every = shard_of(options.shard)
+        self._began = time.monotonic()
+
+    def folder(self, part: str) -> Path:
+        return self._options.out / (part if self._every == 1 else f"{part}-{self._first + 1}")
+
+    def tasks(self, part: str) -> list[Task]:
+        found = read_problem_file(getattr(self._options, part), {})
+        tasks = [Task(problem, found.expected[problem.id]) for problem in found.problems[: self._options.limit]]
+        return tasks[self._first :: self._every]
+
+    def collect(self, part: str, traces: int) -> None:
+        folder = self.folder(part)
+        with locked(folder):
+            summary = self._collector.collect(
+                self.tasks(part), folder, getattr(self._options, part).name, should_stop=self._is_late,
+                traces_per_problem=traces,
+            )  # fmt: skip
+        self.say(f"{part}: {summary}")
+
+    def roll_out(self, part: str, traces: int, cut: Cut) -> None:
+        folder, refused = self.folder(part), list[str]()
+        with locked(folder):
+            values = self._collector.roll_out(
+                self.tasks(part), folder, getattr(self._options, part).name, cut, refused, should_stop=self._is_late,
+                chosen=lambda problem: problem.is_mixed, traces_per_problem=traces,
+            )  # fmt: skip
+        tokens = sum(value.num_tokens for value in values)
+        self.say(f"{part}: {len(values):,} prefixes continued, {tokens:,} tokens, {len(refused)} refused")
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", flush=True)
+
+    def _is_late(self) -> bool:
+        return time.time() >= self._options.until
+
+
+def plan_of(options: argparse.Namespace) -> CollectPlan:
+    sampling = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "seed": options.seed}
+    return CollectPlan(
+        out=options.out,
+        source="",
+        engine=EngineConfig(
+            model=options.model, engine=options.engine, memory_ratio=options.memory_ratio,
+            engine_options=json.loads(options.engine_options),
+        ),
+        search=SearchConfig(max_new_tokens=options.max_new_tokens, **sampling),
+        traces_per_problem=options.traces,
+        traces_at_once=options.traces_at_once,
+        layers=(),
+        num_graders=options.graders,
+        num_rollouts=options.rollouts,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    for part in ("train", "held", "test"):
+        parser.add_argument(f"--{part}", type=Path, required=True, help="problems with answers, .jsonl")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=int, help="first problems of each file only")
+    parser.add_argument("--traces", type=int, default=16, help="of a problem to judge or choose by")
+    parser.add_argument("--train-traces", type=int, default=8)
+    parser.add_argument("--rollouts", type=int, default=4, help="of each prefix")
+    parser.add_argument("--until", type=float, default=math.inf, help="seconds since the epoch")
+    parser.add_argument("--traces-at-once", type=int, default=512)
+    parser.add_argument("--max-new-tokens", type=int, default=1024)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--engine-options", default="{}", help="JSON")
+    parser.add_argument("--memory-ratio", type=float, default=0.5)
+    parser.add_argument("--graders", type=int, default=3)
+    parser.add_argument("--shard", default="1/1", help="i/n")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    with Collector(plan_of(options)) as collector:
+        run = Run(options, collector)
+        run.say("the engine is there")
+        run.collect("train", options.train_traces)
+        run.collect("test", options.traces)
+        run.collect("held", options.traces)
+        run.roll_out("held", options.traces, at_fractions(CUTS))
+        run.roll_out("train", options.train_traces, at_random(1, options.seed))
+
+
+if __name__ == "__main__":
+    main()
