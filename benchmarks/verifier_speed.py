@@ -15,12 +15,15 @@ reason, and the rest goes on.
   are two processes: under NVIDIA's MPS (CUDA_MPS_PIPE_DIRECTORY) they share the GPU, without it they take turns. Each
   further variant takes 30 s: `--beside 1,1:low,0.4:low,0.4:low:fp8` are the share of the GPU's processors that the
   verifier may take, whether MPS puts its work behind the engine's, and whether its weights are quantised.
+- alone (about 80 s): the engine with no verifier at all. With `--turns FILE` two of these programs measure in turns:
+  one outside of MPS tells what MPS itself costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -351,17 +354,44 @@ def pooling_part(args: argparse.Namespace, report: Report, scale: Scale, work: P
             report.put("pooling", compared(verifier, traces, scores))
         del verifier
         free_memory(scale)
-        began = time.perf_counter()
-        room = sp.Room(scale.rows * (scale.generated + 256), 2_048, scale.rows, scale.device == "cpu")
-        engine = sp.start_ours(str(model), scale.shape, room)
-        report.put("pooling", {"what": "generating engine started", "seconds": round(time.perf_counter() - began, 1)})
-        generate(engine, scale, 0, 16)
-        report.put("pooling", {**asdict(first), **beside(reader, engine, scale)})
+        engine = start_engine(report, "pooling", model, scale)
+        with turn(args):
+            report.put("pooling", {**asdict(first), **beside(reader, engine, scale)})
     with contextlib.closing(engine):
         for each in others:
             with report.going_on("pooling", str(each)), started(report, each, merged, model, scale, args) as reader:
                 report_reading(report, reader, traces)
-                report.put("pooling", {**asdict(each), **beside(reader, engine, scale)})
+                with turn(args):
+                    report.put("pooling", {**asdict(each), **beside(reader, engine, scale)})
+
+
+def start_engine(report: Report, part: str, model: Path, scale: Scale) -> Any:
+    began = time.perf_counter()
+    room = sp.Room(scale.rows * (scale.generated + 256), 2_048, scale.rows, scale.device == "cpu")
+    engine = sp.start_ours(str(model), scale.shape, room)
+    report.put(part, {"what": "generating engine started", "seconds": round(time.perf_counter() - began, 1)})
+    generate(engine, scale, 0, 16)
+    return engine
+
+
+def alone_part(args: argparse.Namespace, report: Report, scale: Scale, work: Path) -> None:
+    """The engine by itself."""
+    model = work / "model"
+    sp.write_shape(model, scale.shape)
+    with contextlib.closing(start_engine(report, "alone", model, scale)) as engine, turn(args):
+        rates = [round(generate(engine, scale, number, scale.generated)) for number in range(1, 6)]
+        report.put("alone", {"generated_per_second": rates, "with_mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ})
+
+
+@contextlib.contextmanager
+def turn(args: argparse.Namespace) -> Iterator[None]:
+    """While this one measures, no other with the same file does."""
+    if args.turns is None:
+        yield
+        return
+    with args.turns.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,19 +584,20 @@ class Reading(contextlib.AbstractContextManager["Reading"]):
         return replace(reading, tokens=(10 + turn, *reading.tokens[1:]))
 
 
-PARTS = {"train": train_part, "pooling": pooling_part}
+PARTS = {"train": train_part, "pooling": pooling_part, "alone": alone_part}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--parts", default="train,pooling", help="of train, pooling")
+    parser.add_argument("--parts", default="train,pooling", help="of train, pooling, alone")
     parser.add_argument("--small", action="store_true", help="a tiny model, on the CPU")
     parser.add_argument("--seconds", type=float, default=80, help="after which no variant of the training is begun")
     parser.add_argument("--compile", action="store_true", help="also time layers that torch.compile made")
     parser.add_argument("--recompute", action="store_true", help="also time activations that are computed again")
     parser.add_argument("--graphs", action="store_true", help="the pooling engine compiles and captures CUDA graphs")
     parser.add_argument("--verifier-memory", default="20GB")
+    parser.add_argument("--turns", type=Path, help="a file that others measure in turns by")
     parser.add_argument("--beside", default="1", help="variants of a verifier beside the engine, as in 1,0.4:low:fp8")
     args = parser.parse_args()
     report, scale = Report(args.out), LITTLE if args.small else LARGE

@@ -6,6 +6,7 @@ import pytest
 
 from gambit.config.options import EngineConfig, SearchConfig, build, read_config_file
 from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
+from gambit.config.trust import ScorerTrust
 from gambit.core.errors import UserError
 
 
@@ -18,7 +19,7 @@ def test_without_any_knowledge_the_papers_ratios_hold():
     assert (settings.capacity, settings.num_traces) == (64, 64)
     assert (settings.warmup_tokens, settings.check_interval) == (12_000, 200)
     assert settle({"islands": 1})[0].swap_size == 4
-    assert (settings.hard_floor, settings.max_new_tokens, warnings) == (0.1, 32_768, [])
+    assert (settings.max_new_tokens, warnings) == (32_768, [])
 
 
 def test_the_papers_preset():
@@ -58,9 +59,26 @@ def test_auto_works_from_lengths():
     assert (settings.warmup_tokens, settings.check_interval) == (6000, 100)
 
 
-def test_the_floor_is_off_for_scores_that_are_no_probabilities_and_at_zero():
-    assert settle(is_probability=False)[0].hard_floor is None
-    assert settle({"hard_floor": 0})[0].hard_floor is None
+@pytest.mark.parametrize("given", [{"islands": 1}, {"islands": 64}, {"preset": "paper"}])
+def test_islands_that_somebody_chose_have_the_papers_floor_and_no_margin(given):
+    settings, _ = settle(given)
+    assert (settings.hard_floor, settings.swap_margin) == (0.1, 0.0)
+    assert settle(given, is_probability=False)[0].hard_floor is None
+    assert settle({**given, "hard_floor": 0})[0].hard_floor is None
+
+
+@pytest.mark.parametrize(("auc", "floor", "margin"), [(0.85, 0.1, 0.0), (0.7, None, 2.0), (0.55, None, 2.0)])
+def test_a_scorer_that_is_trusted_little_needs_a_clear_lead_and_takes_no_memory(auc, floor, margin):
+    trust = ScorerTrust((auc,) * 4, 50)
+
+    def settings(**options):
+        defaults = ModelDefaults(Preset())
+        return resolve(SearchConfig(**options), defaults, 40_000, is_probability=True, trust=trust)[0]
+
+    assert (settings().hard_floor, settings().swap_margin) == (floor, margin)
+    given = settings(hard_floor=0.3, swap_margin=0.5)
+    assert (given.hard_floor, given.swap_margin) == (0.3, 0.5)
+    assert settings(hard_floor=0, swap_margin=0).hard_floor is None
 
 
 def test_what_cannot_branch_is_said():

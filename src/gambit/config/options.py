@@ -82,8 +82,15 @@ class SearchConfig(CheckedModel):
     warmup_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
         None, description="w: tokens a trace must generate itself before it may be a parent"
     )
-    hard_floor: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="δ: a running trace below it becomes a ghost; 0 switches it off"
+    swap_margin: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None,
+        description="least lead of a parent over the trace that gives way to its child, in log-odds where scores are "
+        "chances; default: 0, or by how far the scorer can be trusted",
+    )
+    hard_floor: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="δ: a running trace below it becomes a ghost; 0 switches it off; default: 0.1, or off where the "
+        "scorer can be trusted little",
     )
     child_temperature: Annotated[float, Field(gt=0, le=100)] = Field(1.0, description="factor of a child's temperature")
     branch_point: BranchPoint = Field(

@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from gambit.config.options import BranchPoint, PresetSource, SearchConfig, build, check_swap
-from gambit.config.trust import RULES, Doubt, FallbackPool, ScorerTrust, TrustRule, reason_for, rule_for
+from gambit.config.trust import (
+    RULES,
+    USUAL_FLOOR,
+    Doubt,
+    FallbackPool,
+    ScorerTrust,
+    TrustRule,
+    reason_for,
+    rule_for,
+)
 from gambit.core.errors import UserError
 from gambit.core.types import Sampling
 from gambit.results.vote import Consensus
@@ -116,6 +125,8 @@ class SearchSettings:
     budget_traces: int | None
     consensus: Consensus | None = None
     islands: int = 1
+    is_probability: bool = False  # whether scores are
+    swap_margin: float = 0.0  # in log-odds where scores are chances
     why: str = ""  # these islands, swaps and warm-up, in one sentence
     doubt: Doubt | None = None  # None: they stay as they are
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
@@ -173,6 +184,7 @@ def resolve(
         capacity=capacity,
         num_traces=num_traces,
         islands=pool.islands,
+        is_probability=is_probability,
         swap_size=pool.swap_size,
         check_interval=_first(
             config.check_interval, preset.check_interval, max(1, round(max(thought, pool.warmup_tokens / 60)))
@@ -180,7 +192,8 @@ def resolve(
         warmup_tokens=pool.warmup_tokens,
         why=pool.why,
         doubt=pool.doubt,
-        hard_floor=config.hard_floor if is_probability and config.hard_floor > 0 else None,
+        swap_margin=_first(config.swap_margin, pool.margin if is_probability else 0.0),
+        hard_floor=(_first(config.hard_floor, pool.floor) or None) if is_probability else None,
         child_temperature=config.child_temperature,
         branch_point=config.branch_point,
         ghost_parents=config.ghost_parents,
@@ -221,6 +234,8 @@ class _Pool:
     warmup_tokens: int
     why: str
     doubt: Doubt | None = None
+    margin: float = 0.0
+    floor: float = USUAL_FLOOR
 
 
 def _pool(
@@ -256,7 +271,7 @@ def _pool(
             pools.append(pool)
     chosen, *rest = pools
     doubt = Doubt(trust.halfway, trust.spread, is_probability, tuple(rest)) if trust and trust.spread and rest else None
-    return _Pool(*chosen[1:], reason_for(trust), doubt)
+    return _Pool(*chosen[1:], reason_for(trust), doubt, rule.margin, USUAL_FLOOR if rule.has_floor else 0.0)
 
 
 def _given_islands(config: SearchConfig, preset: Preset) -> tuple[int | None, str]:

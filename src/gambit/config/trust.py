@@ -115,6 +115,10 @@ def _text(raw: Json) -> str | None:
     return None if raw is None else str(raw)
 
 
+MARGIN = 2.0  # odds of 7 to 1
+USUAL_FLOOR = 0.1
+
+
 class TrustRule(NamedTuple):
     """The pool that suits scorers from an AUC at half-way on, up to the rule before it."""
 
@@ -122,6 +126,8 @@ class TrustRule(NamedTuple):
     island_size: int  # places of the pool to an island
     swaps_per_island: int
     least_warmup: float  # of a trace of median length; the model's own warm-up counts where it is longer
+    margin: float  # log-odds by which a parent must lead the trace that gives way to its child
+    has_floor: bool  # whether chances below a floor cost a trace its memory
 
 
 # The one place to change. Evidence, C = 64:
@@ -131,9 +137,9 @@ class TrustRule(NamedTuple):
 #   each 67.9 %, with one swap or none 64.3 and 63.4 %; half the warm-up or half the interval 58 to 59 %.
 # - pawn with a useless scorer: 30 % with 1 island, 60 % with 16, 67.5 % with 32, as plain voting.
 RULES = (
-    TrustRule(0.8, island_size=16, swaps_per_island=4, least_warmup=0.0),
-    TrustRule(0.6, island_size=4, swaps_per_island=2, least_warmup=0.0),
-    TrustRule(0.0, island_size=2, swaps_per_island=1, least_warmup=0.5),
+    TrustRule(0.8, island_size=16, swaps_per_island=4, least_warmup=0.0, margin=0.0, has_floor=True),
+    TrustRule(0.6, island_size=4, swaps_per_island=2, least_warmup=0.0, margin=MARGIN, has_floor=False),
+    TrustRule(0.0, island_size=2, swaps_per_island=1, least_warmup=0.5, margin=MARGIN, has_floor=False),
 )
 
 

@@ -18,6 +18,7 @@ IN_0_1_0: Mapping[str, Json] = {
     "swap_size": None,
     "check_interval": None,
     "warmup_tokens": None,
+    "swap_margin": 0.0,
     "hard_floor": 0.1,
     "child_temperature": 1.0,
     "branch_point": "last_token",

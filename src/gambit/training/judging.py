@@ -191,15 +191,24 @@ def _check_made_for(name: str, info: ScorerInfo, header: Header, warn: Callable[
 
 
 def _division_on(name: str, folder: Path) -> Division | None:
-    """How the collection was divided when this scorer was trained on it; None if it never saw it."""
+    """How the collection's problems were divided when this scorer was trained on them; None if it never saw them.
+
+    A problem's part follows from its id. Other traces of the same problems, collected anew or merged otherwise, are
+    divided in the same way.
+    """
     info = _folder_info(name)
     training = _training_of(name) if info is None else info.training
-    if not isinstance(training, dict) or training.get("collection") != read_header(folder).id:
+    header = read_header(folder)
+    if not isinstance(training, dict) or not _has_same_problems(training, header):
         return None
     if isinstance(info, StackInfo):
         raise UserError(f"the stack {name} was fitted to problems of {folder} that its parts had not seen: judge it on "
                         "another collection")  # fmt: skip
     return Division(**cast("dict[str, float]", training["division"]))  # type: ignore[arg-type]
+
+
+def _has_same_problems(training: Mapping[str, object], header: Header) -> bool:
+    return training.get("collection") == header.id or (bool(header.source) and training.get("source") == header.source)
 
 
 def _training_of(name: str) -> object:

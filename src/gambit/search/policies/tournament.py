@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
-from gambit.config.trust import Doubt
+from gambit.config.trust import Doubt, log_odds
 from gambit.core.tree import LIVE, TraceState
 from gambit.core.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
@@ -33,6 +33,24 @@ from gambit.search.policies.base import (
 )
 
 FLOOR_STEPS = 8  # scored thoughts before the hard floor may act: a mean of fewer says little
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """How clearly a parent must lead the trace that gives way to its child.
+
+    A branch is no independent voter. Where scores say little, most leads are noise: swaps by them cost the pool its
+    variety and bring nothing for it.
+    """
+
+    least: float = 0.0
+    in_log_odds: bool = False  # a lead from 0.01 to 0.07 is then as clear as one from 0.5 to 0.88
+
+    def is_led(self, parent: float, victim: float) -> bool:
+        if self.least == 0 or parent <= victim:
+            return parent > victim
+        lead = log_odds(parent) - log_odds(victim) if self.in_log_odds else parent - victim
+        return lead >= self.least
 
 
 class Ranked(NamedTuple):
@@ -69,6 +87,7 @@ class Tournament:
     ghost_parents: bool = False
     branch_point: BranchPoint = BranchPoint.LAST_TOKEN
     doubt: Doubt | None = None
+    margin: Margin = Margin()
 
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> Tournament:
@@ -81,6 +100,7 @@ class Tournament:
             settings.ghost_parents,
             settings.branch_point,
             settings.doubt,
+            Margin(settings.swap_margin, in_log_odds=settings.is_probability),
         )
 
     @property
@@ -203,7 +223,9 @@ class Tournament:
         chosen = parents[: self.swaps_per_island]
         chosen_ids = {parent.trace.id for parent in chosen}
         victims = [entry for entry in reversed(ranking) if entry.trace.id not in chosen_ids]
-        pairs = [(p.trace, v.trace) for p, v in zip(chosen, victims, strict=False) if p.score > v.score]
+        pairs = [
+            (p.trace, v.trace) for p, v in zip(chosen, victims, strict=False) if self.margin.is_led(p.score, v.score)
+        ]
         # All prunes first: the pool must never hold more than its capacity, not even between two decisions.
         prunes: list[Decision] = [Prune(victim.id, "tournament") for _, victim in pairs]
         return prunes + [self.branch(parent) for parent, _ in pairs]
