@@ -138,7 +138,8 @@ class Method:
         settings, _ = resolve(self.config(0), defaults, CONTEXT, is_probability=info.is_probability, trust=info.trust)
         weights = self.scorer.partition(",")[0]
         doubt = " in doubt" if settings.doubt is not None else ""
-        shape = f"M={settings.islands} K={settings.swap_size} w={settings.warmup_tokens}{doubt}"
+        margin = f" margin={settings.swap_margin:g}" if settings.swap_margin else ""
+        shape = f"M={settings.islands} K={settings.swap_size} w={settings.warmup_tokens}{margin}{doubt}"
         return f"{settings.policy} {shape}, scorer {weights}" if settings.policy == "gambit" else settings.policy
 
 
@@ -430,6 +431,7 @@ def main() -> None:
     parser.add_argument("--judging-puzzles", type=int, default=60, help="development puzzles for the AUCs")
     parser.add_argument("--concurrency", type=int, default=4, help="searches of a worker side by side; 50 on a GPU")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", help="plain voting and what has this in its name, as in 'AUC 0.65, true trust'")
     parser.add_argument("--grid", action="store_true", help="also 1, 4, 8, 16 and 32 islands at every level, last")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -439,6 +441,8 @@ def main() -> None:
     if options.prepare:
         return
     methods = all_methods(options.out, options.grid)
+    if options.only is not None:
+        methods = [method for method in methods if method.name == "sc" or options.only in method.name]
     keys = {method.name: method.searches(options.out, options.model) for method in methods}
     if not options.table:
         run(options.out, methods, keys, options)

@@ -24,7 +24,7 @@ from gambit.search.policies.base import (
     TraceView,
     Wake,
 )
-from gambit.search.policies.tournament import Tournament
+from gambit.search.policies.tournament import Margin, Tournament
 from puppet import PuppetEngine, admit
 from searching import make_settings, run_one
 
@@ -82,6 +82,32 @@ def test_a_pair_that_would_not_gain_is_dropped():
     assert decide(trace(0, 0.5), trace(1, 0.5), trace(2, 0.5)) == []
     round_ = decide(trace(0, 0.9), trace(1, 0.3), trace(2, 0.3), trace(3, 0.2), swap=2, warmup=0)
     assert list(zip(parents(round_), pruned(round_), strict=True)) == [(0, 3)]  # 1 against 2 would gain nothing
+
+
+@pytest.mark.parametrize(
+    ("margin", "swaps"),
+    [
+        (Margin(), [(0, 3), (1, 2)]),
+        (Margin(0.25), [(0, 3), (1, 2)]),
+        (Margin(0.35), [(0, 3)]),
+        (Margin(0.9), []),
+        (Margin(2.5, in_log_odds=True), [(0, 3)]),  # log-odds of 2.2, 0.4, -0.8 and -2.9
+        (Margin(5.2, in_log_odds=True), []),
+    ],
+)
+def test_a_pair_needs_a_clear_lead(margin, swaps):
+    round_ = decide(trace(0, 0.9), trace(1, 0.6), trace(2, 0.3), trace(3, 0.05), margin=margin)
+    assert list(zip(parents(round_), pruned(round_), strict=True)) == swaps
+
+
+def test_certainty_is_a_lead_like_any_other():
+    assert Margin(13, in_log_odds=True).is_led(1.0, 0.0) and not Margin(30, in_log_odds=True).is_led(1.0, 0.0)
+    assert not Margin(0.5).is_led(0.2, 0.8)
+
+
+def test_places_are_filled_without_a_margin():
+    """Nobody gives way there."""
+    assert parents(decide(trace(0, 0.51), trace(1, 0.5), capacity=4, margin=Margin(3.0))) == [0, 1]
 
 
 def test_no_trace_is_parent_and_victim():
@@ -344,8 +370,9 @@ def test_a_split_that_leaves_an_island_too_full_prunes_its_worst():
 def test_settings_reach_the_policy():
     settings = make_settings(
         capacity=6, num_traces=9, islands=3, swap_size=4, check_interval=7, warmup_tokens=5, hard_floor=0.25,
-        ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT,
+        ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT, swap_margin=1.5, is_probability=True,
     )  # fmt: skip
     assert Tournament.from_settings(settings) == Tournament(
-        Islands(3, 6, 9), 4, 7, 5, 0.25, ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT
-    )
+        Islands(3, 6, 9), 4, 7, 5, 0.25, ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT,
+        margin=Margin(1.5, in_log_odds=True),
+    )  # fmt: skip

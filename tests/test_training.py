@@ -496,7 +496,7 @@ def test_a_history_scorer_of_somebody_else_is_asked_step_by_step(checkpoints, da
 
 
 def test_a_report_says_that_a_scorer_beats_the_baselines(checkpoints, folder, tmp_path):
-    other = make_collection(tmp_path / "other", num_problems=50, seed=9, id="other")
+    other = make_collection(tmp_path / "other", num_problems=50, seed=9, id="other", source="other.jsonl")
     report = judge_scorers([str(checkpoints["mlp"]), str(checkpoints["sequence"])], other, "auto", device="cpu")
     assert (report.num_problems, report.num_mixed, report.num_traces) == (50, 50, 300)
     by_name = {ranking.name: ranking for ranking in report.rankings}
@@ -566,12 +566,14 @@ def test_a_report_says_that_a_scorer_does_not(data):
     assert report.rankings[0].mean_auc.value == 0.5
 
 
-def test_a_scorer_is_judged_by_problems_it_never_saw(checkpoints, folder, data):
+def test_a_scorer_is_judged_by_problems_it_never_saw(checkpoints, folder, data, tmp_path):
     names = [str(checkpoints["mlp"])]
     report = judge_scorers(names, folder, "auto", device="cpu")
     unseen = data.of_part(Division(), Part.TEST)
     assert report.num_traces == len(unseen) < len(data.all_traces())
     assert judge_scorers(names, folder, "all", device="cpu").num_traces == len(data.all_traces())
+    again = make_collection(tmp_path / "again", num_problems=len(data.problems), seed=3, id="again")
+    assert judge_scorers(names, again, "auto", device="cpu").num_traces == len(unseen), "other traces, same problems"
     with pytest.raises(UserError, match="unknown part 'dev'"):
         judge_scorers(names, folder, "dev", device="cpu")
 

@@ -44,7 +44,8 @@ def test_the_less_a_scorer_is_trusted_the_smaller_are_its_islands():
     assert [rule.from_auc for rule in RULES] == sorted((rule.from_auc for rule in RULES), reverse=True)
     assert RULES[-1].from_auc == 0, "every scorer has a rule"
     for better, worse in itertools.pairwise(RULES):
-        assert better.island_size > worse.island_size and better.least_warmup <= worse.least_warmup
+        assert better.island_size >= worse.island_size and better.least_warmup <= worse.least_warmup
+        assert better.margin <= worse.margin and better.has_floor >= worse.has_floor
     for rule in RULES:
         assert 1 <= rule.swaps_per_island <= rule.island_size / 2, "a parent and a victim for every swap"
 
@@ -101,7 +102,7 @@ def test_small_pools_have_an_island_at_least():
 @pytest.mark.parametrize(("trust", "words"), [
     (None, "nobody has judged the scorer"),
     (trusted(0.91), "0.91 on 100 problems (0.8 and more)"),
-    (trusted(0.7), "0.70 on 100 problems (0.6 to 0.8)"),
+    (trusted(0.7), "0.70 on 100 problems (0.7 to 0.8)"),
     (trusted(0.52), "(0 to 0.6)"),
     (trusted(0.9, 3), "3 problems, fewer than the 20"),
 ])  # fmt: skip

@@ -11,7 +11,7 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, UserError
 from gambit.core.types import Aggregation, StopReason
-from gambit.engines.vllm.pooling import memory_options, plan_pooling
+from gambit.engines.vllm.pooling import environment_for, memory_options, plan_pooling
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate
 from gambit.scorers.readers.families import read_config
 from gambit.scorers.readers.names import parse_reader
@@ -94,3 +94,16 @@ def test_memory_in_bytes_says_what_is_left_for_keys_and_values():
     assert "kv_cache_memory_bytes" not in memory_options(EngineConfig(verifier_memory="0.2"), 140 * gib, 3 * gib)
     with pytest.raises(UserError, match=r"--verifier-memory 4GB: its weights take 3,072 MiB"):
         memory_options(EngineConfig(verifier_memory="4GB"), 140 * gib, 3 * gib)
+
+
+def test_a_share_of_the_gpu_is_mps_to_give(verifier, tmp_path, monkeypatch):
+    assert environment_for("cuda:1", 0.4)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment_for("cuda:1")
+    name, config = parse_reader(f"prm:{verifier.folder}"), EngineConfig(verifier_gpu_share=0.4)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    with pytest.raises(UserError, match=r"--verifier-gpu-share needs NVIDIA's MPS, and none runs here"):
+        plan_pooling(name, config, "cuda")
+    with pytest.raises(UserError, match=r"is of a GPU, and the verifier runs on cpu"):
+        plan_pooling(name, config, "cpu")
+    (tmp_path / "control").touch()
+    assert plan_pooling(name, config, "cuda").config.verifier_gpu_share == 0.4

@@ -47,8 +47,8 @@ def told_traces(folder: Path, model: Path, num_problems: int, num_traces: int = 
     """
     rng = np.random.default_rng(seed)
     made = header(
-        id=f"told-{seed}", model=name_of(str(model)), model_hash=weight_hash(str(model)), hidden_size=HIDDEN,
-        layers=LAYERS, positions=("boundary",), traces_per_problem=num_traces,
+        id=f"told-{seed}", source=f"told-{seed}.jsonl", model=name_of(str(model)), model_hash=weight_hash(str(model)),
+        hidden_size=HIDDEN, layers=LAYERS, positions=("boundary",), traces_per_problem=num_traces,
     )  # fmt: skip
     with writing(folder, made) as writer:
         for start in range(0, num_problems, 10):

@@ -269,6 +269,8 @@ def _pool(
     for safer in RULES[RULES.index(rule) + 1 :]:  # a search may fall back more than once
         if (pool := by_rule(safer, pools[-1].islands)).islands > pools[-1].islands:
             pools.append(pool)
+        elif len(pools) > 1:  # as many islands as the rule before it: its pool serves both
+            pools[-1] = pools[-1]._replace(from_auc=safer.from_auc)
     chosen, *rest = pools
     doubt = Doubt(trust.halfway, trust.spread, is_probability, tuple(rest)) if trust and trust.spread and rest else None
     return _Pool(*chosen[1:], reason_for(trust), doubt, rule.margin, USUAL_FLOOR if rule.has_floor else 0.0)

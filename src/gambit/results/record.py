@@ -106,25 +106,29 @@ class PoolShape:
     check_interval: int
     warmup_tokens: int
     why: str
+    swap_margin: float = 0.0  # least lead of a parent, in log-odds where scores are chances
 
     @classmethod
     def of(cls, settings: Mapping[str, ev.Json]) -> PoolShape | None:
         """As a log's header has it; None for methods without tournaments, and for logs that do not say why."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if not settings.get("why") or not all(name in settings for name in names):
-            return None
-        return cls(**{name: settings[name] for name in names})  # type: ignore[arg-type]
+        found = {field.name: settings[field.name] for field in dataclasses.fields(cls) if field.name in settings}
+        is_whole = all(field.name in found for field in dataclasses.fields(cls) if field.name != "swap_margin")
+        return cls(**found) if is_whole and found["why"] else None  # type: ignore[arg-type]
 
     def after(self, split: ev.IslandsSplit | None) -> PoolShape:
         if split is None:
             return self
         why = f"{split.why} ({self.islands:,} islands up to step {split.step:,})"
-        return PoolShape(split.islands, split.swap_size, self.check_interval, split.warmup_tokens, why)
+        return PoolShape(
+            split.islands, split.swap_size, self.check_interval, split.warmup_tokens, why, self.swap_margin
+        )
 
     def __str__(self) -> str:
         islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
+        lead = f" by a lead of {self.swap_margin:g} or more" if self.swap_margin else ""
         return (
-            f"{islands} (M), swaps of {self.swap_size:,} (K), warm-up of {self.warmup_tokens:,} tokens (w): {self.why}"
+            f"{islands} (M), swaps of {self.swap_size:,} (K){lead}, warm-up of {self.warmup_tokens:,} tokens (w): "
+            f"{self.why}"
         )
 
 
