@@ -93,7 +93,10 @@ def test_a_result_says_which_pool_was_taken_and_why(solve) -> None:
     header = next(iter(ev.read_log(Path("here/events.jsonl"))))
     assert header.settings["why"] == pool["why"]
     told = " ".join(Outcome("replay", "here").out.split())
-    assert f"2 islands (M), swaps of 2 (K), warm-up of {pool['warmup_tokens']} tokens (w): nobody" in told
+    assert (
+        f"2 islands (M), swaps of 2 (K) by a lead of 2 or more, warm-up of {pool['warmup_tokens']} tokens (w): nobody"
+        in told
+    )
     assert "roots islands" in told, "the vote table has both"
     alone = solve("a=1", "--islands", "1").out
     assert "islands = 1 is given" in alone and "roots islands" not in " ".join(alone.split())
