@@ -3,14 +3,18 @@
     python benchmarks/judge_data.py --model DIR --train fit.jsonl --held held.jsonl --test math500_dev.jsonl --out OUT
     … --shard 1/4 … --shard 4/4, then `gambit scorer merge OUT/train-? --out OUT/train` and so on
 
-In this order, each part a collection of its own, so that training can begin while the rest is made:
+`--parts` in the order in which they are made, the collections in folders of their own, so that training can begin while
+the rest is made. What is not done when the time is up (`--until`, seconds since the epoch) is left out.
 
 - train: traces of the problems that judges are fitted to;
 - test: traces of the problems that they are judged on;
-- held: traces of training problems that no judge is fitted to, cut at 25, 50 and 75 %, each prefix continued several
-  times: which settings suit a search by a judge can be worked out from these alone;
-- values: continuations from one random thought of each training trace, where a problem has right and wrong ones. What
-  is not done when the time is up (`--until`, seconds since the epoch) is left out.
+- held: traces of training problems that no judge is fitted to (`simulated_search.py` works out from them which settings
+  suit a search by a judge);
+- prefixes: those of held cut at 25, 50 and 75 %, each continued several times;
+- values: continuations from one random thought of each training trace, where a problem has right and wrong ones.
+
+On an H200 four engines of 512 rows, each a shard, make 57,000 tokens/s of a 1.5B model: train takes 140 s, values and
+prefixes as long together, with nothing else on the GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import json
 import math
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from gambit.config.options import EngineConfig, SearchConfig
@@ -112,16 +117,23 @@ def main() -> None:
     parser.add_argument("--memory-ratio", type=float, default=0.5)
     parser.add_argument("--graders", type=int, default=3)
     parser.add_argument("--shard", default="1/1", help="i/n")
+    parser.add_argument("--parts", default="train,test,held,prefixes,values")
     options = parser.parse_args()
+    parts: dict[str, Callable[[Run], None]] = {
+        "train": lambda run: run.collect("train", options.train_traces),
+        "test": lambda run: run.collect("test", options.traces),
+        "held": lambda run: run.collect("held", options.traces),
+        "prefixes": lambda run: run.roll_out("held", options.traces, at_fractions(CUTS)),
+        "values": lambda run: run.roll_out("train", options.train_traces, at_random(1, options.seed)),
+    }
+    if unknown := set(options.parts.split(",")) - parts.keys():
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}: use {', '.join(parts)}")
     warnings.simplefilter("ignore")
     with Collector(plan_of(options)) as collector:
         run = Run(options, collector)
         run.say("the engine is there")
-        run.collect("train", options.train_traces)
-        run.collect("test", options.traces)
-        run.collect("held", options.traces)
-        run.roll_out("held", options.traces, at_fractions(CUTS))
-        run.roll_out("train", options.train_traces, at_random(1, options.seed))
+        for part in options.parts.split(","):
+            parts[part](run)
 
 
 if __name__ == "__main__":
