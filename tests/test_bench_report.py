@@ -18,6 +18,7 @@ from gambit.bench.paired import ProblemTable
 from gambit.bench.recipe import BenchVariant, recipe_from
 from gambit.bench.report import made_with, write_report
 from gambit.bench.rows import Row, RowWriter, Series, Spent
+from gambit.bench.statistics import Interval
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import all_tables, cautions, findings
 from gambit.cli.bench_progress import BenchProgress
@@ -60,6 +61,25 @@ def test_traces_that_end_within_the_warmup_are_told_with_a_better_one() -> None:
     told = [caution for caution in found(30) if "warm-up" in caution]
     assert told[1] == ("100% of gambit's traces on c ended within the warm-up of 30 tokens, before a tournament could "
                        "judge them: give --warmup-tokens 12, half a trace.")  # fmt: skip
+
+
+def test_problems_of_all_benchmarks_count_alike_in_the_gain() -> None:
+    """9 of 30 problems in one, none of 10 in the other."""
+    rows = [*two(30, (10, 19)), *two(10, (5, 5), benchmark="c")]
+    summary = summary_of(rows, benchmarks=("b", "c"))
+    gain = summary.overall[1].gain
+    assert gain.value == pytest.approx(9 / 40) and 0.05 < gain.low < 9 / 40 < gain.high < 0.4
+    [table] = [table for table in all_tables(summary) if table.title == "Over all benchmarks"]
+    assert table.columns[2] == "against sc" and [row[2][:12] for row in table.rows] == ["–", "+22.5 points"]
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [(0, False), (110, False), (178, True)])
+def test_a_verifier_that_reads_again_what_it_has_read_is_told(tokens: int, is_told: bool) -> None:
+    found = [
+        caution for caution in cautions(summary_of(two(40, (10, 30), verifier_tokens=tokens))) if "verifier" in caution
+    ]
+    assert len(found) == 2 * is_told  # both methods have the same rows here
+    assert all("read 1.8 tokens for every generated one" in each and "--verifier-memory" in each for each in found)
 
 
 # -- claims ----------------------------------------------------------------------------------------------------
@@ -264,6 +284,7 @@ def test_benchmarks_count_alike_in_the_overall_mean() -> None:
     ]
     summary = summary_of(rows, benchmarks=("b", "c"))
     assert [overall.accuracy.value for overall in summary.overall] == [0.5, 0.5]
+    assert [overall.gain for overall in summary.overall] == [None, Interval(0.0, 0.0, 0.0)]
     assert {table.columns[0] for table in all_tables(summary)} == {"benchmark", "method"}
 
 

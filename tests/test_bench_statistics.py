@@ -83,6 +83,15 @@ def test_each_benchmark_counts_alike_in_the_overall_mean() -> None:
     assert found == st.Interval(0.5, 0.5, 0.5)
 
 
+def test_each_problem_counts_alike_in_the_pooled_mean() -> None:
+    large, small = np.full(98, 1.0), np.zeros(2)
+    found = st.pooled_mean_interval([(large, st.resamples(98)), (small, st.resamples(2))])
+    assert (found.value, found.low, found.high) == pytest.approx((0.98, 0.98, 0.98))
+    values = np.arange(40) % 2 * 1.0
+    pooled = st.pooled_mean_interval([(values, st.resamples(40)), (1 - values, st.resamples(40))])
+    assert pooled.value == 0.5 and pooled.low < 0.5 < pooled.high
+
+
 def test_the_wall_clock_counts_overlaps_once() -> None:
     assert st.union_seconds([(0.0, 2.0), (1.0, 3.0), (10.0, 11.0), (10.2, 10.4)]) == pytest.approx(4.0)
     assert st.union_seconds([]) == 0

@@ -58,7 +58,19 @@ def ratio_interval(above: Floats, below: Floats, draws: Indices) -> Interval | N
 def stratified_mean_interval(groups: Sequence[tuple[Floats, Indices]]) -> Interval:
     """Interval of the mean over benchmarks of their means; each benchmark counts alike and is resampled by itself."""
     value = float(np.mean([values.mean() for values, _ in groups]))
-    return _interval(value, np.mean([_means(values, draws) for values, draws in groups], axis=0))
+    return _interval(value, np.mean(_group_means(groups), axis=0))
+
+
+def pooled_mean_interval(groups: Sequence[tuple[Floats, Indices]]) -> Interval:
+    """The same where each problem of all benchmarks counts alike."""
+    value = float(np.concatenate([values for values, _ in groups]).mean())
+    sizes = [len(values) for values, _ in groups]
+    return _interval(value, np.average(_group_means(groups), axis=0, weights=sizes))
+
+
+def _group_means(groups: Sequence[tuple[Floats, Indices]]) -> list[Floats]:
+    """Of each resample. Benchmarks of one size have the same draws, which are put out of step to be independent."""
+    return [np.roll(_means(values, draws), number) for number, (values, draws) in enumerate(groups)]
 
 
 def _means(values: Floats, draws: Indices) -> Floats:

@@ -15,13 +15,14 @@ from gambit.bench import statistics as st
 from gambit.bench.paired import Measure, ProblemTable, mean_of
 from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
-from gambit.bench.statistics import Interval
+from gambit.bench.statistics import Floats, Interval
 from gambit.results.claims import supports_claim
 from gambit.results.early_ends import EarlyEnds
 
 Turns = Sequence[st.Indices]
 
 MOST_FOR_ALL_PAIRS = 6
+MOST_READ = 1.3  # tokens that a verifier computes for each that is generated; more, and its cache does not hold
 FEWEST_TURNS = 6  # with fewer no paired test can reach 0.05, so that nothing is claimed about seconds
 PARTS = ("engine", "scoring", "tree", "scheduling", "other")
 
@@ -74,6 +75,11 @@ class Cell:
     warmup: EarlyEnds | None  # of a method with tournaments
     revotes: Mapping[str, Interval]
 
+    @property
+    def read_per_generated(self) -> float | None:
+        """Tokens that the verifier computed for each that was generated: little more than 1 if its cache holds."""
+        return None if not self.tokens or not self.tokens.value else self.verifier_tokens / self.tokens.value
+
 
 @dataclass(frozen=True, slots=True)
 class MethodComparison:
@@ -102,6 +108,7 @@ class Overall:
 
     variant: str
     accuracy: Interval
+    gain: Interval | None  # on the baseline's accuracy, paired, every problem of all benchmarks counting alike
     tokens: float | None
     seconds: float | None
 
@@ -167,7 +174,7 @@ def summarise(
         seeds=tuple(seeds),
         cells=tuple(cells),
         comparisons=tuple(_corrected(_comparisons(tables, variants, baseline))),
-        overall=tuple(_overall(tables, variant) for variant in variants) if len(tables) > 1 else (),
+        overall=tuple(_overall(tables, variant, baseline) for variant in variants) if len(tables) > 1 else (),
         num_rows=len(kept),
         num_expected=num_expected,
         num_failed=sum(row.error is not None for row in kept),
@@ -328,11 +335,16 @@ def _is_right_by(kind: str, row: Row) -> float:
     return row.revotes.get(kind, False)
 
 
-def _overall(tables: Mapping[str, ProblemTable], variant: str) -> Overall:
-    groups = [(table.means(variant, lambda row: row.correct), table.draws) for table in tables.values()]
+def _overall(tables: Mapping[str, ProblemTable], variant: str, baseline: str) -> Overall:
+    def right(table: ProblemTable, of: str) -> Floats:
+        return table.means(of, lambda row: row.correct)
+
+    groups = [(right(table, variant), table.draws) for table in tables.values()]
+    gains = [(right(table, variant) - right(table, baseline), table.draws) for table in tables.values()]
+    gain = None if variant == baseline else st.pooled_mean_interval(gains)
     tokens = [_cost(table, variant, _tokens) for table in tables.values()]
     seconds = [_mean_seconds(table, variant, table.turns()) for table in tables.values()]
-    return Overall(variant, st.stratified_mean_interval(groups), _mean_value(tokens), _mean_value(seconds))
+    return Overall(variant, st.stratified_mean_interval(groups), gain, _mean_value(tokens), _mean_value(seconds))
 
 
 def _mean_value(intervals: Sequence[Interval | None]) -> float | None:

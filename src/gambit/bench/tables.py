@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gambit.bench.statistics import Interval
-from gambit.bench.summary import FEWEST_TURNS, PARTS, BenchSummary, Cell, MethodComparison
+from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 
 MINUS = "−"
@@ -109,6 +109,12 @@ def cautions(summary: BenchSummary) -> list[str]:
         c.warmup.sentence(f"{c.variant}'s traces{_where(c.benchmark, summary)}") + "."
         for c in summary.cells if c.warmup and c.warmup.are_most
     ]  # fmt: skip
+    found += [
+        f"{c.variant}'s verifier{_where(c.benchmark, summary)} read {c.read_per_generated:.1f} tokens for every "
+        "generated one: its KV cache is too small for the traces that run at a time, and it reads them again; raise "
+        "--verifier-memory, or lower --concurrency."
+        for c in summary.cells if (c.read_per_generated or 0) > MOST_READ
+    ]  # fmt: skip
     few = sorted({c.num_problems for c in summary.cells if c.num_problems < FEWEST_PROBLEMS})
     if few:
         found.append(f"Only {few[0]} problems: bootstrap intervals of so few are rough, and tend to be too narrow; no "
@@ -154,11 +160,16 @@ def _main(summary: BenchSummary) -> Table:
 
 def _overall(summary: BenchSummary) -> Table:
     rows = [
-        (o.variant, percent(o.accuracy), _plain(o.tokens), "–" if o.seconds is None else f"{o.seconds:,.1f}")
+        (o.variant, percent(o.accuracy), points(o.gain), _plain(o.tokens),
+         "–" if o.seconds is None else f"{o.seconds:,.1f}")
         for o in summary.overall
-    ]
-    note = "Means over benchmarks, each counting alike; problems are resampled inside each."
-    return Table("Over all benchmarks", note, ("method", "accuracy %", "tokens", "seconds"), tuple(rows), 1)
+    ]  # fmt: skip
+    note = (
+        f"Means over benchmarks, each counting alike; problems are resampled inside each. Against {summary.baseline}: "
+        "paired by problem, every problem of all benchmarks counting alike."
+    )
+    columns = ("method", "accuracy %", f"against {summary.baseline}", "tokens", "seconds")
+    return Table("Over all benchmarks", note, columns, tuple(rows), 1)
 
 
 def _latency(summary: BenchSummary) -> Table:
