@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import EngineError
+from gambit.core.errors import EngineError, UserError
 from gambit.engines import verifiers
 from gambit.engines.verifiers import ReaderStart, prepare_reader
 from gambit.scorers.readers.names import parse_reader
@@ -80,3 +80,12 @@ def test_on_a_gpu_both_must_know_their_memory(tmp_path, monkeypatch, options, be
     assert prepare_reader(name, EngineConfig(device="cuda", **options)).beside_engine is beside
     options = {**options, "verifier_engine": "local"}
     assert not prepare_reader(name, EngineConfig(device="cuda", **options)).beside_engine, "one process loads both"
+
+
+@pytest.mark.parametrize("options", [{"verifier_engine": "local"}, {"device": "cpu"}])
+def test_a_share_of_the_gpu_is_not_ignored_where_nothing_keeps_to_it(tmp_path, options):
+    name = parse_reader(f"prm:{own(tmp_path).folder}")
+    with pytest.raises(UserError, match="--verifier-gpu-share is for a verifier that vLLM runs here"):
+        prepare_reader(name, EngineConfig(verifier_gpu_share=0.5, **options))
+    with pytest.raises(UserError, match="--verifier-gpu-share is for a verifier that vLLM runs here"):
+        prepare_reader(parse_reader("prm:http://127.0.0.1:9"), EngineConfig(verifier_gpu_share=0.5))

@@ -23,6 +23,10 @@ class ReaderStart:
 
 def prepare_reader(name: ReaderName, config: EngineConfig) -> ReaderStart:
     """Find out what runs the verifier; what is wrong with its files is said here, before anything large is loaded."""
+    if config.verifier_gpu_share < 1 and (name.is_served or not _runs_on_vllm(config, _device(config))):
+        raise UserError(
+            "--verifier-gpu-share is for a verifier that vLLM runs here, in a process of its own: leave it out"
+        )
     if name.is_served:
         from gambit.scorers.readers.http_reader import start_http_reader
 
