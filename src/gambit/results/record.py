@@ -111,8 +111,9 @@ class PoolShape:
     @classmethod
     def of(cls, settings: Mapping[str, ev.Json]) -> PoolShape | None:
         """As a log's header has it; None for methods without tournaments, and for logs that do not say why."""
-        found = {field.name: settings[field.name] for field in dataclasses.fields(cls) if field.name in settings}
-        is_whole = all(field.name in found for field in dataclasses.fields(cls) if field.name != "swap_margin")
+        fields = dataclasses.fields(cls)
+        found = {field.name: settings[field.name] for field in fields if field.name in settings}
+        is_whole = all(field.name in found for field in fields if field.default is dataclasses.MISSING)
         return cls(**found) if is_whole and found["why"] else None  # type: ignore[arg-type]
 
     def after(self, split: ev.IslandsSplit | None) -> PoolShape:
