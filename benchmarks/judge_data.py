@@ -7,14 +7,14 @@
 the rest is made. What is not done when the time is up (`--until`, seconds since the epoch) is left out.
 
 - train: traces of the problems that judges are fitted to;
-- test: traces of the problems that they are judged on;
+- test, other: traces of the problems that they are judged on;
 - held: traces of training problems that no judge is fitted to (`simulated_search.py` works out from them which settings
   suit a search by a judge);
 - prefixes: those of held cut at 25, 50 and 75 %, each continued several times;
 - values: continuations from one random thought of each training trace, where a problem has right and wrong ones.
 
 On an H200 four engines of 512 rows, each a shard, make 57,000 tokens/s of a 1.5B model: train takes 140 s, values and
-prefixes as long together, with nothing else on the GPU.
+prefixes as long together, with nothing else on the GPU. With hidden states of thoughts (`--layers`) half as many.
 """
 
 from __future__ import annotations
@@ -79,6 +79,10 @@ class Run:
         return time.time() >= self._options.until
 
 
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def plan_of(options: argparse.Namespace) -> CollectPlan:
     sampling = {"temperature": options.temperature, "top_p": 1.0, "top_k": 0, "seed": options.seed}
     return CollectPlan(
@@ -91,7 +95,7 @@ def plan_of(options: argparse.Namespace) -> CollectPlan:
         search=SearchConfig(max_new_tokens=options.max_new_tokens, **sampling),
         traces_per_problem=options.traces,
         traces_at_once=options.traces_at_once,
-        layers=(),
+        layers=options.layers,
         num_graders=options.graders,
         num_rollouts=options.rollouts,
     )  # fmt: skip
@@ -102,6 +106,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     for part in ("train", "held", "test"):
         parser.add_argument(f"--{part}", type=Path, required=True, help="problems with answers, .jsonl")
+    parser.add_argument("--other", type=Path, help="more problems to judge on, of another kind")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="first problems of each file only")
     parser.add_argument("--traces", type=int, default=16, help="of a problem to judge or choose by")
@@ -115,6 +120,9 @@ def main() -> None:
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--engine-options", default="{}", help="JSON")
     parser.add_argument("--memory-ratio", type=float, default=0.5)
+    parser.add_argument(
+        "--layers", type=numbers, default=(), help="whose states are kept, such as -1,-9; none unless given"
+    )
     parser.add_argument("--graders", type=int, default=3)
     parser.add_argument("--shard", default="1/1", help="i/n")
     parser.add_argument("--parts", default="train,test,held,prefixes,values")
@@ -122,6 +130,7 @@ def main() -> None:
     parts: dict[str, Callable[[Run], None]] = {
         "train": lambda run: run.collect("train", options.train_traces),
         "test": lambda run: run.collect("test", options.traces),
+        "other": lambda run: run.collect("other", options.traces),
         "held": lambda run: run.collect("held", options.traces),
         "prefixes": lambda run: run.roll_out("held", options.traces, at_fractions(CUTS)),
         "values": lambda run: run.roll_out("train", options.train_traces, at_random(1, options.seed)),
