@@ -6,6 +6,9 @@
 `--parts` in the order in which they are made, the collections in folders of their own, so that training can begin while
 the rest is made. What is not done when the time is up (`--until`, seconds since the epoch) is left out.
 
+`--weights-at FILE`: the weights in DIR are others of the same shape, with which the engine starts while the real ones
+are still on their way; once FILE is there, those that then lie in DIR are loaded into the running engine.
+
 - train: traces of the problems that judges are fitted to;
 - test, other: traces of the problems that they are judged on;
 - held: traces of training problems that no judge is fitted to (`simulated_search.py` works out from them which settings
@@ -13,8 +16,9 @@ the rest is made. What is not done when the time is up (`--until`, seconds since
 - prefixes: those of held cut at 25, 50 and 75 %, each continued several times;
 - values: continuations from one random thought of each training trace, where a problem has right and wrong ones.
 
-On an H200 four engines of 512 rows, each a shard, make 57,000 tokens/s of a 1.5B model: train takes 140 s, values and
-prefixes as long together, with nothing else on the GPU. With hidden states of thoughts (`--layers`) half as many.
+On an H200 four engines of 512 rows, each a shard, make 57,000 tokens/s of a 1.5B model with `--confidence`, which sorts
+the vocabulary at every token: train takes 140 s, values and prefixes as long together, with nothing else on the GPU.
+With hidden states of thoughts (`--layers`) half as many; `collection_states.py` adds those later.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ from pathlib import Path
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.storage.locks import locked
+from gambit.solver import Solver
 from gambit.storage.problems import read_problem_file, shard_of
-from gambit.training.collect import Collector, CollectPlan
+from gambit.training.collect import Collector, CollectPlan, LocalEngines
 from gambit.training.sampling import Task
 from gambit.training.values import Cut, at_fractions, at_random
 
@@ -96,9 +101,30 @@ def plan_of(options: argparse.Namespace) -> CollectPlan:
         traces_per_problem=options.traces,
         traces_at_once=options.traces_at_once,
         layers=options.layers,
+        with_confidence=options.confidence,
         num_graders=options.graders,
         num_rollouts=options.rollouts,
     )  # fmt: skip
+
+
+def load_real_weights(solver: Solver, there: Path, until: float) -> None:
+    """Into an engine that runs with others of the same shape."""
+    while not there.exists():
+        if time.time() >= until:
+            raise SystemExit(f"{there} did not come")
+        time.sleep(0.2)
+    core = solver.engine._core._client  # type: ignore[attr-defined]  # vLLM's, by the names it has itself
+    core.collective_rpc("reload_weights")
+    core.reset_prefix_cache()
+
+
+def check_weights(solver: Solver, tasks: list[Task], search: SearchConfig) -> None:
+    """Random weights answer nothing. vLLM's CPU build packs its weights at the start and keeps those."""
+    config = search.model_copy(update={"policy": "sc", "capacity": 4, "num_traces": 4})
+    results = list(solver.solve_many([task.problem for task in tasks[:8]], config))
+    num_silent = sum(result.num_abstained for result in results)
+    if num_silent > 2 * len(results):
+        raise SystemExit(f"{num_silent} of {4 * len(results)} traces have no answer: these are not the real weights")
 
 
 def main() -> None:
@@ -111,6 +137,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="first problems of each file only")
     parser.add_argument("--traces", type=int, default=16, help="of a problem to judge or choose by")
     parser.add_argument("--train-traces", type=int, default=8)
+    parser.add_argument("--held-traces", type=int, help="if not as many as of the others")
     parser.add_argument("--rollouts", type=int, default=4, help="of each prefix")
     parser.add_argument("--until", type=float, default=math.inf, help="seconds since the epoch")
     parser.add_argument("--traces-at-once", type=int, default=512)
@@ -123,24 +150,33 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=numbers, default=(), help="whose states are kept, such as -1,-9; none unless given"
     )
+    parser.add_argument("--confidence", action="store_true", help="measure the model's confidence in every thought")
+    parser.add_argument("--weights-at", type=Path, help="a file that says when the weights are those to use")
     parser.add_argument("--graders", type=int, default=3)
     parser.add_argument("--shard", default="1/1", help="i/n")
     parser.add_argument("--parts", default="train,test,held,prefixes,values")
     options = parser.parse_args()
+    held_traces = options.held_traces or options.traces
     parts: dict[str, Callable[[Run], None]] = {
         "train": lambda run: run.collect("train", options.train_traces),
         "test": lambda run: run.collect("test", options.traces),
         "other": lambda run: run.collect("other", options.traces),
-        "held": lambda run: run.collect("held", options.traces),
-        "prefixes": lambda run: run.roll_out("held", options.traces, at_fractions(CUTS)),
+        "held": lambda run: run.collect("held", held_traces),
+        "prefixes": lambda run: run.roll_out("held", held_traces, at_fractions(CUTS)),
         "values": lambda run: run.roll_out("train", options.train_traces, at_random(1, options.seed)),
     }
     if unknown := set(options.parts.split(",")) - parts.keys():
         parser.error(f"unknown parts {', '.join(sorted(unknown))}: use {', '.join(parts)}")
     warnings.simplefilter("ignore")
-    with Collector(plan_of(options)) as collector:
+    plan = plan_of(options)
+    engines = LocalEngines(plan)
+    with Collector(plan, engines) as collector:
         run = Run(options, collector)
         run.say("the engine is there")
+        if options.weights_at is not None:
+            load_real_weights(engines.solver, options.weights_at, options.until)
+            check_weights(engines.solver, run.tasks("held"), plan.search)
+            run.say("the weights are there")
         for part in options.parts.split(","):
             parts[part](run)
 

@@ -1,79 +1,108 @@
 #!/usr/bin/env bash
-# What labels and ways of training make of a verifier and of a state scorer: collections (with hidden states), values of
-# prefixes, then a verifier by outcomes, three that go on from it or begin anew, two trained in other ways
-# (verifier_variants.py), ridge by outcomes and by values; what each says of the test, held-out and other problems.
-# About 1,400 s: 110 until the model is there, 100 until engines generate, until COLLECT_UNTIL the collections.
+# What labels and objectives make of a verifier and of a state scorer: collections, values of prefixes, then verifiers by outcomes,
+# by the vote and by values, one epoch each, and ridge by outcomes and by values; what each verifier says of the test,
+# held-out and other problems. About 1,000 s, of which 190 until engines generate: they start with random weights while
+# the real ones are on their way.
 . "$(dirname "$0")/common.sh"
-COLLECT_UNTIL=${COLLECT_UNTIL:-730} FIRST=${FIRST:-110} MORE=${MORE:-80} SHARDS=${SHARDS:-4} LAST=${LAST:-1600}
-ENGINE=${ENGINE:-vllm} LAYERS=${LAYERS:--1,-9} VARIANTS=${VARIANTS:-full implicit}
-options=${OPTIONS:-'{"own_process": true, "max_model_len": 2048, "kv_cache_memory_bytes": 10737418240}'}
+COLLECT_UNTIL=${COLLECT_UNTIL:-600} SHARDS=${SHARDS:-4} LAST=${LAST:-800} LEAST=${LEAST:-1000}
+ENGINE=${ENGINE:-vllm} LAYERS=${LAYERS:--1,-9} SECONDS_EACH=${SECONDS_EACH:-240}
+options=${OPTIONS:-'{"own_process": true, "exact_noise": false, "max_model_len": 2048, "kv_cache_memory_bytes": 8589934592}'}
 split="--validation 0.05 --test 0.1"
-model=${MODEL:-$W/model}
+model=$W/model
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
-train() { # train OUT SECONDS FLAGS…
+give_up() { say "GIVEN UP: $*"; touch "$W/over"; exit 1; }
+
+train() { # train NAME FLAGS…
   [ "$(now)" -lt "$LAST" ] || { say "NO TIME for $1"; return; }
-  "$PY" -m gambit scorer train --architecture verifier --model "$model" --out "$W/$1" --data "$W/c/train" --seconds "$2" \
-    --epochs 2 $split "${@:3}" > "$W/log/$1.txt" 2>&1
+  local limit=$((LAST - $(now)))
+  "$PY" -m gambit scorer train --architecture verifier --model "$model" --out "$W/$1" --data "$W/c/train" \
+    --seconds $((limit < SECONDS_EACH ? limit : SECONDS_EACH)) --epochs 1 $split "${@:2}" > "$W/log/$1.txt" 2>&1
   say "$1: $(tail -n 1 "$W/log/$1.txt")"
 }
 
-variants() { "$PY" "$W/code/benchmarks/verifier_variants.py" --data "$W/c" --model "$model" --out "$RESULTS" "$@"; }
-
-get_ready() {
-  unpack_vllm; start_mps; random_model
-  warm_up "$options" & local warm=$!
-  real_weights 300 || exit 1
-  until_over 260 $warm
-  mv "$W/real/model.safetensors" "$model/model.safetensors"
+read_by() { # read_by NAME
+  [ -f "$W/$1/verifier.json" ] || return
+  "$PY" "$W/code/benchmarks/verifier_variants.py" --data "$W/c" --model "$model" --out "$RESULTS" --read "$1=$W/$1" > "$W/log/read-$1.txt" 2>&1
+  say "read by $1: $(tail -n 1 "$W/log/read-$1.txt")"
 }
 
-collect() {
-  local engines=() i
+get_ready() {
+  random_model & local random=$!
+  unpack_vllm; start_mps
+  wait $random
+}
+
+# collector SHARD FLAGS…
+collector() {
+  VLLM_CACHE_ROOT=$W/cache-$1 "$PY" "$W/code/benchmarks/judge_data.py" --model "$model" --engine "$ENGINE" \
+    --train "$W/data/fit.jsonl" --held "$W/data/held.jsonl" --test "$W/data/math500_dev.jsonl" \
+    --other "$W/data/gsm8k_dev.jsonl" --parts train,held,test,other,values --held-traces 32 --memory-ratio 0.1 \
+    --engine-options "$options" --shard "$1/$SHARDS" --out "$W/c" --until $((T0 + COLLECT_UNTIL)) \
+    "${@:2}" ${COLLECT_FLAGS:-} > "$W/log/data-$1.txt" 2>&1
+}
+
+# With other weights than it began with an engine may be of no use: then it starts again.
+collect_shard() {
+  [ -z "${IS_READY:-}" ] || { collector "$1"; return; }
+  collector "$1" --weights-at "$W/real_weights" && return
+  say "engine $1 starts again: $(tail -n 1 "$W/log/data-$1.txt")"
+  cp "$W/log/data-$1.txt" "$W/log/data-$1-first.txt"
+  until_there 300 "$W/real_weights" && collector "$1"
+}
+
+merge() { # merge PART
+  "$PY" -m gambit scorer merge "$W/c/$1"-? --out "$W/c/$1" > "$W/log/merge-$1.txt" 2>&1
+}
+
+# until_said SECOND TEXT: waits for every engine to say it.
+until_said() {
+  local i
   for i in $(seq "$SHARDS"); do
-    [ ! -d "$W/cache-0" ] || cp -r "$W/cache-0" "$W/cache-$i"
-    VLLM_CACHE_ROOT=$W/cache-$i "$PY" "$W/code/benchmarks/judge_data.py" --model "$model" --engine "$ENGINE" \
-      --train "$W/data/fit.jsonl" --held "$W/data/held.jsonl" --test "$W/data/math500_dev.jsonl" \
-      --other "$W/data/gsm8k_dev.jsonl" --parts train,test,held,other,values --layers="$LAYERS" --memory-ratio 0.1 \
-      --engine-options "$options" --shard "$i/$SHARDS" --out "$W/c" --until $((T0 + COLLECT_UNTIL)) \
-      ${COLLECT_FLAGS:-} > "$W/log/data-$i.txt" 2>&1 & engines+=($!)
-    sleep 4
+    while ! grep -q "$2" "$W/log/data-$i.txt" && [ "$(now)" -lt "$1" ] && kill -0 "${engines[$((i - 1))]}" 2> /dev/null; do sleep 0.5; done
   done
-  until_over $((COLLECT_UNTIL + 40)) "${engines[@]}"
-  for part in train test held other; do
-    "$PY" -m gambit scorer merge "$W/c/$part"-? --out "$W/c/$part" > "$W/log/merge-$part.txt" 2>&1 &
-  done
-  wait
 }
 
 state_scorers() {
-  local labels
+  local labels part
+  for part in train test; do
+    "$PY" "$W/code/benchmarks/collection_states.py" "$W/c/$part" --model "$model" --layers="$LAYERS" --out "$W/states/$part" > "$W/log/states-$part.txt" 2>&1
+  done
+  say "states are there"
   for labels in outcomes values; do
-    "$PY" -m gambit scorer train --objective ridge --labels $labels --data "$W/c/train" --out "$W/ridge-$labels.safetensors" \
-      $split > "$W/log/ridge-$labels.txt" 2>&1
+    "$PY" -m gambit scorer train --objective ridge --labels $labels --data "$W/states/train" --out "$W/ridge-$labels.safetensors" \
+      --device cpu $split > "$W/log/ridge-$labels.txt" 2>&1
     say "ridge by $labels"
   done
+  "$PY" -m gambit scorer eval "$W"/ridge-*.safetensors --data "$W/states/test" --device cpu --out "$RESULTS/ridge.json" > "$W/log/ridge-eval.txt" 2>&1
 }
 
 say "judges begin"
 [ -n "${IS_READY:-}" ] || get_ready
 say "engines start"
-collect; say "collections are there"
-(state_scorers) & ridge=$!
-train outcomes "$FIRST"
-train values "$MORE" --labels values --start "$W/outcomes"
-train more-outcomes "$MORE" --start "$W/outcomes"
-variants --read outcomes="$W/outcomes" values="$W/values" more-outcomes="$W/more-outcomes" > "$W/log/read.txt" 2>&1
-say "three are read"
-for name in $VARIANTS; do
-  [ "$(now)" -lt "$LAST" ] || break
-  variants --train "$name" --seconds "$MORE" > "$W/log/$name.txt" 2>&1; say "$name: $(tail -n 1 "$W/log/$name.txt")"
+engines=()
+for i in $(seq "$SHARDS"); do
+  collect_shard "$i" & engines+=($!)
+  sleep 3
 done
-train values-alone "$FIRST" --labels values
-variants --read values-alone="$W/values-alone" > "$W/log/read-alone.txt" 2>&1
-until_over "$LAST" $ridge
-for part in test other; do
-  "$PY" -m gambit scorer eval $(ls -d "$W/outcomes" "$W/values" "$W"/ridge-*.safetensors) --data "$W/c/$part" --model "$model" \
-    --out "$RESULTS/eval-$part.json" > "$W/log/eval-$part.txt" 2>&1
-done
+if [ -z "${IS_READY:-}" ]; then
+  real_weights 300 || give_up "no weights"
+  mv "$W/real/model.safetensors" "$model/model.safetensors.new" && mv "$model/model.safetensors.new" "$model/model.safetensors"
+  touch "$W/real_weights"
+fi
+until_said 480 ' train: '
+merge train
+count=$(grep -o '"gold"' "$W/c/train/index.jsonl" | wc -l)
+[ "$count" -ge "$LEAST" ] || give_up "$count training problems: $(tail -n 2 "$W"/log/data-*.txt)"
+say "$count training problems are there"
+train outcomes
+train vote --objective vote
+until_over $((COLLECT_UNTIL + 40)) "${engines[@]}"
+pkill -KILL -f benchmarks/judge_data.py  # what outlived its shell
+rm -rf "$W/c/train"; for part in train held test other; do merge $part & done; wait
+say "collections are there: $(wc -l < "$W/c/train/values.jsonl") values"
+(state_scorers) & states=$!
+train values --labels values
+for name in outcomes vote values; do read_by $name; done
+until_over $((LAST + 60)) $states
 touch "$W/over"; say "judges are over"

@@ -142,13 +142,13 @@ class LocalEngines:
     def __init__(self, plan: CollectPlan) -> None:
         config = sampling_engine(plan)
         options = config.model_dump(exclude_unset=True, exclude={"scorer"})
-        self._solver = Solver(scorer=thought_scorer(plan), **options)
+        self.solver = Solver(scorer=thought_scorer(plan), **options)
         try:  # second: what the engine leaves of the memory is enough for it
             self._reader = state_reader(plan)
         except BaseException:
-            self._solver.close()
+            self.solver.close()
             raise
-        self.sampler = self.roller = LocalSampler(self._solver)
+        self.sampler = self.roller = LocalSampler(self.solver)
 
     @property
     def hidden_size(self) -> int:
@@ -160,13 +160,13 @@ class LocalEngines:
 
     @property
     def engine_info(self) -> EngineInfo:
-        return self._solver.engine.info
+        return self.solver.engine.info
 
     def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
         return self._reader.read(readings_of(problems))
 
     def close(self) -> None:
-        self._solver.close()
+        self.solver.close()
 
 
 class Collector:
