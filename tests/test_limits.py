@@ -60,7 +60,8 @@ def test_nothing_is_left_to_run():
 
 def test_a_settled_vote_ends_what_still_runs():
     assert due(limits_of(), is_settled=True) is StopReason.CONSENSUS
-    assert due(limits_of(live=0), is_settled=True) is StopReason.EXHAUSTED
+    assert due(limits_of(live=0), is_settled=True) is StopReason.CONSENSUS, "nothing runs because nothing more has to"
+    assert due(limits_of(finished=(0, 0, 0, 0)), is_settled=True) is StopReason.COMPLETED
 
 
 def test_a_budget_of_traces_is_looked_at_first():

@@ -103,7 +103,7 @@ def test_small_pools_have_an_island_at_least():
     (None, "nobody has judged the scorer"),
     (trusted(0.91), "0.91 on 100 problems (0.8 and more)"),
     (trusted(0.7), "0.70 on 100 problems (0.7 to 0.8)"),
-    (trusted(0.52), "(0 to 0.6)"),
+    (trusted(0.52), "(0 to 0.7)"),
     (trusted(0.9, 3), "3 problems, fewer than the 20"),
 ])  # fmt: skip
 def test_the_reason_is_said_in_a_sentence(trust, words):

@@ -119,8 +119,15 @@ class SearchConfig(CheckedModel):
     consensus_stop: str | float = Field(
         "off", description="end once the vote is settled: off, certain (nobody can catch up) or a share such as 0.95"
     )
-    consensus_min_traces: Traces = Field(
-        16, description="completed traces before a share of the votes counts for consensus_stop"
+    consensus_min_traces: Traces | None = Field(
+        None,
+        description="completed traces before a share of the votes counts for consensus_stop; default: 16, or "
+        "first_traces where that is less",
+    )
+    first_traces: Traces | None = Field(
+        None,
+        description="traces to begin with; as many again each time all are over and the vote is not settled "
+        "(consensus_stop), up to num_traces; default: all at once",
     )
     vote: VoteKind | None = Field(
         None, description=f"how answers are weighed: {', '.join(VoteKind)}; default: the policy's own"
@@ -142,7 +149,15 @@ class SearchConfig(CheckedModel):
 
     @property
     def consensus(self) -> Consensus | None:
-        return Consensus.parse(self.consensus_stop, self.consensus_min_traces)
+        least = self.consensus_min_traces or min(16, self.first_traces or 16)
+        return Consensus.parse(self.consensus_stop, least)
+
+    @model_validator(mode="after")
+    def _has_end(self) -> Self:
+        if self.first_traces is not None and self.consensus is None:
+            raise ValueError("first_traces saves traces only where a settled vote ends the search: give consensus_stop "
+                             "too, such as 0.8")  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _swaps_fit(self) -> Self:

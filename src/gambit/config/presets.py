@@ -124,6 +124,7 @@ class SearchSettings:
     budget_seconds: float | None
     budget_traces: int | None
     consensus: Consensus | None = None
+    first_traces: int | None = None  # None: all at once
     islands: int = 1
     is_probability: bool = False  # whether scores are
     swap_margin: float = 0.0  # in log-odds where scores are chances
@@ -203,6 +204,7 @@ def resolve(
         budget_seconds=config.budget_seconds,
         budget_traces=config.budget_traces,
         consensus=config.consensus,
+        first_traces=config.first_traces if (config.first_traces or num_traces) < num_traces else None,
         policy_options=policy_options,
     )
     return settings, _check(settings, config, context_left)
@@ -269,8 +271,6 @@ def _pool(
     for safer in RULES[RULES.index(rule) + 1 :]:  # a search may fall back more than once
         if (pool := by_rule(safer, pools[-1].islands)).islands > pools[-1].islands:
             pools.append(pool)
-        elif len(pools) > 1:  # as many islands as the rule before it: its pool serves both
-            pools[-1] = pools[-1]._replace(from_auc=safer.from_auc)
     chosen, *rest = pools
     doubt = Doubt(trust.halfway, trust.spread, is_probability, tuple(rest)) if trust and trust.spread and rest else None
     return _Pool(*chosen[1:], reason_for(trust), doubt, rule.margin, USUAL_FLOOR if rule.has_floor else 0.0)
@@ -312,6 +312,10 @@ def _check(settings: SearchSettings, config: SearchConfig, context_left: int) ->
         warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island has "
                         f"{settings.capacity} roots and adds traces by branching alone, so that it may end with fewer; "
                         "raise --capacity, or give --islands 2 or more")  # fmt: skip
+    first = settings.first_traces
+    if settings.policy == "gambit" and first is not None and first * settings.islands < settings.num_traces:
+        warnings.append(f"first_traces {first} is less than an island: the search begins with a whole "
+                        f"one, {-(-settings.num_traces // settings.islands)} traces")  # fmt: skip
     if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
         warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
                         f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip

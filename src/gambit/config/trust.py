@@ -138,14 +138,13 @@ class TrustRule(NamedTuple):
 # - pawn with a useless scorer: 30 % with 1 island, 60 % with 16, 67.5 % with 32, as plain voting.
 # - Simulated searches over that LLM's traces, C = 16 (benchmarks/results/simulated_search.json): at an AUC of 0.64 4
 #   islands lose 3 to 5 points to the same judge's votes over plain traces, and 1 to 2 with a margin of 2; at 0.71 they
-#   gain 1 without a margin and lose 1 with it, at 0.78 they gain 4 and 2.
+#   gain 1 without a margin and lose 1 with it, at 0.78 they gain 4 and 2. Pairs with a margin lose nothing at 0.64.
 # - pawn, 40 puzzles: at 0.75 65 % with a margin of 0 or 1, 57.5 % with 2, plain voting 55 %; at 0.65 57.5 % without a
 #   margin, 55 % with one, as plain voting.
 # - A floor would take the memory of nearly half of that LLM's traces: on hard problems most chances are below 0.1.
 RULES = (
     TrustRule(0.8, island_size=16, swaps_per_island=4, least_warmup=0.0, margin=0.0, has_floor=True),
     TrustRule(0.7, island_size=4, swaps_per_island=2, least_warmup=0.0, margin=0.0, has_floor=False),
-    TrustRule(0.6, island_size=4, swaps_per_island=2, least_warmup=0.0, margin=MARGIN, has_floor=False),
     TrustRule(0.0, island_size=2, swaps_per_island=1, least_warmup=0.5, margin=MARGIN, has_floor=False),
 )
 

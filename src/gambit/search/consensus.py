@@ -10,6 +10,10 @@ from gambit.results.record import Equivalent, SearchRecord
 from gambit.results.vote import Ballot, Consensus, VoteKind, VoteResult
 from gambit.search.policies.base import Requirements
 
+# Where weights are chances, an answer that nobody has given yet has half of what a trace that is certainly right has:
+# four traces that agree and are all thought to be wrong settle nothing.
+UNSEEN = 0.5
+
 
 def most_weight(kind: VoteKind, *, is_probability: bool) -> float | None:
     """The most one trace can add to its answer; None where there is no bound, or where weights do not add up."""
@@ -30,13 +34,21 @@ def check_consensus(consensus: Consensus | None, kind: VoteKind, *, is_probabili
     )
 
 
-def is_over(consensus: Consensus, record: SearchRecord, requirements: Requirements, equivalent: Equivalent) -> bool:
-    """Whether a search need not go on, as far as its vote is concerned."""
+def is_over(
+    consensus: Consensus,
+    record: SearchRecord,
+    requirements: Requirements,
+    equivalent: Equivalent,
+    *,
+    is_probability: bool,
+) -> bool:
+    """Whether a search need not go on, as far as its vote is concerned. `is_probability`: whether scores are."""
     least = consensus.min_traces if consensus.fraction is not None else 0
     if record.tree.count(TraceState.FINISHED) < max(least, requirements.provisional_traces):
         return False
     vote = record.vote(equivalent)
-    return is_settled(consensus, record.vote_kind, record.ballots(), vote, most_to_come(record, requirements))
+    unseen = UNSEEN if is_probability and record.vote_kind in (VoteKind.SCORE, VoteKind.POSITION) else 0.0
+    return is_settled(consensus, record.vote_kind, record.ballots(), vote, most_to_come(record, requirements), unseen)
 
 
 def most_to_come(record: SearchRecord, requirements: Requirements) -> int:
@@ -49,14 +61,22 @@ def most_to_come(record: SearchRecord, requirements: Requirements) -> int:
 
 
 def is_settled(
-    consensus: Consensus, kind: VoteKind, ballots: Sequence[Ballot], vote: VoteResult, most_to_come: int
+    consensus: Consensus,
+    kind: VoteKind,
+    ballots: Sequence[Ballot],
+    vote: VoteResult,
+    most_to_come: int,
+    unseen: float = 0.0,
 ) -> bool:
-    """Whether to stop now, when at most `most_to_come` more traces will vote."""
+    """Whether to stop now, when at most `most_to_come` more traces will vote.
+
+    `unseen`: what an answer that nobody has given yet has of the weight.
+    """
     weights = [entry.weight for entry in vote.entries]
     if not weights:
         return False
     if consensus.fraction is not None:
-        return weights[0] >= consensus.fraction * sum(weights)
+        return weights[0] >= consensus.fraction * (sum(weights) + unseen)
     if not any(ballot.weight for ballot in ballots):  # the traces were counted: the first real weight decides alone
         return False
     second = weights[1] if len(weights) > 1 else 0.0

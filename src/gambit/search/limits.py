@@ -75,10 +75,10 @@ class SearchLimits:
         completed = tree.count(TraceState.FINISHED)
         if settings.budget_traces is not None and completed >= settings.budget_traces:
             return StopReason.BUDGET_TRACES
+        if is_settled and not self.has_enough_traces:
+            return StopReason.CONSENSUS
         if (reason := self.end_of_traces) is not None:
             return reason
-        if is_settled:
-            return StopReason.CONSENSUS
         # The cap is never passed: a step that might generate more than what is left is not taken.
         if settings.budget_tokens is not None and num_generated + tree.num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS

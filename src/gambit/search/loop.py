@@ -85,6 +85,7 @@ class Search:
         self._policy = policy
         self._policy_state = policy.initial_state()
         self._is_settled = False
+        self._num_planned = settings.first_traces
         need = self._requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
         self._settings = settings
@@ -143,6 +144,7 @@ class Search:
         if step.finished and (consensus := self._settings.consensus) is not None:
             self._collect_scores(self.record.vote_kind.needs_scores, with_latest=True)  # of those that vote
             self._is_settled = self._has_settled(consensus)
+        self._plan_more()
         self._stop_if_due()
         self._spent.search += time.perf_counter() - began - (self._judge.seconds_waited - waited)
         self._tell_of_step()
@@ -155,7 +157,18 @@ class Search:
         if self._settings.part is not None:
             return False  # others vote too
         equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
-        return is_over(consensus, self.record, self._requirements, equivalent)
+        return is_over(
+            consensus, self.record, self._requirements, equivalent, is_probability=self._settings.is_probability
+        )
+
+    def _plan_more(self) -> None:
+        """As many roots again as there are, once they and their branches are over and have not settled the vote."""
+        if self._num_planned is None or self._is_settled or self.record.tree.num_live or self.is_stopped:
+            return
+        num_roots = sum(trace.parent is None for trace in self.record.tree.traces)
+        if num_roots < self._settings.num_traces:
+            self._num_planned = 2 * num_roots
+            self._ask_policy()
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         """Cancel what still runs and leave the engine; `conclude` then takes the vote."""
@@ -265,6 +278,7 @@ class Search:
             tuple(self._recorder.finished),
             self._thoughts(traces),
             self._recorder.found_spread(),
+            self._num_planned,
         )
 
     def _thoughts(self, traces: Sequence[TraceView]) -> tuple[ThoughtView, ...]:

@@ -213,7 +213,9 @@ class MergedSearch:
         consensus, is_settled = self._settings.consensus, False
         if has_finished and consensus is not None:
             equivalent = self._equivalent_until(time.monotonic() + CHECK_SECONDS)
-            is_settled = is_over(consensus, self.record, self._requirements, equivalent)
+            is_settled = is_over(
+                consensus, self.record, self._requirements, equivalent, is_probability=self._settings.is_probability
+            )
         return self.limits.reason_in_pool(self._num_generated, is_settled=is_settled)
 
     def _sample(self, step: int) -> ev.Sample:

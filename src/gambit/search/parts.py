@@ -7,11 +7,15 @@ import itertools
 from collections.abc import Iterator
 
 from gambit.config.presets import SearchPart, SearchSettings
+from gambit.core.errors import UserError
 from gambit.search.policies.base import SplitBy
 
 
 def split(settings: SearchSettings, split_by: SplitBy, num_engines: int) -> tuple[SearchSettings, ...]:
     """The settings of each part; one part, the whole search, where there is nothing to split."""
+    if settings.first_traces is not None:  # whether there are more is for the vote, which no part has
+        raise UserError("first_traces: a search that is spread over engines begins with all its traces; leave it out, "
+                        "or search on one engine")  # fmt: skip
     pieces = {SplitBy.ISLANDS: settings.islands, SplitBy.TRACES: min(settings.capacity, settings.num_traces)}
     count = min(num_engines, pieces.get(split_by, 1))
     if count <= 1:

@@ -35,6 +35,7 @@ IN_0_1_0: Mapping[str, Json] = {
     "budget_traces": None,
     "consensus_stop": "off",
     "consensus_min_traces": 16,
+    "first_traces": None,
     "vote": None,
     "confidence_window": 2048,
     "answer": "boxed",

@@ -68,6 +68,11 @@ class PoolView:
     finished: tuple[FinishedView, ...] = ()  # all of them, in the order of their ends
     thoughts: tuple[ThoughtView, ...] = ()
     spread: ScoreSpread | None = None  # where the settings have a doubt, and enough roots a thought
+    num_planned: int | None = None  # traces that may be started by now; None: all
+
+    def most(self, num_traces: int) -> int:
+        """How many of so many traces may be started by now."""
+        return num_traces if self.num_planned is None else min(num_traces, self.num_planned)
 
     @property
     def num_completed(self) -> int:
@@ -235,5 +240,5 @@ def top_up(
     view: PoolView, capacity: int, num_traces: int, on_pressure: OnPressure, stop_rule: StopRule | None = None
 ) -> list[Decision]:
     """Start as many roots as the pool has places, `num_traces` in all."""
-    count = min(capacity - len(view.traces), num_traces - view.num_created)
+    count = min(capacity - len(view.traces), view.most(num_traces) - view.num_created)
     return [Start(count, on_pressure, stop_rule)] if count > 0 else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -161,14 +162,26 @@ class Tournament:
         surplus = [trace for island in self.islands for trace in self.surplus(island, members[island])]
         for trace in surplus:
             members[trace.island].remove(trace)
+        has_begun = {island: bool(members[island] or completed[island]) for island in self.islands}
         return [
             *(Prune(trace.id, "split") for trace in surplus),
             *(
                 decision
-                for island in self.islands
+                for island in self.open_islands(has_begun, view)
                 for decision in self.decide_island(island, members[island], completed[island], is_round=is_round)
             ),
         ]
+
+    def open_islands(self, has_begun: Mapping[int, bool], view: PoolView) -> Iterator[int]:
+        """Those that have begun, and of the others, in their order, as many as the traces planned by now fill."""
+        planned = view.most(self.islands.num_wanted)
+        planned -= sum(self.islands.share(island) for island in self.islands if has_begun[island])
+        for island in self.islands:
+            if has_begun[island]:
+                yield island
+            elif planned > 0:
+                planned -= self.islands.share(island)
+                yield island
 
     def surplus(self, island: int, traces: list[TraceView]) -> list[TraceView]:
         """The worst of an island that a split left with more traces than places: another was left with fewer."""
