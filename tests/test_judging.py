@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 import time
 
 import pytest
@@ -22,6 +23,7 @@ from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.search import loop
+from gambit.search.batch import SearchBatch, run_searches
 from gambit.search.loop import Search
 from gambit.search.policies.base import Requirements, ScoreUse, Start, Wake
 from gambit.search.verification import VerifierUse
@@ -198,7 +200,7 @@ def test_a_hurried_vote_waits_for_no_score(verifier):
 
 def test_a_look_at_the_vote_collects_the_scores_it_weighs_by(verifier):
     """Self-consistency with votes by score: nobody asks for scores before a trace completes."""
-    settings = make_settings("sc", capacity=3, check_interval=99, consensus=Consensus(0.9, 2))
+    settings = make_settings("sc", capacity=3, check_interval=3, consensus=Consensus(0.9, 2))
     watched = run_one(
         PuppetEngine(short_story()),
         settings,
@@ -287,3 +289,111 @@ def test_waiting_for_the_verifier_is_no_work_of_the_searchs_own(verifier):
     watched = run_one(PuppetEngine(story()), make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
     sample = of(ev.Sample, watched)[-1]
     assert 0 <= sample.seconds_search < sample.seconds_total < math.inf
+
+
+# -- between rounds of traces ----------------------------------------------------------------------------------
+
+
+def two_rounds():
+    """Two traces that end, then two more; an answer each."""
+    return [
+        SearchStep(admitted=admit(0, 1), num_generated=2),
+        SearchStep(num_generated=2, finished=ends(0, 1, length=2)),
+        SearchStep(admitted=admit(2, 3), num_generated=2),
+        SearchStep(num_generated=2, finished=ends(2, 3, length=2)),
+    ]
+
+
+ROUNDS = {"capacity": 4, "first_traces": 2, "consensus": Consensus(0.9, 2), "is_probability": True}
+
+
+def in_rounds(use, steps=None, number=1, **options):
+    return make_search(PuppetEngine(steps or two_rounds()), make_settings("sc", **ROUNDS, **options), verifier=use,
+                       number=number, answer_of=lambda tokens: "same")  # fmt: skip
+
+
+def test_between_rounds_a_search_waits_while_others_go_on(verifier):
+    """The vote decides whether there is another round, and its scores are still to come."""
+    reader = HeldReader(by_trace)
+    search = in_rounds(verifier(reader)).search
+    search.begin()
+    for _ in range(2):
+        batch = search._engine.step()
+        search.absorb(batch.searches[1], batch)
+    assert search.is_waiting and not search.is_stopped
+    for _ in range(3):  # engine steps of other searches
+        search.absorb(SearchStep(), dataclasses.replace(batch, searches={}))
+    assert search.is_waiting and len(search._engine.submitted) == 2
+    reader.go.set()
+    search._judge._verification._awaited[-1].score.result(60)
+    search.absorb(SearchStep(), dataclasses.replace(batch, searches={}))
+    assert not search.is_waiting and len(search._engine.submitted) == 4, "1.4 of 1.9 is no nine tenths"
+
+
+def test_where_all_wait_the_engine_is_not_asked_for_steps(verifier):
+    reader = HeldReader(by_trace)
+    search = in_rounds(verifier(reader)).search
+    batch = SearchBatch(search._engine)
+    batch.add(search)
+    while not search.is_waiting:
+        batch.step()
+    before = search._engine.at
+    threading.Timer(0.05, reader.go.set).start()
+    batch.step()
+    assert not search.is_waiting and search._engine.at == before, "it has waited instead"
+    while batch.running:
+        batch.step()
+    assert search.conclude().counts.completed == 4
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9])
+def test_how_fast_a_verifier_is_changes_nothing(verifier, share):
+    def result(pause):
+        reader = HeldReader(by_trace, lambda: time.sleep(pause))
+        settings = make_settings("sc", **{**ROUNDS, "consensus": Consensus(share, 2)})
+        watched = run_one(PuppetEngine(two_rounds()), settings, verifier=verifier(reader),
+                          answer_of=lambda tokens: "same")  # fmt: skip
+        return watched.search.result.votes, watched.search.result.stop_reason
+
+    assert result(0.0) == result(0.03)
+    assert result(0.0)[0][0].traces == (2 if share == 0.7 else 4), "1.4 of 1.9, or 2.4 of 2.9"
+
+
+def test_a_verifier_lost_between_rounds_fails_the_search(verifier):
+    watched = in_rounds(verifier(DyingReader(by_trace, lives=1)))
+    with pytest.raises(EngineError, match="out of breath"):
+        list(run_searches(watched.search._engine, [watched.search]))
+    assert watched.search.failure is not None and isinstance(watched.events[-1], ev.Voted)
+
+
+def test_a_time_budget_ends_the_wait(verifier):
+    reader = HeldReader(by_trace)
+    watched = in_rounds(verifier(reader), budget_seconds=0.2)
+    [search] = run_searches(watched.search._engine, [watched.search])
+    reader.go.set()
+    assert search.result.stop_reason is StopReason.BUDGET_SECONDS and search.result.counts.completed == 2
+
+
+def test_of_traces_that_only_vote_nothing_but_the_ends_is_read(verifier):
+    reader, all_read = FunctionReader(by_trace), FunctionReader(by_trace)
+    results = [
+        run_one(PuppetEngine(short_story()), make_settings("sc", capacity=3), verifier=verifier(each, only_ends=only))
+        for each, only in ((reader, True), (all_read, False))
+    ]
+    assert [len(reading.thoughts) for reading in reader.seen] == [1, 1, 2], "the third says something after its thought"
+    assert len(all_read.seen) == 4
+    ours, theirs = (watched.search.result for watched in results)
+    assert ours.votes == theirs.votes and ours.verifier.thoughts == 3
+    at_end = {reading.key.trace: reading for reading in all_read.seen}
+    for reading in reader.seen:
+        assert dataclasses.replace(at_end[reading.key.trace], extends=None) == reading, "the same text, cut alike"
+
+
+def test_a_trace_that_ends_with_a_thought_is_read_too(verifier):
+    steps = [
+        SearchStep(admitted=admit(0, 1, 2), num_generated=3),
+        SearchStep(num_generated=3, scored=thoughts(2, 0, 1, 2), finished=ends(0, 1, 2, length=3)),
+    ]
+    reader = FunctionReader(by_trace)
+    watched = run_one(PuppetEngine(steps), make_settings("sc", capacity=3), verifier=verifier(reader, only_ends=True))
+    assert len(reader.seen) == 3 and watched.search.result.votes[0].weight == pytest.approx(1.6)

@@ -29,11 +29,24 @@ class SearchBatch:
         return self._take_stopped()
 
     def step(self) -> list[Search]:
-        """One engine step; gives the searches that it ended."""
+        """One engine step; gives the searches that it ended.
+
+        Where none of them has anything to run until its verifier has read, they wait for that instead.
+        """
+        if all(search.is_waiting for search in self.running.values()):
+            return self._wait()
         batch = self._engine.step()
         for search in self.running.values():
             try:
                 search.absorb(batch.searches.get(search.number, SearchStep()), batch)
+            except Exception as error:
+                search.fail(error)
+        return self._take_stopped()
+
+    def _wait(self) -> list[Search]:
+        for search in self.running.values():
+            try:
+                search.wait()
             except Exception as error:
                 search.fail(error)
         return self._take_stopped()

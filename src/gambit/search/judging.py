@@ -24,6 +24,21 @@ class TraceJudge:
         self._verification = verification
 
     @property
+    def has_verifier(self) -> bool:
+        """Whether scores are still to come from one."""
+        return self._verification is not None and not self._verification.is_given_up
+
+    @property
+    def has_all_scores(self) -> bool:
+        """Whether nobody would have to wait for a verifier."""
+        return self._verification is None or self._verification.has_all
+
+    @property
+    def awaits_votes(self) -> bool:
+        """Whether the score of a trace that votes has not been recorded yet."""
+        return self._verification is not None and self._verification.awaits_complete
+
+    @property
     def seconds_waited(self) -> float:
         """For the verifier."""
         return 0.0 if self._verification is None else self._verification.seconds_waited

@@ -15,7 +15,7 @@ from gambit.core.tree import LIVE, TraceState
 from gambit.core.types import PressureAction, SearchStep, StepBatch, StopReason, TraceKey
 from gambit.engines.base import Engine, SearchSpec
 from gambit.results.record import SearchRecord, SearchResult, voted
-from gambit.results.vote import NO_VOTE, Consensus
+from gambit.results.vote import NO_VOTE
 from gambit.search.consensus import is_over
 from gambit.search.execution import Execution
 from gambit.search.islands import Islands
@@ -78,6 +78,7 @@ class Search:
         )
         self.result: SearchResult | None = None
         self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
+        self.is_waiting = False  # nothing of it runs until the verifier has said what the vote needs
         self.failure: BaseException | None = None  # of this search alone
         self._error: str | None = None
         self.num_generated = 0
@@ -85,6 +86,7 @@ class Search:
         self._policy = policy
         self._policy_state = policy.initial_state()
         self._is_settled = False
+        self._has_news = False  # a trace has ended that the vote was not looked at with
         self._num_planned = settings.first_traces
         need = self._requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
@@ -141,33 +143,65 @@ class Search:
         elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
             self._collect_scores(self._requirements.scores is not ScoreUse.NEVER)
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
-        if step.finished and (consensus := self._settings.consensus) is not None:
-            self._collect_scores(self.record.vote_kind.needs_scores, with_latest=True)  # of those that vote
-            self._is_settled = self._has_settled(consensus)
-        self._plan_more()
-        self._stop_if_due()
+        self._has_news |= bool(step.finished)
+        self._go_on(is_check=step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0)
         self._spent.search += time.perf_counter() - began - (self._judge.seconds_waited - waited)
         self._tell_of_step()
+
+    def wait(self) -> None:
+        """For the scores that it needs to go on: of use where all searches of an engine do."""
+        self._go_on(is_check=False, may_wait=True)
+
+    def _go_on(self, *, is_check: bool, may_wait: bool = False) -> None:
+        """Look at the vote, and end the search or take more traces if it is time to.
+
+        Between two rounds of traces the search waits for the verifier while others go on, unless it `may_wait` here.
+        """
+        is_between = self._is_between_rounds
+        can_wait = is_between and not may_wait and not self._limits.is_time_up
+        self.is_waiting = can_wait and self._votes_by_verifier and not self._judge.has_all_scores
+        if self.is_waiting:
+            return
+        # The engine stands still while one of its searches waits for scores; after a check's lag they are there.
+        if self._has_news and (is_between or is_check or not self._votes_by_verifier):
+            self._look_at_vote(with_latest=is_between)
+        self._plan_more()
+        self._stop_if_due()
+
+    @property
+    def _votes_by_verifier(self) -> bool:
+        return self._judge.has_verifier and self.record.vote_kind.needs_scores
+
+    def _look_at_vote(self, *, with_latest: bool) -> None:
+        consensus = self._settings.consensus
+        if consensus is None or self._settings.part is not None:  # with parts, others vote too
+            return
+        self._collect_scores(self._votes_by_verifier, with_latest=with_latest)
+        self._has_news = self._votes_by_verifier and self._judge.awaits_votes
+        equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
+        self._is_settled = is_over(
+            consensus, self.record, self._requirements, equivalent, is_probability=self._settings.is_probability
+        )
 
     def _tell_of_step(self) -> None:
         if not self.is_stopped:
             self._callbacks.after_step(self._num_steps)
 
-    def _has_settled(self, consensus: Consensus) -> bool:
-        if self._settings.part is not None:
-            return False  # others vote too
-        equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
-        return is_over(
-            consensus, self.record, self._requirements, equivalent, is_probability=self._settings.is_probability
-        )
+    @property
+    def _is_between_rounds(self) -> bool:
+        """Nothing of it runs, and whether there are more traces is for the vote to say."""
+        if self._num_planned is None or self.record.tree.num_live or self.is_stopped:
+            return False
+        return self._num_roots < self._settings.num_traces and not self._limits.has_enough_traces
+
+    @property
+    def _num_roots(self) -> int:
+        return sum(trace.parent is None for trace in self.record.tree.traces)
 
     def _plan_more(self) -> None:
         """As many roots again as there are, once they and their branches are over and have not settled the vote."""
-        if self._num_planned is None or self._is_settled or self.record.tree.num_live or self.is_stopped:
-            return
-        num_roots = sum(trace.parent is None for trace in self.record.tree.traces)
-        if num_roots < self._settings.num_traces:
-            self._num_planned = 2 * num_roots
+        if self._is_between_rounds and not self._is_settled:
+            self._num_planned = 2 * self._num_roots
             self._ask_policy()
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:

@@ -29,6 +29,7 @@ class VerifierUse:
     lag: int = 0  # steps that a thought's score may take until a tournament goes by it
     is_async: bool = False  # nothing waits for it
     is_optional: bool = False  # when it fails, the stack does without it, or the engine's own scores are taken
+    only_ends: bool = False  # nobody looks at a score before the vote, and there the last one of a trace is all
     stack: StackUse | None = None
 
     @property
@@ -114,6 +115,16 @@ class Verification:
         """Whether the engine's own scores count from now on."""
         return self.lost is not None and self._stacking is None
 
+    @property
+    def has_all(self) -> bool:
+        """Whether every score has come, recorded or not."""
+        return all(each.score.done() for each in self._awaited)
+
+    @property
+    def awaits_complete(self) -> bool:
+        """Whether the score of a complete trace has not been recorded yet."""
+        return any(self._tree.traces[each.trace].state is TraceState.FINISHED for each in self._awaited)
+
     # -- thoughts end, traces branch ---------------------------------------------------------------------------
 
     def note(self, step: SearchStep, at: int) -> None:
@@ -123,7 +134,8 @@ class Verification:
             tokens = ended.get(thought.trace)
             self._extend(thought.trace, thought.num_tokens, tokens)
             self._lineage(thought.trace).engine_scores.append(thought.score)
-            self._hand_over(thought.trace, at, thought.score, features)
+            if not self._use.only_ends:
+                self._hand_over(thought.trace, at, thought.score, features)
         complete = [done for done in step.finished if self._tree.traces[done.trace].state is TraceState.FINISHED]
         traces = [done.trace for done in complete]
         found = [None] * len(traces) if self._stacking is None else self._stacking.end(traces)
@@ -199,6 +211,8 @@ class Verification:
         rest = tokens[len(lineage.tokens) :]
         if rest and self._use.decode(rest).strip():
             self._extend(done.trace, len(tokens), tokens)
+            self._hand_over(done.trace, at, None, features)
+        elif self._use.only_ends and lineage.ends:
             self._hand_over(done.trace, at, None, features)
         elif features is not None:  # nothing new to read, but a stack knows more of a complete trace
             score = lineage.last_score or _nothing_read()

@@ -12,7 +12,9 @@ from gambit.config.presets import SearchSettings, resolve, system_prompt_of
 from gambit.core import events as ev
 from gambit.core.errors import ToldOnce, UserError
 from gambit.core.problem import ChatMessage, Problem
+from gambit.core.types import Aggregation
 from gambit.engines.base import SearchSpec, check_prompt
+from gambit.results.vote import VoteKind
 from gambit.scorers.readers.base import Question
 from gambit.search.choice import (
     confidence_window,
@@ -20,11 +22,12 @@ from gambit.search.choice import (
     make_policy,
     needs_scores,
     policy_options,
+    vote_of,
     with_fixed_pool,
 )
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
-from gambit.search.policies.base import Policy, Requirements, SplitBy, requirements_of
+from gambit.search.policies.base import Policy, Requirements, ScoreUse, SplitBy, requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.solver.header import run_header
@@ -119,7 +122,9 @@ class SearchBuilder:
             settings, found = request.part.settings, []
         policy = make_policy(config, settings, is_probability=parts.judge.is_probability)
         requirements = requirements_of(policy)
-        verifier = self._verifier_use(problem, tokens, settings) if needs_scores(requirements, config) else None
+        verifier = None
+        if needs_scores(requirements, config):
+            verifier = self._verifier_use(problem, tokens, settings, only_ends=self._counts_ends(requirements, config))
         found += self._crowding(-(-settings.capacity * request.concurrency // num_engines))
         found += _short_context(verifier, len(tokens) + settings.max_new_tokens)
         notes = (*prompt.notes, *found) if request.part is None else ()  # the whole has said what there is to say
@@ -155,8 +160,14 @@ class SearchBuilder:
             settings = _with_own_noise(settings, problem)
         return settings, notes
 
+    def _counts_ends(self, requirements: Requirements, config: SearchConfig) -> bool:
+        """Whether of all that a verifier could read only complete traces count."""
+        aggregation, needs_last = self._parts.judge.aggregation, (VoteKind.SCORE, VoteKind.BEST)
+        is_last = aggregation is Aggregation.LAST and vote_of(config, aggregation) in needs_last
+        return is_last and requirements.scores is ScoreUse.NEVER
+
     def _verifier_use(
-        self, problem: Problem, prompt_tokens: tuple[int, ...], settings: SearchSettings
+        self, problem: Problem, prompt_tokens: tuple[int, ...], settings: SearchSettings, *, only_ends: bool
     ) -> VerifierUse | None:
         parts, asked = self._parts, problem.question
         if parts.verifier is None and parts.stack is None:
@@ -169,6 +180,8 @@ class SearchBuilder:
             lag=_verifier_lag(parts.config.verifier_lag, settings),
             is_async=parts.config.verifier_async,
             is_optional=parts.config.verifier_optional,
+            # What a stack knows grows with every thought, and without a verifier the engine's thoughts count.
+            only_ends=only_ends and parts.stack is None and not parts.config.verifier_optional,
             stack=parts.stack,
         )
 
