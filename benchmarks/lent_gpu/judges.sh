@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# What labels and objectives make of a verifier and of a state scorer: collections, values of prefixes, then verifiers by outcomes,
-# by the vote and by values, one epoch each, and ridge by outcomes and by values; what each verifier says of the test,
-# held-out and other problems. About 1,000 s, of which 190 until engines generate: they start with random weights while
-# the real ones are on their way.
+# What labels make of a verifier: collections, values of prefixes, then verifiers by outcomes and by values, one epoch
+# each; what each says of the test, held-out and other problems. About 900 s, of which 190 until engines generate: they
+# start with random weights while the real ones are on their way.
 . "$(dirname "$0")/common.sh"
 COLLECT_UNTIL=${COLLECT_UNTIL:-600} SHARDS=${SHARDS:-4} LAST=${LAST:-800} LEAST=${LEAST:-1000}
 ENGINE=${ENGINE:-vllm} LAYERS=${LAYERS:--1,-9} SECONDS_EACH=${SECONDS_EACH:-240}
@@ -96,13 +95,12 @@ count=$(grep -o '"gold"' "$W/c/train/index.jsonl" | wc -l)
 [ "$count" -ge "$LEAST" ] || give_up "$count training problems: $(tail -n 2 "$W"/log/data-*.txt)"
 say "$count training problems are there"
 train outcomes
-train vote --objective vote
 until_over $((COLLECT_UNTIL + 40)) "${engines[@]}"
 pkill -KILL -f benchmarks/judge_data.py  # what outlived its shell
 rm -rf "$W/c/train"; for part in train held test other; do merge $part & done; wait
 say "collections are there: $(wc -l < "$W/c/train/values.jsonl") values"
 (state_scorers) & states=$!
 train values --labels values
-for name in outcomes vote values; do read_by $name; done
+for name in outcomes values; do read_by $name; done
 until_over $((LAST + 60)) $states
 touch "$W/over"; say "judges are over"

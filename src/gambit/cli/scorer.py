@@ -10,7 +10,7 @@ import typer
 
 from gambit.cli.commands import PlainCommand, PlainGroup
 from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
-from gambit.cli.scorer_verifier import STACK, VERIFIER, export, train_stack, train_verifier, verifier_objective
+from gambit.cli.scorer_verifier import STACK, VERIFIER, export, train_stack, train_verifier
 from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.core.errors import UserError
@@ -153,8 +153,7 @@ def train(
         if architecture == VERIFIER:
             changes = given({"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
                              "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
-                             "recomputes": recompute, "num_problems": train_problems,
-                             "objective": verifier_objective(objective)})  # fmt: skip
+                             "recomputes": recompute, "num_problems": train_problems})  # fmt: skip
             train_verifier(data, out, model, start, changes, shares, labels, device, skip_corrupted, as_json)
             return OK
         from gambit.training.dataset import Division

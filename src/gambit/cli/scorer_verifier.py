@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gambit.training.loading import CollectionReader
     from gambit.training.ranking import Ints
     from gambit.training.stack.train import TrainedStack
-    from gambit.training.verifier.objective import Objective
     from gambit.training.verifier.train import TrainedVerifier
 
 VERIFIER, STACK = "verifier", "stack"
@@ -69,17 +68,6 @@ def train_verifier(
         trained = run(plan, passages, say)
     files = trained.verifier.save(out)
     _show(out, trained, [path.stat().st_size for path in files], as_json)
-
-
-def verifier_objective(name: str) -> Objective | None:
-    """None: the recipe's own."""
-    from gambit.training.verifier.objective import Objective
-
-    if name == AUTO:
-        return None
-    if name not in list(Objective):
-        raise UserError(f"unknown objective {name!r} of a verifier: use {' or '.join(Objective)}")
-    return Objective(name)
 
 
 def _check_folder(out: Path, architecture: str, *, is_own: bool) -> None:

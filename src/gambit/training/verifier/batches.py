@@ -19,7 +19,6 @@ class BatchSizes:
     pass_tokens: int  # of one forward and backward pass, at most; a problem is not divided
     traces_per_problem: int = 8  # of a problem with right and wrong ones, half of each where there are enough
     uniform_traces: int = 2  # of a problem whose traces are all right or all wrong: nothing to rank, only to calibrate
-    is_balanced: bool = True  # else as many right ones as come
 
 
 class ProblemOrder:
@@ -58,15 +57,13 @@ class ProblemOrder:
             yield batch
 
     def _drawn(self, members: Ints, sizes: BatchSizes) -> Ints:
-        """Balanced: right and wrong in turn, so that what is cut off for its length leaves both."""
+        """Right and wrong in turn, so that what is cut off for its length leaves both."""
         shuffled = self._rng.permutation(members)
         right, wrong = shuffled[self._is_correct[shuffled]], shuffled[~self._is_correct[shuffled]]
         is_mixed = len(right) > 0 and len(wrong) > 0
         count = sizes.traces_per_problem if is_mixed else sizes.uniform_traces
-        if sizes.is_balanced:
-            turns = sorted([*enumerate(right.tolist()), *enumerate(wrong.tolist())])
-            shuffled = np.array([trace for _, trace in turns], np.int64)
-        order = shuffled[:count]
+        turns = sorted([*enumerate(right.tolist()), *enumerate(wrong.tolist())])
+        order = np.array([trace for _, trace in turns], np.int64)[:count]
         fits = np.cumsum(self._lengths[order]) <= sizes.pass_tokens
         return order[: max(2, int(fits.sum()))]
 

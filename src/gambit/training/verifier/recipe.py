@@ -8,7 +8,6 @@ from pathlib import Path
 from gambit.scorers.verifier.folder import ALL_LINEAR
 from gambit.training.dataset import Division
 from gambit.training.train import AUTO, OUTCOMES
-from gambit.training.verifier.objective import Objective
 
 # Tokens of one step of the optimiser and, at most, of one pass, which keeps about 3 MB a token of a 1.5B model to go
 # back; on CUDA it is measured how many of them the memory holds.
@@ -28,9 +27,8 @@ class VerifierRecipe:
     warmup: float = 0.05  # share of the training over which the rate rises; then it falls to 0 in a line
     weight_decay: float = 0.0
     most_gradient: float = 1.0  # its norm is cut to this
-    objective: Objective = Objective.PAIRS
     chance_weight: float = 0.5  # of the cross-entropy, beside the ranking loss
-    traces_per_problem: int = 8  # in an epoch; of pairs half of them right where there are enough
+    traces_per_problem: int = 8  # in an epoch; half of them right where there are enough
     uniform_traces: int = 2  # of a problem with right or wrong traces only
     num_problems: int | None = None  # of those to train on, drawn at random: for a learning curve
     epochs: int = 4  # at most

@@ -29,7 +29,7 @@ from gambit.training.verifier.batches import BatchSizes, ProblemOrder
 from gambit.training.verifier.beginning import beginning
 from gambit.training.verifier.fused import use_fused_layers
 from gambit.training.verifier.memory import fit_to_memory, recompute
-from gambit.training.verifier.objective import Objective, chance_loss, ranking_loss
+from gambit.training.verifier.objective import chance_loss, ranking_loss
 from gambit.training.verifier.optimiser import MasterWeights
 from gambit.training.verifier.packing import flash_works, use_packing
 from gambit.training.verifier.passages import Passages, load_passages
@@ -123,8 +123,7 @@ class _TrainingRun:
         self._num_steps = self._num_problems = self._num_tokens = 0
         self._most_tokens = self._fit_to_memory(train)
         self._sizes = BatchSizes(recipe.step_tokens or STEP_TOKENS[verifier.device.type], self._most_tokens,
-                                 recipe.traces_per_problem, recipe.uniform_traces,
-                                 is_balanced=recipe.objective is Objective.PAIRS)  # fmt: skip
+                                 recipe.traces_per_problem, recipe.uniform_traces)  # fmt: skip
         self._seconds_read = 0.0  # spent on looks, which are no training
         self._looks: list[Look] = []
         self._told = 0.0
@@ -227,7 +226,7 @@ class _TrainingRun:
     def _pass(self, each: TrainingPass, weight: float) -> Tensor:
         batch = each.batch(self._verifier)
         self._num_tokens += each.num_tokens
-        loss = ranking_loss(batch, self._recipe.objective) + self._recipe.chance_weight * chance_loss(batch)
+        loss = ranking_loss(batch) + self._recipe.chance_weight * chance_loss(batch)
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
