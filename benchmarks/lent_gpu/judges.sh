@@ -22,7 +22,7 @@ train() { # train NAME FLAGS…
 
 read_by() { # read_by NAME
   [ -f "$W/$1/verifier.json" ] || return
-  "$PY" "$W/code/benchmarks/verifier_variants.py" --data "$W/c" --model "$model" --out "$RESULTS" --read "$1=$W/$1" > "$W/log/read-$1.txt" 2>&1
+  "$PY" "$W/code/benchmarks/verifier_readings.py" read "$1=$W/$1" --data "$W/c" --parts test,held,other --model "$model" --out "$RESULTS" > "$W/log/read-$1.txt" 2>&1
   say "read by $1: $(tail -n 1 "$W/log/read-$1.txt")"
 }
 
