@@ -37,9 +37,10 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--layers", type=lambda text: tuple(map(int, text.split(","))), default=(-1,))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtype", default="auto", help="of the weights: bfloat16 is twice as fast on many CPUs")
     parser.add_argument("--shards-at-once", type=int, default=8, help="shards whose traces are read together")
     options = parser.parse_args()
-    reader = StateReader(options.model, layers=options.layers)
+    reader = StateReader(options.model, layers=options.layers, dtype=options.dtype)
     header = read_header(options.collection).model_copy(update={"id": new_id(), "layers": options.layers})
     shards = list(read_shards(options.collection, skip_corrupted=False))
     with writing(options.out, header) as writer:
@@ -51,8 +52,8 @@ def main() -> None:
             for shard, (first, last) in zip(some, bounds, strict=True):
                 found = {name: torch.cat([each[name] for each in states[first:last]]) for name in states[first]}
                 writer.add(shard.entry.problems, {**shard.tensors, **found})
+            print(f"{start + len(some)} of {len(shards)} shards", flush=True)
     merge_values([options.collection], options.out)
-    print(f"{len(shards)} shards with states of layers {options.layers}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ part and verifier:
 
 - auc: within problems, after 25, 50, 75 and 100 % of a trace's thoughts, and the difference to the first verifier;
 - votes: by majority and weighted by the verifier's chances, over 4, 8 and 16 traces drawn from those of the problem;
+  `--together test,other` adds the gain over the problems of several parts;
 - rounds (`--rounds PART`): searches that begin with 4 plain traces and take as many again while the leading answer has
   less than a share of the weight (gambit.search.consensus), with their tokens as a share of those of 16 traces.
 """
@@ -34,6 +35,7 @@ from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import ReadTraces, quarter_aucs, read_traces
 
 Floats = npt.NDArray[np.float64]
+Gains = dict[str, dict[int, Floats]]  # verifier, traces: [problem]
 TRACES = (4, 8, 16)
 FIRST, SHARES, MOST = 4, (0.4, 0.5, 0.6, 0.7, 0.8), (16, 24, 32)
 REPEATS = 40  # drawings of traces for one figure
@@ -133,8 +135,9 @@ def percent(values: Floats) -> list[float]:
 
 
 def judged(
-    passages: Passages, readings: dict[str, tuple[ReadTraces, Platt]], *, with_rounds: bool
+    passages: Passages, readings: dict[str, tuple[ReadTraces, Platt]], gains: Gains, *, with_rounds: bool
 ) -> dict[str, object]:
+    """`gains`: filled with those of the weighted votes over the majority."""
     problems = problems_of(passages)
     everyone = np.arange(len(passages.tokens))
     alike = [np.ones(len(problem.answers)) for problem in problems]
@@ -170,6 +173,7 @@ def judged(
             mine["rounds"] = rounds(problems, weights, usual, most, UNSEEN)
         first = aucs if first is None else first
         told[name] = mine
+        gains[name] = {count: values - plain[count] for count, values in weighted.items()}
     return told
 
 
@@ -202,6 +206,7 @@ def read(options: argparse.Namespace) -> None:
 
 def judge(options: argparse.Namespace) -> None:
     told: dict[str, object] = {"what": "benchmarks/verifier_readings.py"}
+    gains: dict[str, Gains] = {part: {} for part in options.parts}
     for part in options.parts:
         passages = load_passages(options.data / part)
         readings = {}
@@ -211,9 +216,19 @@ def judge(options: argparse.Namespace) -> None:
                 with np.load(file) as kept:
                     logits = ReadTraces(passages.data.traces, *(kept[key].astype(float) for key in ("steps", "ends")))
                 readings[name] = logits, read_info(Path(folder)).calibration
-        told[part] = judged(passages, readings, with_rounds=part == options.rounds)
+        told[part] = judged(passages, readings, gains[part], with_rounds=part == options.rounds)
         print(part, flush=True)
-        options.result.write_text(json.dumps(told, indent=1) + "\n")
+    told["together"] = together([gains[part] for part in options.together])
+    options.result.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def together(parts: Sequence[Gains]) -> dict[str, object]:
+    """Over the problems of all parts, of the verifiers that have read them all."""
+    names = [name for name in parts[0] if all(name in each for each in parts)] if parts else []
+    return {
+        name: {count: percent(np.concatenate([each[name][count] for each in parts])) for count in TRACES}
+        for name in names
+    }
 
 
 def main() -> None:
@@ -225,6 +240,9 @@ def main() -> None:
     parser.add_argument("--model", help="the weights under the verifiers")
     parser.add_argument("--out", type=Path, required=True, help="folder of what was read")
     parser.add_argument("--result", type=Path, help=".json")
+    parser.add_argument(
+        "--together", type=lambda text: text.split(","), default=[], help="parts whose gains are joined"
+    )
     parser.add_argument("--rounds", help="part whose problems are searched in rounds")
     options = parser.parse_args()
     (read if options.what == "read" else judge)(options)

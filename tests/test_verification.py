@@ -10,6 +10,7 @@ from gambit.config.options import SearchConfig
 from gambit.config.trust import ScorerTrust
 from gambit.core import events as ev
 from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.core.problem import Problem
 from gambit.core.types import Aggregation, StopReason
 from gambit.pawn import Level, Split, generate
 from gambit.results.record import fold
@@ -331,3 +332,46 @@ def test_a_verifier_that_does_not_start_says_why(tmp_path):
         Solver("pawn", scorer=f"prm:{tmp_path}", device="cpu")
     with pytest.raises(UserError, match="formats are"):
         Solver("pawn", scorer="prm:shepherd:folder", device="cpu")
+
+
+# -- votes without a search ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads_all"),
+    [
+        ({"policy": "sc", "vote": "score"}, False),
+        ({"policy": "sc", "vote": "best"}, False),
+        ({"policy": "sc", "vote": "position"}, True),  # weighs every thought
+        ({"policy": "gambit"}, True),  # ranks by them
+    ],
+)
+def test_a_verifier_whose_scores_only_vote_reads_each_trace_once(oracle, changes, reads_all):
+    solver, reader = oracle
+    before = len(reader.seen)
+    result, events = solved(solver, PUZZLES[0], **changes)
+    readings = reader.seen[before:]
+    assert (len(readings) > result.counts.completed) is reads_all
+    assert result.verifier.thoughts == len(readings) or reads_all
+    ends = {reading.key.trace: reading for reading in readings}
+    for trace in (event.trace for event in of(ev.Finished, events)):
+        assert len(ends[trace].thoughts) > 2, "with all its thoughts, one by one"
+
+
+def test_with_whom_it_may_have_to_do_without_it_all_thoughts_are_read():
+    reader = FunctionReader(is_sound)
+    with solver_with(reader, verifier_optional=True) as solver:
+        result, _ = solved(solver, PUZZLES[0], policy="sc", vote="score")
+        assert len(reader.seen) > result.counts.completed
+
+
+def test_searches_in_rounds_by_a_verifier_repeat_and_save_traces(oracle):
+    solver, _ = oracle
+    config = {"policy": "sc", "vote": "score", "capacity": 12, "first_traces": 3, "consensus_stop": 0.6}
+    found = [solved(solver, puzzle, **config)[0] for puzzle in PUZZLES]
+    problems = [Problem(puzzle.text, id=str(number)) for number, puzzle in enumerate(PUZZLES)]
+    together = solver.solve_many(problems, SearchConfig(**{**QUICK, **config}), concurrency=4)
+    assert any(result.counts.completed < 12 for result in found)
+    for result in together:
+        alone = found[int(result.problem_id)]
+        assert (result.votes, result.tokens.generated) == (alone.votes, alone.tokens.generated), "beside others too"

@@ -133,6 +133,13 @@ class SearchSettings:
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
     part: SearchPart | None = None  # None: all of the search
 
+    @property
+    def most_at_once(self) -> int:
+        """Traces that run at the same time; of a search in rounds the last one, at most half of all, has most."""
+        if self.first_traces is None:
+            return self.capacity
+        return min(self.capacity, max(self.first_traces, -(-self.num_traces // 2)))
+
     def options_of(self, kind: type[Model]) -> Model:
         """The policy's own options."""
         options = kind() if self.policy_options is None else self.policy_options
