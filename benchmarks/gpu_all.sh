@@ -6,7 +6,7 @@
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
 #     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier verifier_eval curve    # about 6 + 6 + 1 + 6 minutes
 #     … bash benchmarks/gpu_all.sh settings    # which islands, swaps and warm-up; about 4 minutes
-#     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=45056 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
+#     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=90112 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
 #     … bash benchmarks/gpu_all.sh collect values state_values                            # about 7 + 7 + 2 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
@@ -218,7 +218,7 @@ report() {
 
 # Sampling against the search by what `verifier` made (or JUDGE, such as prm:gambit:DIR); LIMIT problems of each kind. With
 # ROOM a KV cache of so many tokens on each engine, in a folder of its own: a quarter of C × concurrency × a plain trace's
-# length is 45,056 for 32 pools of 16 traces of 350 tokens. AMPLE is the room without it.
+# length is 90,112 for 64 pools of 16 traces of 350 tokens. AMPLE is the room without it.
 verifier_bench() {
   judged_bench "verifier_bench${ROOM:+_$ROOM}" llm_verifier "${ROOM:-${AMPLE:-589824}}" "$DATA/math500_dev.jsonl" "$DATA/gsm8k_dev.jsonl"
 }

@@ -24,7 +24,7 @@ def of_file(name, *args):
 # -- numbers: below, above, no number --------------------------------------------------------------------------
 
 COUNTS = ("capacity", "num_traces", "islands", "swap_size", "check_interval", "max_new_tokens", "budget_tokens",
-          "budget_traces", "consensus_min_traces", "confidence_window", "kv_budget_tokens")  # fmt: skip
+          "budget_traces", "consensus_min_traces", "first_traces", "confidence_window", "kv_budget_tokens")  # fmt: skip
 FROM_ZERO = ("warmup_tokens", "top_k")
 FLOATS = {"hard_floor": "1.5", "child_temperature": "1e9", "temperature": "1e9", "top_p": "1.01", "min_p": "1",
           "budget_seconds": "1e30", "memory_ratio": "2"}  # fmt: skip

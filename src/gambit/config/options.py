@@ -155,8 +155,8 @@ class SearchConfig(CheckedModel):
     @model_validator(mode="after")
     def _has_end(self) -> Self:
         if self.first_traces is not None and self.consensus is None:
-            raise ValueError("first_traces saves traces only where a settled vote ends the search: give consensus_stop "
-                             "too, such as 0.8")  # fmt: skip
+            raise UserError("first_traces saves traces only where a settled vote ends the search: give consensus_stop "
+                            "too, such as --consensus-stop 0.8")  # fmt: skip
         return self
 
     @model_validator(mode="after")
