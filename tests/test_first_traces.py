@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gambit import SearchConfig, Solver
-from gambit.config.options import build
 from gambit.config.presets import ModelDefaults, resolve
 from gambit.core import events as ev
 from gambit.core.errors import UserError
 from gambit.core.types import StopReason
 from gambit.results.vote import Consensus
+from gambit.search.choice import check_search
 from gambit.search.parts import split
 from gambit.search.policies.base import SplitBy
 from scripted import ScriptedEngine
@@ -136,7 +136,9 @@ def test_a_share_counts_from_the_first_round_on():
 
 def test_without_an_end_that_a_vote_can_bring_it_is_refused():
     with pytest.raises(UserError, match="give consensus_stop too"):
-        build(SearchConfig, {"first_traces": "4"})
+        check_search(SearchConfig(first_traces=4))
+    with Solver("pawn") as solver, pytest.raises(UserError, match="give consensus_stop too"):
+        solver.solve("a = 5; b = 9; c = a + b; c?", SearchConfig(first_traces=4))
 
 
 def test_as_many_as_there_are_is_all_at_once():

@@ -1,6 +1,7 @@
 """What `gambit serve` reads from requests: every field is used, or refused by name; and whose turn it is."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -90,6 +91,13 @@ def test_a_policy_comes_with_the_id_or_in_gambit_but_not_twice(reader):
     assert refusal(reader, model="M:sc", gambit={"policy": "gambit"}).param == "gambit.policy"
 
 
+def test_rounds_may_be_half_the_requests_and_half_the_servers(reader):
+    asked = chat(reader, gambit={"first_traces": 4, "consensus_stop": 0.6}).config
+    assert (asked.first_traces, asked.consensus.fraction) == (4, 0.6)
+    settled = dataclasses.replace(reader, base=reader.base.model_copy(update={"consensus_stop": 0.9}))
+    assert chat(settled, gambit={"first_traces": 4}).config.consensus.fraction == 0.9
+
+
 def test_budgets_are_the_least_of_request_server_and_key(reader):
     fields = {"model": "M", "messages": QUESTION}
     limits = KeyLimits(budget_tokens=1000, budget_seconds=7)
@@ -168,6 +176,7 @@ def test_whatever_is_not_supported_is_refused_by_name(reader):
         ({"model": ""}, "model"),
         ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
         ({"gambit": {"capacity": 0}}, "gambit.capacity"),
+        ({"gambit": {"first_traces": 4}}, "gambit.first_traces"),
         ({"gambit": {"capacity": 129}}, "gambit.capacity"),
         ({"gambit": {"num_traces": 200_000}}, "gambit.num_traces"),
         ({"gambit": {"seed": 1}}, "gambit.seed"),

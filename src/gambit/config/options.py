@@ -153,13 +153,6 @@ class SearchConfig(CheckedModel):
         return Consensus.parse(self.consensus_stop, least)
 
     @model_validator(mode="after")
-    def _has_end(self) -> Self:
-        if self.first_traces is not None and self.consensus is None:
-            raise UserError("first_traces saves traces only where a settled vote ends the search: give consensus_stop "
-                            "too, such as --consensus-stop 0.8")  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
     def _swaps_fit(self) -> Self:
         """Before a model is loaded; a preset's capacity is checked with the run's settings."""
         if self.capacity is not None and self.swap_size is not None:

@@ -68,7 +68,15 @@ def check_search(config: SearchConfig) -> None:
 def check_options(config: SearchConfig) -> None:
     """Refuse options that are wrong on every machine."""
     policy_options(config)
-    check_consensus(config.consensus, vote_of(config), is_probability=True)
+    _check_end(config, is_probability=True)
+
+
+def _check_end(config: SearchConfig, *, is_probability: bool) -> None:
+    """Refuse a vote that cannot be settled as it should be."""
+    check_consensus(config.consensus, vote_of(config), is_probability=is_probability)
+    if config.first_traces is not None and config.consensus is None:
+        raise UserError(f"first_traces = {config.first_traces}: without a vote that settles the search, all others "
+                        "follow; give consensus_stop too, such as --consensus-stop 0.8")  # fmt: skip
 
 
 def lacking(config: SearchConfig) -> str | None:
@@ -79,7 +87,7 @@ def lacking(config: SearchConfig) -> str | None:
 
 def make_policy(config: SearchConfig, settings: SearchSettings, *, is_probability: bool) -> Policy[object]:
     """`is_probability`: whether the scorer's scores are."""
-    check_consensus(config.consensus, vote_of(config), is_probability=is_probability)
+    _check_end(config, is_probability=is_probability)
     return load_policy(config.policy).from_settings(settings)
 
 
