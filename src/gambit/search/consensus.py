@@ -10,6 +10,7 @@ from gambit.results.record import Equivalent, SearchRecord
 from gambit.results.vote import Ballot, Consensus, VoteKind, VoteResult
 from gambit.search.policies.base import Requirements
 
+CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
 # Where weights are chances, an answer that nobody has given yet has half of what a trace that is certainly right has:
 # four traces that agree and are all thought to be wrong settle nothing.
 UNSEEN = 0.5

@@ -16,7 +16,7 @@ from gambit.core.types import PressureAction, SearchStep, StepBatch, StopReason,
 from gambit.engines.base import Engine, SearchSpec
 from gambit.results.record import SearchRecord, SearchResult, voted
 from gambit.results.vote import NO_VOTE
-from gambit.search.consensus import is_over
+from gambit.search.consensus import CHECK_SECONDS
 from gambit.search.execution import Execution
 from gambit.search.islands import Islands
 from gambit.search.judging import TraceJudge
@@ -35,13 +35,12 @@ from gambit.search.policies.base import (
     requirements_of,
 )
 from gambit.search.recorder import Callbacks, Recorder
+from gambit.search.rounds import Rounds
 from gambit.search.score_spread import SpreadMeter
 from gambit.search.stacking import Stacking
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.verification import Verification, VerifierUse
 from gambit.search.views import trace_view
-
-CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
 
 
 @dataclass(slots=True)
@@ -85,9 +84,6 @@ class Search:
         self._engine = engine
         self._policy = policy
         self._policy_state = policy.initial_state()
-        self._is_settled = False
-        self._has_news = False  # a trace has ended that the vote was not looked at with
-        self._num_planned = settings.first_traces
         need = self._requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
         self._settings = settings
@@ -96,6 +92,9 @@ class Search:
         self._judge = TraceJudge(engine, spec.search, self._recorder, self._verification(verifier))
         self._execution = Execution(engine, spec.search, settings, islands, self._recorder, self._judge)
         self._limits = SearchLimits(settings, islands, self.record.tree)
+        self._rounds = Rounds(
+            settings, self.record, self._requirements, self._judge, self._limits, callbacks.equivalent_until
+        )
         self._callbacks = callbacks
         self._num_steps = 0
         self._kv = (0, 0)
@@ -134,75 +133,41 @@ class Search:
         self._spent.scheduling += batch.seconds.scheduling
         self._num_steps += step.num_generated > 0
         self.num_generated += step.num_generated
+        is_check = step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0
         self._judge.record(step, self._num_steps)
         if self._reader is not None:
             self._reader.note(step.scored)
         if self._is_wanted(step):
             self._collect_scores(self._looks_at_scores(step), with_latest=self._policy.wake.on_boundary)
             self._ask_policy()
-        elif step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0:
+        elif is_check:
             self._collect_scores(self._requirements.scores is not ScoreUse.NEVER)
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
-        self._has_news |= bool(step.finished)
-        self._go_on(is_check=step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0)
+        self._rounds.note(bool(step.finished))
+        self._go_on(is_check=is_check)
         self._spent.search += time.perf_counter() - began - (self._judge.seconds_waited - waited)
         self._tell_of_step()
 
     def wait(self) -> None:
         """For the scores that it needs to go on: of use where all searches of an engine do."""
-        self._go_on(is_check=False, may_wait=True)
+        self._go_on(is_check=False, holds_up=True)
 
-    def _go_on(self, *, is_check: bool, may_wait: bool = False) -> None:
-        """Look at the vote, and end the search or take more traces if it is time to.
+    def _go_on(self, *, is_check: bool, holds_up: bool = False) -> None:
+        """Look at the vote, begin a next round of traces or end the search, if it is time to.
 
-        Between two rounds of traces the search waits for the verifier while others go on, unless it `may_wait` here.
+        A search that has to wait for its verifier lets others go on meanwhile, unless there are none to be held up.
         """
-        is_between = self._is_between_rounds
-        can_wait = is_between and not may_wait and not self._limits.is_time_up
-        self.is_waiting = can_wait and self._votes_by_verifier and not self._judge.has_all_scores
+        self.is_waiting = not holds_up and not self.is_stopped and self._rounds.must_wait
         if self.is_waiting:
             return
-        # The engine stands still while one of its searches waits for scores; after a check's lag they are there.
-        if self._has_news and (is_between or is_check or not self._votes_by_verifier):
-            self._look_at_vote(with_latest=is_between)
-        self._plan_more()
+        self._rounds.look(self._num_steps, is_check=is_check)
+        if not self.is_stopped and self._rounds.plan_next():
+            self._ask_policy()
         self._stop_if_due()
-
-    @property
-    def _votes_by_verifier(self) -> bool:
-        return self._judge.has_verifier and self.record.vote_kind.needs_scores
-
-    def _look_at_vote(self, *, with_latest: bool) -> None:
-        consensus = self._settings.consensus
-        if consensus is None or self._settings.part is not None:  # with parts, others vote too
-            return
-        self._collect_scores(self._votes_by_verifier, with_latest=with_latest)
-        self._has_news = self._votes_by_verifier and self._judge.awaits_votes
-        equivalent = self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)
-        self._is_settled = is_over(
-            consensus, self.record, self._requirements, equivalent, is_probability=self._settings.is_probability
-        )
 
     def _tell_of_step(self) -> None:
         if not self.is_stopped:
             self._callbacks.after_step(self._num_steps)
-
-    @property
-    def _is_between_rounds(self) -> bool:
-        """Nothing of it runs, and whether there are more traces is for the vote to say."""
-        if self._num_planned is None or self.record.tree.num_live or self.is_stopped:
-            return False
-        return self._num_roots < self._settings.num_traces and not self._limits.has_enough_traces
-
-    @property
-    def _num_roots(self) -> int:
-        return sum(trace.parent is None for trace in self.record.tree.traces)
-
-    def _plan_more(self) -> None:
-        """As many roots again as there are, once they and their branches are over and have not settled the vote."""
-        if self._is_between_rounds and not self._is_settled:
-            self._num_planned = 2 * self._num_roots
-            self._ask_policy()
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         """Cancel what still runs and leave the engine; `conclude` then takes the vote."""
@@ -254,7 +219,7 @@ class Search:
         return tokens
 
     def _stop_if_due(self) -> None:
-        reason = self._limits.due_reason(self.num_generated, is_settled=self._is_settled)
+        reason = self._limits.due_reason(self.num_generated, is_settled=self._rounds.is_settled)
         if reason is not None and not self.is_stopped:
             self.stop(reason)
 
@@ -312,7 +277,7 @@ class Search:
             tuple(self._recorder.finished),
             self._thoughts(traces),
             self._recorder.found_spread(),
-            self._num_planned,
+            self._rounds.num_planned,
         )
 
     def _thoughts(self, traces: Sequence[TraceView]) -> tuple[ThoughtView, ...]:

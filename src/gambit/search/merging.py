@@ -20,10 +20,9 @@ from gambit.core import events as ev
 from gambit.core.tree import LIVE, Trace, TraceState
 from gambit.core.types import StopReason
 from gambit.results.record import Equivalent, SearchRecord, SearchResult, voted
-from gambit.search.consensus import is_over
+from gambit.search.consensus import CHECK_SECONDS, is_over
 from gambit.search.islands import Islands
 from gambit.search.limits import SearchLimits
-from gambit.search.loop import CHECK_SECONDS
 from gambit.search.policies.base import Requirements
 from gambit.search.score_spread import DoubtWatch
 
