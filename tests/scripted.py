@@ -48,6 +48,7 @@ class ScriptedEngine:
     thought_chance: float = 0.3
     finish_chance: float = 0.05
     kv_tokens: int = 1 << 30
+    most_traces: int | None = None
     admit_chance: float = 1.0  # below 1, children wait without a reason
     own_noise: bool = False  # a trace's tokens, thoughts and end follow from its random numbers alone
     scores: Mapping[int, float] = field(default_factory=dict)  # trace id -> every score of it
@@ -65,7 +66,9 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        return EngineInfo("scripted", "script", "none", "none", 1, 1 << 20, self.kv_tokens, 1)
+        return EngineInfo(
+            "scripted", "script", "none", "none", 1, 1 << 20, self.kv_tokens, 1, most_traces=self.most_traces
+        )
 
     @property
     def tokenizer(self):

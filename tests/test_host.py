@@ -158,6 +158,91 @@ def test_an_engine_that_fails_fails_for_everybody_and_works_again(solver, monkey
     assert solver.solve(PROBLEMS[0], QUICK).counts.completed == 4
 
 
+# -- an engine that has no room ---------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Searches of three traces on an engine that steps when it is told to; what ran at a time is remembered."""
+
+    def __init__(self, most_traces, *lengths):
+        self.engine = ScriptedEngine(finish_chance=0.0, most_traces=most_traces)
+        self.may_step, self.at_a_time = threading.Semaphore(0), []
+        self.has_begun = threading.Event()
+        step = self.engine.step
+
+        def watched_step():
+            self.has_begun.set()
+            self.may_step.acquire()
+            self.at_a_time.append(sorted({key.search for key in (*self.engine.running, *self.engine.waiting)}))
+            return step()
+
+        self.engine.step = watched_step
+        self.host = SearchHost(lambda: self.engine)
+        self.tickets = [self.submit(number, length) for number, length in enumerate(lengths, start=1)]
+
+    def submit(self, number, length, **options):
+        wanted = make_settings(capacity=3, max_new_tokens=length, num_traces=3)
+        return self.host.submit(lambda: make_search(self.engine, wanted, number=number).search, **options)
+
+    def finish(self):
+        self.may_step.release(1000)
+        return [ticket.result.result(timeout=60).stop_reason for ticket in self.tickets]
+
+
+@pytest.fixture
+def crowd_of():
+    crowds = []
+
+    def make(*arguments):
+        crowds.append(Crowd(*arguments))
+        return crowds[-1]
+
+    yield make
+    for crowd in crowds:
+        crowd.may_step.release(1000)
+        crowd.host.close()
+
+
+def test_a_search_begins_once_the_engine_has_a_place_for_a_trace_of_it(crowd_of):
+    crowd = crowd_of(4, 5, 10, 5, 5)
+    assert crowd.finish() == [StopReason.COMPLETED] * 4
+    assert max(len(numbers) for numbers in crowd.at_a_time) == 2, "three traces and three: no place is left"
+    assert [1, 2] in crowd.at_a_time and [2, 3] in crowd.at_a_time, "the next one joins while another goes on"
+    assert [numbers[0] for numbers in crowd.at_a_time] == sorted(numbers[0] for numbers in crowd.at_a_time)
+
+
+def test_an_engine_without_places_takes_all_at_once(crowd_of):
+    crowd = crowd_of(None, 5, 5, 5, 5)
+    crowd.finish()
+    assert [1, 2, 3, 4] in crowd.at_a_time
+
+
+def test_a_search_that_waits_for_room_can_be_called_off(crowd_of):
+    crowd = crowd_of(3, 50, 5)
+    assert crowd.has_begun.wait(timeout=60)
+    crowd.tickets[1].cancel()
+    crowd.may_step.release(3)
+    called_off = crowd.tickets[1].result.result(timeout=60)
+    assert called_off.stop_reason is StopReason.INTERRUPTED and not crowd.tickets[0].result.done()
+    crowd.finish()
+
+
+def test_searches_that_wait_for_room_get_their_end_when_the_host_closes(crowd_of):
+    crowd = crowd_of(3, 50, 50, 50)
+    closing = threading.Thread(target=crowd.host.close)
+    closing.start()
+    assert crowd.finish() == [StopReason.INTERRUPTED] * 3
+    closing.join(timeout=60)
+
+
+def test_a_part_of_a_search_does_not_wait_for_room(crowd_of):
+    crowd = crowd_of(3, 20)
+    assert crowd.has_begun.wait(timeout=60)
+    crowd.tickets.append(crowd.submit(2, 5, may_wait=False))
+    assert crowd.finish() == [StopReason.COMPLETED] * 2
+    assert [1, 2] in crowd.at_a_time
+
+
 # -- random interleavings --------------------------------------------------------------------------------------------
 
 
@@ -204,9 +289,9 @@ actions = st.lists(
 
 
 @settings(max_examples=60)
-@given(st.lists(actions, min_size=1, max_size=3), st.integers(0, 1000), st.booleans())
-def test_any_interleaving_of_calls_ends_every_search_and_leaves_nothing_behind(stories, seed, closes_early):
-    host = SearchHost(lambda: ScriptedEngine(seed=seed, finish_chance=0.03))
+@given(st.lists(actions, min_size=1, max_size=3), st.integers(0, 1000), st.booleans(), st.sampled_from([None, 1, 5]))
+def test_any_interleaving_of_calls_ends_every_search_and_leaves_nothing_behind(stories, seed, closes_early, most):
+    host = SearchHost(lambda: ScriptedEngine(seed=seed, finish_chance=0.03, most_traces=most))
     callers = [Caller(host, number=1000 * index) for index, _ in enumerate(stories)]
 
     def act(caller, story):

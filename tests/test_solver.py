@@ -114,6 +114,10 @@ def test_who_asks_for_more_traces_than_an_engine_runs_at_once_is_told_so(solver,
     with pytest.warns(GambitWarning, match=r"of 12 traces 11 run at a time.*max_num_seqs=12"):
         first, second = solver.solve_many(["a=1+2", "a=1+3"], quick(), concurrency=2)
     assert len(first.warnings) + len(second.warnings) == 1
+    few = quick(policy="sc", first_traces=2, consensus_stop=0.9)  # a search in rounds counts with those it begins with
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GambitWarning)
+        list(solver.solve_many(["a=1+2", "a=1+3"], few, concurrency=5))
 
 
 def test_auto_learns_from_the_runs_so_far(tiny_folder):

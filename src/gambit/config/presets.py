@@ -134,6 +134,11 @@ class SearchSettings:
     part: SearchPart | None = None  # None: all of the search
 
     @property
+    def num_first(self) -> int:
+        """Traces that it begins with."""
+        return self.capacity if self.first_traces is None else min(self.capacity, self.first_traces)
+
+    @property
     def most_at_once(self) -> int:
         """Traces that run at the same time; of a search in rounds the last one, at most half of all, has most."""
         if self.first_traces is None:

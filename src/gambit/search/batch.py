@@ -19,6 +19,12 @@ class SearchBatch:
         self.running: dict[int, Search] = {}
         self._engine = engine
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more search would have a trace to run: traces that wait for others are better not begun."""
+        most = self._engine.info.most_traces
+        return most is None or sum(search.record.tree.num_live for search in self.running.values()) < most
+
     def add(self, search: Search) -> list[Search]:
         """Begin a search; gives it back where it ended while it began (an exhausted budget, a policy that fails)."""
         self.running[search.number] = search
@@ -79,7 +85,7 @@ def run_searches(
     concurrency: int = 1,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Search]:
-    """Drive searches in this thread, up to `concurrency` in one batch, and give each back with its result.
+    """Drive searches in this thread, up to `concurrency` in one batch with room, and give each back with its result.
 
     Whatever ends the iteration early, every begun search gets its vote and the end of its log.
     """
@@ -100,7 +106,7 @@ def run_searches(
 
 
 def _fill_up(batch: SearchBatch, coming: Iterator[Search], concurrency: int) -> Iterator[Search]:
-    while len(batch.running) < concurrency:
+    while len(batch.running) < concurrency and batch.has_room:
         search = next(coming, None)
         if search is None:
             return

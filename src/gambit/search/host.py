@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class SearchTicket:
 
     make: Callable[[], Search]  # called on the engine's thread
     should_stop: Callable[[], bool]
+    may_wait: bool  # for room on the engine
     result: Future[SearchResult] = field(default_factory=Future)
     failed_alone: bool = False
     is_abandoned: bool = False  # nobody waits for its result
@@ -41,12 +43,16 @@ class SearchTicket:
         self.cancel()
 
     @property
+    def is_pressing(self) -> bool:
+        return not self.may_wait or self._is_cancelled.is_set()
+
+    @property
     def is_unwanted(self) -> bool:
         return self._is_cancelled.is_set() or self.should_stop()
 
 
 class SearchHost:
-    """Starts an engine on a thread of its own and runs searches on it as they come.
+    """Starts an engine on a thread of its own and runs searches on it as they come, while it has room for their traces.
 
     One thread, because an engine's calls come from one, and thread pools and inference modes belong to a thread.
     Votes are taken on a second one: comparing answers must not hold up the engine.
@@ -54,6 +60,7 @@ class SearchHost:
 
     def __init__(self, start: Callable[[], Engine]) -> None:
         self._inbox: queue.SimpleQueue[SearchTicket | None] = queue.SimpleQueue()
+        self._line: deque[SearchTicket] = deque()  # taken in, not begun
         self._tickets: dict[Search, SearchTicket] = {}
         self._voting = ThreadPoolExecutor(1, thread_name_prefix="gambit-votes")
         self._is_closed = False
@@ -64,9 +71,11 @@ class SearchHost:
         self.engine = started.result()
         atexit.register(self.close)  # a daemon inside native code must not outlive the interpreter
 
-    def submit(self, make: Callable[[], Search], should_stop: Callable[[], bool] = lambda: False) -> SearchTicket:
+    def submit(
+        self, make: Callable[[], Search], should_stop: Callable[[], bool] = lambda: False, *, may_wait: bool = True
+    ) -> SearchTicket:
         """Hand in a search; it joins those that run. `make` and all callbacks are called on the engine's thread."""
-        ticket = SearchTicket(make, should_stop)
+        ticket = SearchTicket(make, should_stop, may_wait)
         with self._closing:
             if self._is_closed:
                 raise UserError("this solver is closed: make a new one")
@@ -104,16 +113,31 @@ class SearchHost:
         """Everything that waits to be done, for as long as there is nothing to step; False at the end."""
         for item in self._items(batch):
             if item is None:
+                self._begin_all(batch)
                 return False
-            self._begin(batch, item)
+            self._line.append(item)
+        self._begin_some(batch)
         return True
 
     def _items(self, batch: SearchBatch) -> Iterator[SearchTicket | None]:
         while True:
             try:
-                yield self._inbox.get(block=not batch.running)
+                yield self._inbox.get(block=not batch.running and not self._line)
             except queue.Empty:
                 return
+
+    def _begin_some(self, batch: SearchBatch) -> None:
+        pressing = [ticket for ticket in self._line if ticket.is_pressing]
+        for ticket in pressing:
+            self._line.remove(ticket)
+            self._begin(batch, ticket)
+        while self._line and batch.has_room:
+            self._begin(batch, self._line.popleft())
+
+    def _begin_all(self, batch: SearchBatch) -> None:
+        """At the end those that still wait begin too, and are stopped at once: whoever waits for them gets a result."""
+        while self._line:
+            self._begin(batch, self._line.popleft())
 
     def _begin(self, batch: SearchBatch, ticket: SearchTicket) -> None:
         try:

@@ -125,7 +125,8 @@ class SearchBuilder:
         verifier = None
         if needs_scores(requirements, config):
             verifier = self._verifier_use(problem, tokens, settings, only_ends=self._counts_ends(requirements, config))
-        found += self._crowding(-(-settings.most_at_once * request.concurrency // num_engines))
+        at_once = max(settings.most_at_once, settings.num_first * request.concurrency)
+        found += self._crowding(-(-at_once // num_engines))
         found += _short_context(verifier, len(tokens) + settings.max_new_tokens)
         notes = (*prompt.notes, *found) if request.part is None else ()  # the whole has said what there is to say
         header = run_header(parts, problem, config, settings, policy, tokens)

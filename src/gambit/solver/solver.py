@@ -129,8 +129,9 @@ class Solver:
         on_event: EventCallback | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[SearchResult]:
-        """Search problems, `concurrency` at a time in one batch, and give results as they finish.
+        """Search problems, up to `concurrency` at a time in one batch, and give results as they finish.
 
+        A search begins once the engine has a place for a trace of it, so that `concurrency` may be large.
         A problem that cannot be searched gives a result with `error` set; the others go on. Leaving the iteration
         early ends the searches that run.
         """
@@ -200,7 +201,8 @@ class Solver:
             pending.run = self._builder.build(request)
             return pending.run.search
 
-        pending.ticket = self._parts.host.submit(make, should_stop)
+        # The parts of one search wait for each other: if they waited for room too, two searches could block each other.
+        pending.ticket = self._parts.host.submit(make, should_stop, may_wait=request.part is None)
         return pending
 
 
