@@ -44,6 +44,7 @@ class SearchTicket:
 
     @property
     def is_pressing(self) -> bool:
+        """Whether it begins without room: others wait for it, or it is called off and needs nothing but its end."""
         return not self.may_wait or self._is_cancelled.is_set()
 
     @property
