@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.training.dataset import Dataset, load_dataset
 from gambit.training.ranking import Bools, Floats, pairs, trace_scores
 from gambit.training.scoring import step_scores
+from gambit.types import StatePosition
 
 SHARES_COMPLETE = (0.25, 0.5, 0.75, 1.0)
 GROUPS = (1, 5, 20)  # problems whose figures are averaged, as a solver could over the problems it has done

@@ -55,8 +55,8 @@ class Local:
         self._prompt, self._pool, self._round = tuple(prompt), pool, 0
 
     def run(self, tokens: int, chunk: int) -> Iterator[int]:
-        from gambit.core.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
         from gambit.engines.base import SearchSpec
+        from gambit.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
 
         self._round += 1
         sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=self._round)

@@ -103,7 +103,7 @@ def distance(one: Counter[int], other: Counter[int]) -> float:
 def said(engine: Any, search: int, *, sampling: Any, is_shared: bool = True) -> Said:
     """Eight roots with a long prompt and branches of them; or, with nothing shared, as many roots with a short one."""
     from engine_setups import PROMPT, finish, open_search, run, spec, tokens_of
-    from gambit.core.types import TraceKey
+    from gambit.types import TraceKey
 
     logs: Logs = {}
     open_search(engine, search, prompt=PROMPT * 5 if is_shared else PROMPT[:4], stops=())

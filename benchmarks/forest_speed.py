@@ -430,9 +430,9 @@ class Bench:
     @contextmanager
     def decoding(self, name: str, tokens: Any, prompt: int, order: Any = None, **sampling: float) -> Iterator[int]:
         """Traces that have said `tokens` [traces, tokens], of which the first `prompt` are the search's prompt."""
-        from gambit.core.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
         from gambit.engines.base import SearchSpec
         from gambit.text.boundary import BoundaryRule
+        from gambit.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
 
         self.number += 1
         rule = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)

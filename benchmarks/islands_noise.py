@@ -32,18 +32,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gambit import SearchConfig, Solver
+from gambit import events as ev
 from gambit.bench.statistics import Interval, mean_interval, resamples
 from gambit.config.presets import resolve
-from gambit.core import events as ev
-from gambit.core.problem import Problem
-from gambit.core.tree import TraceState
-from gambit.core.types import StatePosition
 from gambit.models import files as models
 from gambit.pawn.puzzles import Puzzle, Split, generate
 from gambit.results.record import SearchRecord, fold
 from gambit.results.vote import VoteKind
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.search.choice import load_policy
+from gambit.tree import TraceState
+from gambit.types import Problem, StatePosition
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit.bench.rows import ROWS_FILE
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.pawn import Level, Split, generate
 from gambit.results.replay import Replay, replay_log
 from gambit.storage.lines import whole_lines

@@ -18,10 +18,10 @@ import statistics
 import time
 from pathlib import Path
 
-from gambit.core.types import PressureAction
 from gambit.engines.vllm.messages import Announcement, TraceTask
 from gambit.engines.vllm.trace_table import TraceTable
 from gambit.scorers.simple import ConstantScorer
+from gambit.types import PressureAction
 from search_scale import exponent
 
 POOL = 64

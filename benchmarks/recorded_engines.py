@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from gambit import events as ev
 from gambit.bench.ray_searches import BenchEngine
 from gambit.cluster.actor import JobDesk
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.problem import Problem
 from gambit.pawn.puzzles import Split, generate
 from gambit.results.record import SearchResult
 from gambit.solver import Solver
 from gambit.storage.run_folder import LOG_FILE, EventCallback, EventSink
+from gambit.types import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gambit import events as ev
 from gambit.api import SearchConfig, Solver
 from gambit.bench.datasets import benchmark_for
-from gambit.core import events as ev
-from gambit.core.problem import Problem
-from gambit.core.types import StepBatch
+from gambit.types import Problem, StepBatch
 
 ROWS, POOL, FIRST = 64, 16, 4
 ROUNDS = SearchConfig(capacity=POOL, islands=POOL // FIRST, first_traces=FIRST, consensus_stop=0.6)

@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.core.types import StatePosition
 from gambit.scorers.checkpoint import save_checkpoint
 from gambit.storage.locks import locked
 from gambit.storage.problems import read_problems, shard_of
@@ -33,6 +32,7 @@ from gambit.training.fit import Fitted
 from gambit.training.judging import judge_scorers, report_json, write_figures
 from gambit.training.sampling import Task
 from gambit.training.train import Trained, TrainPlan, best_of, datasets_of, train
+from gambit.types import StatePosition
 
 
 class Clock:

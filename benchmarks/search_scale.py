@@ -27,10 +27,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+from gambit import events as ev
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
-from gambit.core import events as ev
-from gambit.core.types import (
+from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.policies.tournament import Tournament
+from gambit.search.loop import Callbacks, Search
+from gambit.storage.run_folder import EventSink
+from gambit.text.boundary import BoundaryRule
+from gambit.types import (
     Admission,
     Aggregation,
     EndReason,
@@ -44,11 +49,6 @@ from gambit.core.types import (
     TraceKey,
     TraceSpec,
 )
-from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.search.loop import Callbacks, Search
-from gambit.search.policies.tournament import Tournament
-from gambit.storage.run_folder import EventSink
-from gambit.text.boundary import BoundaryRule
 
 THOUGHT_TOKENS = 100  # on average
 CHECK_INTERVAL = 200

@@ -5,7 +5,7 @@
 
 Takes a collection of a model's traces (`gambit scorer collect`, problems that the verifier was not fitted to) and what
 the verifier says at the end of each thought. A simulated search draws its traces from those of the problem and follows
-`gambit.search.policies.tournament` in what it prunes and branches, a tournament every 32 tokens.
+`gambit.policies.tournament` in what it prunes and branches, a tournament every 32 tokens.
 
 What a branch will answer is the one thing that has to be assumed. Here each trace decides on its answer at a moment of
 its own, so often by a quarter, a half and three quarters of its length as rollouts from real prefixes say
@@ -29,11 +29,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gambit.answers import Grader
 from gambit.bench.statistics import mean_interval, resamples
 from gambit.config.trust import log_odds
 from gambit.results.vote import pools_of
 from gambit.scorers.verifier.folder import read_info
-from gambit.text.answers import Grader
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import ReadTraces, read_traces
 

@@ -349,7 +349,7 @@ def ignore(event: object) -> None:
 def settings_of(pool: Pool) -> Any:
     from gambit.config.options import BranchPoint
     from gambit.config.presets import SearchSettings
-    from gambit.core.types import Sampling
+    from gambit.types import Sampling
 
     return SearchSettings(
         policy=pool.policy, capacity=pool.capacity, num_traces=pool.capacity, swap_size=pool.swap_size,
@@ -362,7 +362,7 @@ def settings_of(pool: Pool) -> Any:
 
 
 def header_of(pool: Pool) -> Any:
-    from gambit.core import events as ev
+    from gambit import events as ev
 
     return ev.RunStarted(
         format=ev.LOG_FORMAT, problem_id="speed", question="", policy=pool.policy, vote="majority",

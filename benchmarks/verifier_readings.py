@@ -25,14 +25,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gambit.answers import Grader
 from gambit.bench.statistics import mean_interval, resamples
-from gambit.core.types import Aggregation
 from gambit.results.vote import pools_of
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.search.consensus import UNSEEN
-from gambit.text.answers import Grader
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import ReadTraces, quarter_aucs, read_traces
+from gambit.types import Aggregation
 
 Floats = npt.NDArray[np.float64]
 Gains = dict[str, dict[int, Floats]]  # verifier, traces: [problem]

@@ -25,8 +25,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gambit.core import events as ev
-from gambit.core.types import EndReason, StopReason
+from gambit import events as ev
+from gambit.types import EndReason, StopReason
 from gambit.view import write_page
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

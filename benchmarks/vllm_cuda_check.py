@@ -230,7 +230,7 @@ def states(engine: object, model: str, layers: tuple[int, ...] = (-1,)) -> dict:
 def branch(engine: object) -> dict:
     """Greedy children and the ledger; in half precision a near tie may part a child from its parent."""
     from engine_setups import GREEDY, finish, open_search, run, spec, tokens_of
-    from gambit.core.types import TraceKey
+    from gambit.types import TraceKey
 
     open_search(engine, stops=())
     engine.submit([spec(0, sampling=GREEDY), spec(1)])
@@ -250,7 +250,7 @@ def branch(engine: object) -> dict:
 def pressure(model: str) -> dict:
     """Gambit in a third of the room: nothing queued, every victim right, every invariant."""
     from engine_setups import PROMPT, RULE
-    from gambit.core import events as ev
+    from gambit import events as ev
     from searching import check_victims, make_settings, run_one
 
     found = {}

@@ -9,10 +9,10 @@ import argparse
 import itertools
 from pathlib import Path
 
-from gambit.core import events as ev
-from gambit.core.tree import Trace, TraceState
-from gambit.core.types import RunningScore
+from gambit import events as ev
 from gambit.results.record import SearchRecord
+from gambit.tree import Trace, TraceState
+from gambit.types import RunningScore
 
 WIDTH, ROW, LEFT, TOP = 960, 7, 24, 64
 ENDS = {TraceState.PRUNED: "×", TraceState.GHOST: "○"}

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from gambit.config.options import EngineConfig
-from gambit.core.types import OnPressure, PressureAction, Sampling, SearchStep, StatePosition, TraceKey, TraceSpec
 from gambit.engines.base import Engine, SearchSpec
 from gambit.engines.local.engine import LocalEngine
 from gambit.engines.local.model import PoolModel
@@ -23,6 +22,7 @@ from gambit.scorers.base import ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import MlpScorer
 from gambit.text.boundary import boundary_rule
 from gambit.text.prompts import stop_ids
+from gambit.types import OnPressure, PressureAction, Sampling, SearchStep, StatePosition, TraceKey, TraceSpec
 from tiny import copied, save_tiny, tiny_model, tiny_tokenizer
 
 PROMPT = (*tiny_tokenizer().encode("a=1+2 b=a*3 c=a+b", add_special_tokens=False), 3)

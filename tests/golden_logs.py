@@ -10,9 +10,9 @@ import lzma
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gambit import events as ev
 from gambit.config.options import BranchPoint
 from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
-from gambit.core import events as ev
 from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question, ThoughtReading
 from gambit.scorers.readers.thread import ReaderThread
@@ -120,7 +120,7 @@ def log_of(case: Case) -> list[str]:
 
 
 def _reader(options: Mapping[str, object]) -> FunctionReader:
-    """Scores that follow from what was read; one at a time, so that a verifier that dies does so at the same thought."""
+    """Scores that follow from the text, one at a time: a verifier that dies always does so at the same thought."""
 
     def score(reading: ThoughtReading) -> float:
         return sum(reading.tokens) % 1009 / 1009

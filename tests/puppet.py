@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gambit.core.types import (
+from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.types import (
     Admission,
     PressureAction,
     Progress,
@@ -15,7 +16,6 @@ from gambit.core.types import (
     TraceKey,
     TraceSpec,
 )
-from gambit.engines.base import EngineInfo, SearchSpec
 
 
 @dataclass

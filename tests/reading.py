@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from gambit.core.types import Aggregation
 from gambit.pawn import parse_puzzle, verify
 from gambit.scorers.readers.base import Question, ReaderInfo, ReadingKey, ReadingScore, ThoughtReading
+from gambit.types import Aggregation
 
 INFO = ReaderInfo("test", "test", "test", "cpu", aggregation=Aggregation.LAST)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from engine_setups import PROMPT, RULE
-from gambit.core import events as ev
-from gambit.core.types import Aggregation, StatePosition
+from gambit import events as ev
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
 from gambit.text.boundary import boundaries
+from gambit.types import Aggregation, StatePosition
 from tiny import tiny_model
 
 EVERYWHERE = replace(RULE, think_end=None)  # thoughts are found to the end of a trace

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gambit.core.types import (
+from gambit.engines.base import EngineInfo, SearchSpec
+from gambit.engines.shared.confidence import ConfidenceTracks
+from gambit.types import (
     Admission,
     Aggregation,
     EndReason,
@@ -26,8 +28,6 @@ from gambit.core.types import (
     TraceKey,
     TraceSpec,
 )
-from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.engines.shared.confidence import ConfidenceTracks
 
 
 @dataclass

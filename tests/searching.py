@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gambit import events as ev
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
-from gambit.core import events as ev
-from gambit.core.types import Aggregation, Sampling
 from gambit.engines.base import Engine, SearchSpec
+from gambit.policies.base import requirements_of
 from gambit.search.batch import run_searches
 from gambit.search.choice import load_policy
 from gambit.search.loop import Search
-from gambit.search.policies.base import requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.text.boundary import BoundaryRule
+from gambit.types import Aggregation, Sampling
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 

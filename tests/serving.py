@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import httpx
 from openai import OpenAI
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.results.record import fold
 from gambit.serve.server import DrainingServer, bound_socket, serve

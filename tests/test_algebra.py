@@ -30,7 +30,7 @@ from sympy import (
     zoo,
 )
 
-from gambit.text.answers import worker
+from gambit.answers import worker
 
 X = Symbol("x")
 

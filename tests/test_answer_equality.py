@@ -2,8 +2,8 @@
 
 import pytest
 
-from gambit.text.answers.equality import MAX_SEARCHED, are_equal
-from gambit.text.answers.forms import read
+from gambit.answers.equality import MAX_SEARCHED, are_equal
+from gambit.answers.forms import read
 
 
 class Algebra:

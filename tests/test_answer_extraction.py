@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from gambit.core.errors import UserError
-from gambit.text.answers import AnswerKind, extractor_for
+from gambit.answers import AnswerKind, extractor_for
+from gambit.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ FLOODS = (
     "(", "\n", "$", r"\boxed{", r"\boxed ", r"\boxed{}", r"\boxed{1}", r"\frac{1", "(A) ", "</think>",
 )  # fmt: skip
 READ_FLOODS = """
-from gambit.text.answers import AnswerKind, extractor_for
+from gambit.answers import AnswerKind, extractor_for
 for flood in {floods!r}:
     for tail in ("!", "1000!"):
         extractor_for(AnswerKind({kind!r}))("the answer " + flood * (300_000 // len(flood)) + tail)

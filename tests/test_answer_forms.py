@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.text.answers import Grader, canonical
-from gambit.text.answers.forms import MAX_ANSWER_LENGTH, MAX_DEPTH, Group, Kind, Matrix, Value, read
-from gambit.text.answers.relations import solution_of
-from gambit.text.answers.units import split_unit
+from gambit.answers import Grader, canonical
+from gambit.answers.forms import MAX_ANSWER_LENGTH, MAX_DEPTH, Group, Kind, Matrix, Value, read
+from gambit.answers.relations import solution_of
+from gambit.answers.units import split_unit
 
 GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "answers.jsonl").read_text().splitlines()]
 
@@ -154,7 +154,7 @@ def test_canonical_knows_rationals(top: int, bottom: int) -> None:
 
 FLOODS = ("1", "½", "½ ", "1,", "a ", ".", "(", r"\text{", "~", "sqrt(", r"\frac{1}", "cm ", "cm/", "x=", "A1", "A 1,")
 NORMALIZE = """
-from gambit.text.answers import canonical
+from gambit.answers import canonical
 answers = [(flood * 2000)[:1990] + tail for flood in {floods!r} for tail in ("", "x", " cm", "_5", ")")]
 for answer in [*answers, "1" * 5000, r"\\text{{" * 150 + "x" + "}}" * 150]:
     assert canonical(canonical(answer)) == canonical(answer)
@@ -305,7 +305,7 @@ def test_benchmark_answers(grader: Grader, shared_data: Path, name: str, number:
 
 def test_answers_are_normalized_without_symbolic_maths() -> None:
     code = (
-        "import sys; from gambit.text.answers import Grader; assert Grader().equivalent('x = 5 cm', '5');"
+        "import sys; from gambit.answers import Grader; assert Grader().equivalent('x = 5 cm', '5');"
         "assert not {'sympy', 'math_verify', 'latex2sympy2_extended', 'numpy', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gambit.text.answers import AnswerKind, Grader, canonical, extractor_for
+from gambit.answers import AnswerKind, Grader, canonical, extractor_for
 
 NUM_ANSWERS = 2100
 SEED = 20250607

@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 
+from gambit import events as ev
 from gambit.async_solver import AsyncSolver
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.results.record import fold
 
 QUICK = SearchConfig(capacity=4, check_interval=4, warmup_tokens=2, max_new_tokens=24, temperature=1.0, top_k=0)

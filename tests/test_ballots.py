@@ -2,12 +2,12 @@
 
 import pytest
 
-from gambit.core import events as ev
-from gambit.core.tree import TraceTree
-from gambit.core.types import Aggregation, EndReason, TraceConfidence
+from gambit import events as ev
 from gambit.results.ballots import ballots_of, count_votes, recount_votes
 from gambit.results.record import fold
 from gambit.results.vote import VoteKind
+from gambit.tree import TraceTree
+from gambit.types import Aggregation, EndReason, TraceConfidence
 from searching import make_header, make_settings
 
 

@@ -4,10 +4,14 @@ import dataclasses
 
 import pytest
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.types import (
+from gambit.errors import UserError
+from gambit.policies.base import PoolView, Start
+from gambit.policies.step import StepOptions
+from gambit.results.record import fold
+from gambit.search.choice import check_search, load_policy, policy_options, with_fixed_pool
+from gambit.types import (
     Admission,
     EndReason,
     Eviction,
@@ -17,10 +21,6 @@ from gambit.core.types import (
     ThoughtScore,
     TraceEnd,
 )
-from gambit.results.record import fold
-from gambit.search.choice import check_search, load_policy, policy_options, with_fixed_pool
-from gambit.search.policies.base import PoolView, Start
-from gambit.search.policies.step import StepOptions
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one

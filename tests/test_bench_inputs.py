@@ -7,13 +7,13 @@ from types import ModuleType
 
 import pytest
 
+from gambit.answers import AnswerKind, extractor_for
 from gambit.bench.datasets import benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
 from gambit.bench.recipe import BenchRecipe, read_recipe, recipe_from
 from gambit.config import registry
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
-from gambit.text.answers import AnswerKind, extractor_for
 
 
 def write_lines(path: Path, *records: dict[str, object]) -> Path:

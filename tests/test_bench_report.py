@@ -11,6 +11,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+from gambit import events as ev
 from gambit.bench import figures
 from gambit.bench.folder import BenchmarkInfo, BenchPlan, create
 from gambit.bench.meter import NUM_MOMENTS, productive_tokens, series_of
@@ -22,10 +23,9 @@ from gambit.bench.statistics import Interval
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import all_tables, cautions, findings
 from gambit.cli.bench_progress import BenchProgress
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.tree import TraceTree
-from gambit.core.types import Aggregation, EndReason
+from gambit.errors import UserError
+from gambit.tree import TraceTree
+from gambit.types import Aggregation, EndReason
 from gambit.view.series import styles_for
 
 

@@ -18,7 +18,7 @@ from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import Row, RowWriter, read_rows
 from gambit.bench.runner import Runner
 from gambit.cli.app import app
-from gambit.core.errors import GambitError
+from gambit.errors import GambitError
 from gambit.solver import Solver
 
 pytestmark = pytest.mark.slow

@@ -15,11 +15,10 @@ from gambit.cli import app as cli_app
 from gambit.cli.app import app
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.config.presets import ModelDefaults, Preset, resolve
-from gambit.core.errors import UserError
-from gambit.core.host import check_host
-from gambit.core.problem import Problem
+from gambit.errors import UserError, check_host
 from gambit.storage.problems import read_problem_file, read_problems
 from gambit.storage.run_folder import check_writable
+from gambit.types import Problem
 
 SMALL = ("--capacity", "4", "--check-interval", "5", "--warmup-tokens", "5", "--max-new-tokens", "60")
 TWO = [{"question": "a=1", "answer": 7}, {"question": "b=2", "answer": "x"}]

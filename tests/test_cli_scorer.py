@@ -17,7 +17,6 @@ from collected import make_collection
 from gambit.cli.app import app
 from gambit.cli.scorer_display import show_training
 from gambit.cli.terminal import NO_ANSWER, OK
-from gambit.core.types import Aggregation, StatePosition
 from gambit.models import files as models
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint
@@ -26,6 +25,7 @@ from gambit.training.dataset import Division, load_dataset
 from gambit.training.fit import Fitted
 from gambit.training.objectives import recipe_for
 from gambit.training.train import Trained
+from gambit.types import Aggregation, StatePosition
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from gambit.cluster.jobs import engine_options
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, check_plan, engine_needs
 from gambit.cluster.slots import Attempt, EngineSlot, EngineState, Work
 from gambit.config.options import EngineConfig
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 
 class Bell:

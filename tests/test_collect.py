@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from gambit import SearchConfig, Solver
+from gambit import events as ev
+from gambit.answers import extract_boxed
 from gambit.config.options import EngineConfig
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.problem import Problem
-from gambit.core.types import StatePosition
+from gambit.errors import UserError
 from gambit.pawn import Split, parse_puzzle
 from gambit.scorers.base import ScorerInfo
-from gambit.text.answers import extract_boxed
 from gambit.text.boundary import boundaries, boundary_rule
 from gambit.text.tokenizers import load_tokenizer
 from gambit.training.collect import Collector, CollectPlan, collect
@@ -29,6 +27,7 @@ from gambit.training.states import Reading, StateReader
 from gambit.training.storage import read_header, read_index, state_name
 from gambit.training.train import TrainPlan, datasets_of
 from gambit.training.verifier.passages import Passages
+from gambit.types import Problem, StatePosition
 
 pytestmark = pytest.mark.slow
 SEARCH = SearchConfig(max_new_tokens=40, temperature=1.0, top_p=1.0, top_k=0, seed=3)

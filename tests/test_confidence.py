@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gambit.core.types import StopRule, TraceConfidence
 from gambit.engines.shared.confidence import ConfidenceTracks, summarise
+from gambit.types import StopRule, TraceConfidence
 
 
 def values(*numbers):

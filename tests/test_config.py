@@ -7,7 +7,7 @@ import pytest
 from gambit.config.options import EngineConfig, SearchConfig, build, read_config_file
 from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 
 def settle(config=None, preset=Preset(), room=40_000, is_probability=True, **more):  # noqa: B008

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gambit.config.options import SearchConfig, build
-from gambit.core.errors import UserError
-from gambit.core.types import StopReason
+from gambit.errors import UserError
 from gambit.results.vote import Ballot, Consensus, VoteKind, tally
 from gambit.search.choice import check_search
 from gambit.search.consensus import check_consensus, is_settled
+from gambit.types import StopReason
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 from test_search_properties import all_options, make, schedules

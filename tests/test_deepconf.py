@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from gambit.core import events as ev
-from gambit.core.types import OnPressure, PressureAction, StopRule, TraceConfidence
-from gambit.search.policies.base import Discard, FinishedView, PoolView, Start
-from gambit.search.policies.deepconf import ROUNDING, DeepConf, DeepConfOptions, DeepConfState
+from gambit import events as ev
+from gambit.policies.base import Discard, FinishedView, PoolView, Start
+from gambit.policies.deepconf import ROUNDING, DeepConf, DeepConfOptions, DeepConfState
+from gambit.types import OnPressure, PressureAction, StopRule, TraceConfidence
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.config.presets import ModelDefaults, resolve
 from gambit.config.trust import (
@@ -23,11 +24,10 @@ from gambit.config.trust import (
     read_trust,
     spread_of,
 )
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.types import StopReason
+from gambit.errors import UserError
+from gambit.policies.islands import Islands
 from gambit.results.record import fold
-from gambit.search.islands import Islands
+from gambit.types import StopReason
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 

@@ -22,10 +22,16 @@ from engine_setups import (
     starting,
     tokens_of,
 )
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.tree import TraceState
-from gambit.core.types import (
+from gambit import events as ev
+from gambit.engines.shared.confidence import summarise
+from gambit.engines.shared.projection import Projection
+from gambit.errors import UserError
+from gambit.results.record import fold
+from gambit.search.batch import run_searches
+from gambit.search.choice import load_policy
+from gambit.text.boundary import boundaries
+from gambit.tree import TraceState
+from gambit.types import (
     EndReason,
     OnPressure,
     PressureAction,
@@ -36,12 +42,6 @@ from gambit.core.types import (
     StopRule,
     TraceKey,
 )
-from gambit.engines.shared.confidence import summarise
-from gambit.engines.shared.projection import Projection
-from gambit.results.record import fold
-from gambit.search.batch import run_searches
-from gambit.search.choice import load_policy
-from gambit.text.boundary import boundaries
 from searching import POLICY_OPTIONS, make_search, make_settings, run_one
 from tiny import tiny_model
 

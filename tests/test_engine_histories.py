@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from engine_setups import ENGINES, PROMPT, finish, run, spec, starting
-from gambit.core import events as ev
-from gambit.core.errors import EngineError
-from gambit.core.types import OnPressure, PressureAction, RunningScore, StatePosition, TraceKey
+from gambit import events as ev
 from gambit.engines.base import SearchSpec
-from gambit.search.policies.deepconf import DeepConfOptions
+from gambit.errors import EngineError
+from gambit.policies.deepconf import DeepConfOptions
+from gambit.types import OnPressure, PressureAction, RunningScore, StatePosition, TraceKey
 from remembering import EVERYWHERE, check_scores, check_search, expected_scores, sequence_scorer
 from searching import make_settings, run_one
 

@@ -20,8 +20,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gambit.search.policies.base import Start, Stop, Wake
-from gambit.core.types import OnPressure, PressureAction
+from gambit.policies.base import Start, Stop, Wake
+from gambit.types import OnPressure, PressureAction
 from gambit.results.vote import VoteKind
 
 

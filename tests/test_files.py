@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from gambit.core.errors import GambitWarning, StorageError, UserError
+from gambit.errors import GambitWarning, StorageError, UserError
 from gambit.storage.cache import cache_folder
 from gambit.storage.hashing import file_hash, files_hash
 from gambit.storage.lines import CHUNK_BYTES, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole

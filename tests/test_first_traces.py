@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gambit import SearchConfig, Solver
+from gambit import events as ev
 from gambit.config.presets import ModelDefaults, resolve
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.types import StopReason
+from gambit.errors import UserError
+from gambit.policies.base import SplitBy
 from gambit.results.vote import Consensus
 from gambit.search.choice import check_search
 from gambit.search.parts import split
-from gambit.search.policies.base import SplitBy
+from gambit.types import StopReason
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 from test_search_properties import schedules

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gambit.core.errors import EngineError, UserError
+from gambit.answers import Grader, process, worker
+from gambit.answers import grader as grading
+from gambit.errors import EngineError, UserError
 from gambit.results.vote import Ballot, tally
-from gambit.text.answers import Grader, process, worker
-from gambit.text.answers import grader as grading
 
 READY = "print('{\"ready\": true}', flush=True);"
 ASK = READY + "\nimport json\nwhile True:\n    request = json.loads(input())\n    "
@@ -321,7 +321,7 @@ def test_a_closed_grader_starts_again(grader: Grader) -> None:
 
 PARENT = """
 import sys, threading, time
-from gambit.text.answers import Grader
+from gambit.answers import Grader
 grader = Grader(comparison_seconds=60.0)
 assert grader.equivalent("x+5", "5+x")
 grader._comparison_seconds = {seconds}

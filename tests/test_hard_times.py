@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gambit import events as ev
 from gambit.bench.rows import ROWS_FILE
 from gambit.cli.app import app
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import GambitWarning, StorageError, UserError
-from gambit.core.problem import Problem
+from gambit.errors import GambitWarning, StorageError, UserError
 from gambit.results.replay import replay_log
 from gambit.solver import Solver
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
 from gambit.training.storage import read_index
+from gambit.types import Problem
 
 pytestmark = pytest.mark.slow
 OPTIONS = {"capacity": 6, "swap_size": 2, "check_interval": 6, "warmup_tokens": 8, "max_new_tokens": 60,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, UserError
-from gambit.core.types import StopReason
+from gambit.errors import EngineError, UserError
 from gambit.search.host import SearchHost
 from gambit.solver import Solver
+from gambit.types import StopReason
 from scripted import ScriptedEngine
 from searching import make_search, make_settings
 

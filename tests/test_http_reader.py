@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.core.errors import EngineError, UserError
-from gambit.core.types import Aggregation
+from gambit.errors import EngineError, UserError
 from gambit.pawn import Level, Split, generate
 from gambit.scorers.readers.families import FAMILIES
 from gambit.scorers.readers.http_reader import start_http_reader
 from gambit.scorers.readers.names import parse_reader
 from gambit.solver import Solver
+from gambit.types import Aggregation
 from test_readers import CLOSE, QUESTION, THOUGHTS, readings
 from tiny_verifiers import SPECIAL, math_shepherd, own, qwen_prm, rlhflow
 

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from gambit.cli.app import app
-from gambit.core.errors import GambitWarning, UserError
+from gambit.errors import GambitWarning, UserError
 from gambit.models.files import locate, side_file
 from gambit.models.hub import OFFLINE
 

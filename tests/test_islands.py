@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_setups import PROMPT, RULE, STOPS, start_local
+from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.config.presets import ModelDefaults, resolve
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.types import OnPressure, PressureAction, Sampling, StopReason
 from gambit.engines.shared.eviction import action_on, eviction_order, standing
+from gambit.errors import UserError
+from gambit.policies.base import Start
+from gambit.policies.islands import Islands
+from gambit.policies.tournament import Tournament
 from gambit.search.batch import run_searches
-from gambit.search.islands import Islands
-from gambit.search.policies.base import Start
-from gambit.search.policies.tournament import Tournament
+from gambit.types import OnPressure, PressureAction, Sampling, StopReason
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one
 

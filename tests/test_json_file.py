@@ -3,7 +3,7 @@
 import pytest
 
 from gambit.config.presets import preset_for
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.models.files import hidden_size_on_disk
 from gambit.scorers.readers.families import family_of
 

@@ -7,9 +7,17 @@ import time
 
 import pytest
 
-from gambit.core import events as ev
-from gambit.core.errors import EngineError
-from gambit.core.types import (
+from gambit import events as ev
+from gambit.errors import EngineError
+from gambit.policies.base import Requirements, ScoreUse, Start, Wake
+from gambit.results.vote import Consensus
+from gambit.scorers.readers.base import Question
+from gambit.scorers.readers.thread import ReaderThread
+from gambit.search import loop
+from gambit.search.batch import SearchBatch, run_searches
+from gambit.search.loop import Search
+from gambit.search.verification import VerifierUse
+from gambit.types import (
     EndReason,
     OnPressure,
     PressureAction,
@@ -19,14 +27,6 @@ from gambit.core.types import (
     TraceEnd,
     TraceKey,
 )
-from gambit.results.vote import Consensus
-from gambit.scorers.readers.base import Question
-from gambit.scorers.readers.thread import ReaderThread
-from gambit.search import loop
-from gambit.search.batch import SearchBatch, run_searches
-from gambit.search.loop import Search
-from gambit.search.policies.base import Requirements, ScoreUse, Start, Wake
-from gambit.search.verification import VerifierUse
 from puppet import PuppetEngine, admit
 from reading import DyingReader, FunctionReader, HeldReader
 from searching import make_search, make_settings, run_one

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
+from gambit import events as ev
 from gambit.config.presets import SearchPart
-from gambit.core import events as ev
-from gambit.core.tree import TraceTree
-from gambit.core.types import Aggregation, EndReason, StopReason
-from gambit.search.islands import Islands
+from gambit.policies.islands import Islands
 from gambit.search.limits import SearchLimits
+from gambit.tree import TraceTree
+from gambit.types import Aggregation, EndReason, StopReason
 from searching import make_settings
 
 

@@ -36,13 +36,13 @@ from engine_setups import (
     start_local,
     tokens_of,
 )
-from gambit.core.errors import UserError
-from gambit.core.types import TraceKey
 from gambit.engines.local import model as model_module
 from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.decode.structure import can_fuse
 from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
+from gambit.errors import UserError
 from gambit.models.files import locate
+from gambit.types import TraceKey
 from tiny import copied, livened, tiny_model, tiny_tokenizer
 
 VOCABULARY = len(tiny_tokenizer())

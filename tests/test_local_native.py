@@ -15,7 +15,6 @@ from transformers import (
 )
 
 from engine_setups import PROMPT, open_search, run, spec, start_local
-from gambit.core.types import TraceKey
 from gambit.engines.local.attention import DecodePlan, PoolStore
 from gambit.engines.local.decode import native
 from gambit.engines.local.decode import native_args as compiled
@@ -23,6 +22,7 @@ from gambit.engines.local.decode import torch_decode as fused
 from gambit.engines.local.decode.native_args import CompiledStack
 from gambit.engines.local.model import PoolModel
 from gambit.scorers.base import ScorerInfo
+from gambit.types import TraceKey
 from tiny import livened, tiny_config, tiny_model
 
 needs_compiler = pytest.mark.skipif(native.native_decode() is None, reason="no GCC, or not on Linux and x86")

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gambit.core import events as ev
-from gambit.core.chain import BrokenChainError, Chain
-from gambit.core.errors import UserError
-from gambit.core.types import EndReason, StopReason, TraceConfidence
+from gambit import events as ev
+from gambit.errors import UserError
+from gambit.event_chain import BrokenChainError, Chain
 from gambit.results.record import fold
 from gambit.results.replay import replay_log
+from gambit.types import EndReason, StopReason, TraceConfidence
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 
@@ -222,7 +222,7 @@ def test_a_compressed_log_is_read_also_when_it_was_never_finished(lines, tmp_pat
 READ_AND_WRITE = """
 import gzip, sys
 from pathlib import Path
-from gambit.core import events as ev
+from gambit import events as ev
 path = Path(sys.argv[1]) / "events.jsonl"
 event = ev.Created(1, 0)
 with ev.LogWriter(path) as log:
@@ -236,8 +236,6 @@ assert [event.question for event in ev.read_log(packed)] == ["½?"]
 
 def test_a_log_is_read_and_written_in_utf_8_whatever_the_machine_speaks(tmp_path):
     """Python warns of a file that is opened without saying so."""
-    strict = [
-        option for module in ("gambit.core.events", "gzip") for option in ("-W", f"error::EncodingWarning:{module}")
-    ]
+    strict = [option for module in ("gambit.events", "gzip") for option in ("-W", f"error::EncodingWarning:{module}")]
     options = ["-X", "warn_default_encoding", *strict]
     subprocess.run([sys.executable, *options, "-c", READ_AND_WRITE, str(tmp_path)], check=True)

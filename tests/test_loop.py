@@ -8,10 +8,16 @@ import time
 
 import pytest
 
+from gambit import events as ev
 from gambit.config.presets import SearchPart
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, UserError
-from gambit.core.types import (
+from gambit.errors import EngineError, UserError
+from gambit.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start, Stop, Wake
+from gambit.results.record import fold
+from gambit.results.replay import replay
+from gambit.results.vote import Consensus
+from gambit.search import limits, loop
+from gambit.search.batch import run_searches
+from gambit.types import (
     Admission,
     EndReason,
     Eviction,
@@ -26,12 +32,6 @@ from gambit.core.types import (
     TraceEnd,
     TraceKey,
 )
-from gambit.results.record import fold
-from gambit.results.replay import replay
-from gambit.results.vote import Consensus
-from gambit.search import limits, loop
-from gambit.search.batch import run_searches
-from gambit.search.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start, Stop, Wake
 from puppet import PuppetEngine, admit
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one

@@ -61,7 +61,7 @@ def test_a_statement_ends_where_its_body_begins() -> None:
 
 
 def test_a_mutant_gets_the_tests_that_run_its_statement_those_that_concern_it_first() -> None:
-    mutant = next(mutant for mutant in all_mutants() if mutant.module == "gambit/core/tree.py")
+    mutant = next(mutant for mutant in all_mutants() if mutant.module == "gambit/tree.py")
     here, elsewhere = {(mutant.module, mutant.line)}, {("gambit/other.py", mutant.line)}
     own = FileRecord(
         "test_tree.py",

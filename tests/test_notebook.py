@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.tree import TraceState
+from gambit import events as ev
+from gambit.errors import UserError
 from gambit.results.html import result_html, tree_svg
 from gambit.results.outline import TraceOutline
 from gambit.results.record import SearchResult
 from gambit.results.replay import replay
 from gambit.solver import Solver
+from gambit.tree import TraceState
 from gambit.view.notebook import NotebookProgress
 
 GOLDEN = Path(__file__).parent / "golden" / "v0.1.0" / "runs"

@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from gambit.core import events as ev
-from gambit.core.tree import TraceState, TraceTree
-from gambit.core.types import Aggregation, EndReason, OnPressure, PressureAction, StopRule
+from gambit import events as ev
 from gambit.engines.shared.confidence import ConfidenceTracks, summarise
 from gambit.engines.shared.eviction import eviction_order, standing
 from gambit.engines.shared.sampling import token_confidence
-from gambit.results.ballots import ballots_of, count_votes
-from gambit.results.vote import VoteKind
-from gambit.scorers.base import ScorerInfo
-from gambit.scorers.mlp import TENSORS, MlpScorer
-from gambit.search.policies.base import (
+from gambit.policies.base import (
     Discard,
     FinishedView,
     PoolView,
@@ -28,12 +22,18 @@ from gambit.search.policies.base import (
     ThoughtView,
     TraceView,
 )
-from gambit.search.policies.deepconf import DeepConf, DeepConfOptions, DeepConfState
-from gambit.search.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, redundancy
-from gambit.search.policies.step import StepPruning
+from gambit.policies.deepconf import DeepConf, DeepConfOptions, DeepConfState
+from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, redundancy
+from gambit.policies.step import StepPruning
+from gambit.results.ballots import ballots_of, count_votes
+from gambit.results.vote import VoteKind
+from gambit.scorers.base import ScorerInfo
+from gambit.scorers.mlp import TENSORS, MlpScorer
 from gambit.search.thoughts import ThoughtReader
 from gambit.text.boundary import boundary_rule
 from gambit.training.objectives import Batch, bce, recipe_for
+from gambit.tree import TraceState, TraceTree
+from gambit.types import Aggregation, EndReason, OnPressure, PressureAction, StopRule
 
 FOLDER = Path(__file__).parent / "golden" / "originals"
 DEEPCONF, SLIM_SC, STEP = (

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from gambit import SearchConfig, Solver, UserError
+from gambit import events as ev
 from gambit.cli.demo import MEASURED, affordable, unseen_problem
-from gambit.core import events as ev
-from gambit.core.tree import TraceState
-from gambit.core.types import EndReason
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate, parse_puzzle, verify
 from gambit.pawn.vocabulary import encode, render_prompt
 from gambit.results.record import SearchRecord, fold
 from gambit.scorers.checkpoint import read_metadata
 from gambit.text.prompts import encode_problem
 from gambit.text.tokenizers import load_tokenizer
+from gambit.tree import TraceState
+from gambit.types import EndReason
 from searching import make_header, make_settings
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"

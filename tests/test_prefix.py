@@ -8,12 +8,11 @@ import torch
 
 from engine_setups import ENGINES, GREEDY, PROMPT, RULE, finish, spec, starting, tokens_of
 from gambit import SearchConfig, Solver
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.problem import Problem
-from gambit.core.types import TraceKey
+from gambit import events as ev
 from gambit.engines.base import SearchSpec
+from gambit.errors import UserError
 from gambit.text.boundary import ThoughtState, boundaries, continued
+from gambit.types import Problem, TraceKey
 from tiny import SPECIAL, tiny_model, tiny_tokenizer
 
 BLANK, NEWLINE, LETTER, THINK_END = (

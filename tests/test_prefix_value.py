@@ -23,12 +23,12 @@ from gambit.bench.prefix_statistics import (
 )
 from gambit.bench.prefix_value import PLAN_FILE, PrefixPlan, PrefixSummary, answer_classes
 from gambit.cli.app import app
-from gambit.core.types import Aggregation
 from gambit.models.files import locate
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.training.loading import CollectionReader
 from gambit.training.values import VALUES_FILE, read_texts, read_values
+from gambit.types import Aggregation
 
 # -- statistics --------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from builders import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, tiny_tokenizer
-from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage
+from gambit.errors import UserError
 from gambit.text.boundary import (
     BoundaryRule,
     ThoughtState,
@@ -26,6 +25,7 @@ from gambit.text.boundary import (
 )
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT, EncodedPrompt, encode_problem, rule_for, stop_ids
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
+from gambit.types import ChatMessage
 
 # "a" plain, "n" a newline, "N" a blank line, "e" ends with a newline, "s" starts with one, "T" closes the thinking
 LETTERS = "anNesT"
@@ -344,7 +344,7 @@ def test_real_templates_close_the_block_only_where_they_can(qwen: Tokenizer, dee
 
 def test_importing_is_light() -> None:
     code = (
-        "import sys, gambit.text.answers, gambit.results.vote, gambit.text.prompts;"
+        "import sys, gambit.answers, gambit.results.vote, gambit.text.prompts;"
         "assert not {'torch', 'transformers', 'math_verify', 'sympy', 'jinja2'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

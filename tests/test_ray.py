@@ -24,7 +24,7 @@ from gambit.cluster.actor import JobDesk
 from gambit.cluster.plan import EngineNeeds
 from gambit.cluster.pool import EnginePool
 from gambit.cluster.slots import EngineState, Work
-from gambit.core.errors import EngineError, GambitWarning, UserError
+from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.training.storage import read_shards
 from gambit.training.values import read_values
 

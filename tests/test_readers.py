@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from gambit.config.options import EngineConfig, MemoryPart
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.errors import UserError
 from gambit.scorers.readers.adapters import merged_folder
 from gambit.scorers.readers.families import FAMILIES, family_of
 from gambit.scorers.readers.names import parse_reader
 from gambit.scorers.readers.prefix_cache import PrefixCache
 from gambit.scorers.readers.start import start_local_reader
 from gambit.scorers.verifier.model import Passage, Verifier, info_for
+from gambit.types import Aggregation
 from reading import make_reading
 from tiny_verifiers import classifier, letters, math_shepherd, own, qwen_prm, rlhflow, skywork
 from verifying import save_qwen2

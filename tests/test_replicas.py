@@ -9,6 +9,7 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
+from gambit import events as ev
 from gambit.bench.rows import read_rows
 from gambit.cli.app import app
 from gambit.cluster.jobs import SolverMaker
@@ -17,8 +18,7 @@ from gambit.cluster.replicas import ReplicaSet
 from gambit.cluster.serving import ReplicaSolver
 from gambit.cluster.spreading import RemoteEngine
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.results.replay import replay_log
 from gambit.serve.settings import KeyLimits, made_key
 from gambit.solver import Solver

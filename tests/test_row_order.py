@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_setups import HAS_VLLM, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
-from gambit.core.types import TraceKey
 from gambit.engines.vllm.row_order import RowOrder, child_path, root_path
+from gambit.types import TraceKey
 
 
 def grow(seed, count, searches):

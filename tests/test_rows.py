@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gambit.bench.rows import ROWS_FILE, Row, RowWriter, Series, Spent, TaskKey, read_rows
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 
 def row(problem: str = "p1", **changes: object) -> Row:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from gambit.config import registry
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo, ThoughtBatch, check_fit
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp, save_mlp
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape
 from gambit.scorers.simple import ConfidenceScorer, ConstantScorer, RunScores
+from gambit.types import Aggregation, StatePosition
 
 
 def make_mlp(hidden=6, **changes):

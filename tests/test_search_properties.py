@@ -5,13 +5,13 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gambit import events as ev
 from gambit.config.options import BranchPoint
-from gambit.core import events as ev
-from gambit.core.tree import TraceState
-from gambit.core.types import StopReason
 from gambit.results.record import fold
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
+from gambit.tree import TraceState
+from gambit.types import StopReason
 from scripted import ScriptedEngine
 from searching import POLICY_OPTIONS, make_settings, run_one
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import gambit
-from gambit.core import events as ev
-from gambit.core.tree import TraceTree
-from gambit.core.types import Admission, Aggregation, Progress, SearchStep, StepBatch, StepSeconds, ThoughtScore
+from gambit import events as ev
 from gambit.engines.base import EngineInfo
+from gambit.tree import TraceTree
+from gambit.types import Admission, Aggregation, Progress, SearchStep, StepBatch, StepSeconds, ThoughtScore
 from searching import make_search, make_settings
 
 PACKAGE = str(Path(gambit.__file__).parent)

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.errors import UserError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import load_mlp
 from gambit.scorers.sequence import (
@@ -18,6 +17,7 @@ from gambit.scorers.sequence import (
     save_sequence,
     sequence_info,
 )
+from gambit.types import Aggregation, StatePosition
 from remembering import make_sequence
 
 

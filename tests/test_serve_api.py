@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gambit.config import registry
 from gambit.config.options import SearchConfig
-from gambit.core.errors import EngineError
-from gambit.core.types import StopReason
+from gambit.errors import EngineError
 from gambit.pawn.puzzles import random_puzzle
+from gambit.policies.self_consistency import SelfConsistency
 from gambit.search import limits
-from gambit.search.policies.self_consistency import SelfConsistency
+from gambit.types import StopReason
 from gambit.view.page import write_page
 from serving import CHAIN, EASY, KEY, OTHER_KEY, SMALL, answer_of, serving
 

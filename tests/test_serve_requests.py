@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from gambit.config.options import SearchConfig
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.serve.admission import AdmissionQueue
 from gambit.serve.body import parse_object
 from gambit.serve.errors import ApiError

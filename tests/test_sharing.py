@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gambit import events as ev
 from gambit.config.options import BranchPoint
-from gambit.core import events as ev
-from gambit.core.tree import TraceTree
-from gambit.core.types import Aggregation, EndReason, StepBatch, TraceKey
 from gambit.results.record import fold
 from gambit.results.sharing import SearchSharing, sharing_of
+from gambit.tree import TraceTree
+from gambit.types import Aggregation, EndReason, StepBatch, TraceKey
 from scripted import ScriptedEngine
 from searching import make_settings, run_one
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.tree import TraceState
-from gambit.core.types import OnPressure, PressureAction, ThoughtScore
+from gambit.errors import UserError
+from gambit.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
+from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
 from gambit.search import embedding
 from gambit.search.choice import check_search
-from gambit.search.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
-from gambit.search.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
 from gambit.search.thoughts import MARKERS, ThoughtReader, marker_lengths
 from gambit.solver import Solver
+from gambit.tree import TraceState
+from gambit.types import OnPressure, PressureAction, ThoughtScore
 
 
 def at(degrees):

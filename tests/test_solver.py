@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, GambitWarning, UserError
-from gambit.core.problem import Problem
-from gambit.core.types import StopReason
+from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.results.record import fold
 from gambit.results.replay import replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver
+from gambit.types import Problem, StopReason
 from tiny import save_tiny
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gambit.core.types import (
+from gambit.types import (
     Admission,
     OnPressure,
     PressureAction,

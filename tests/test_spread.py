@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.config.trust import THOUGHTS, FallbackPool
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, GambitWarning, UserError
-from gambit.core.types import StopReason
+from gambit.errors import EngineError, GambitWarning, UserError
+from gambit.policies.base import requirements_of
 from gambit.results.record import fold
 from gambit.results.replay import replay_log
 from gambit.results.vote import Consensus
@@ -21,11 +21,11 @@ from gambit.search.driving import run_parts
 from gambit.search.host import SearchHost
 from gambit.search.merging import MergedSearch
 from gambit.search.parts import ranges, split
-from gambit.search.policies.base import requirements_of
 from gambit.search.reporting import PartReporter, ReportTimes, StepGate
 from gambit.solver import Solver
 from gambit.solver.part import StartedPart
 from gambit.solver.spread import SpreadSolver
+from gambit.types import StopReason
 from reading import FunctionReader, is_sound
 from scripted import ScriptedEngine
 from searching import make_header, make_search, make_settings, run_one

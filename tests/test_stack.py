@@ -10,8 +10,7 @@ import torch
 
 from collected import header, make_collection
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
+from gambit.errors import UserError
 from gambit.models.files import locate
 from gambit.scorers import stack_pool
 from gambit.scorers.stack import read_stack
@@ -24,6 +23,7 @@ from gambit.training.stack.features import pool_features
 from gambit.training.stack.fit import StackData, cross_fitted, fit_stack, stack_aucs
 from gambit.training.stack.parts import StackParts
 from gambit.training.storage import ProblemRecord, TraceRecord, state_name, writing
+from gambit.types import StatePosition
 from verifying import save_qwen2, scorer, told_traces
 
 ALONE = StateVectors(-1, StatePosition.BOUNDARY, torch.zeros(2), torch.ones(2), torch.eye(2))

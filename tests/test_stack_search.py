@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from gambit import events as ev
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.config.trust import ScorerTrust
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, UserError
-from gambit.core.types import Aggregation, StatePosition, StopReason
 from gambit.engines.verifiers import ReaderStart
+from gambit.errors import EngineError, UserError
 from gambit.models import files as models
 from gambit.results.record import fold
 from gambit.scorers.stack import (
@@ -39,6 +38,7 @@ from gambit.training.loading import CollectionReader
 from gambit.training.ranking import QUARTERS, last_steps
 from gambit.training.sampling import pawn_tasks
 from gambit.training.stack.parts import Asked, StackParts, vectors_in
+from gambit.types import Aggregation, StatePosition, StopReason
 from reading import DyingReader, is_sound
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from collected import blank_tensors, header, make_collection, problem_record, trace_record
-from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
+from gambit.errors import UserError
 from gambit.training.dataset import load_dataset
 from gambit.training.storage import INDEX_FILE, merge, read_header, read_index, read_shards, writing
+from gambit.types import StatePosition
 
 NUM_PROBLEMS = 60
 

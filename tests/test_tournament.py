@@ -4,13 +4,10 @@ import dataclasses
 
 import pytest
 
+from gambit import events as ev
 from gambit.config.options import BranchPoint
 from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
-from gambit.core import events as ev
-from gambit.core.tree import TraceState
-from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
-from gambit.search.islands import Islands
-from gambit.search.policies.base import (
+from gambit.policies.base import (
     Branch,
     Evict,
     FinishedView,
@@ -24,7 +21,10 @@ from gambit.search.policies.base import (
     TraceView,
     Wake,
 )
-from gambit.search.policies.tournament import Margin, Tournament
+from gambit.policies.islands import Islands
+from gambit.policies.tournament import Margin, Tournament
+from gambit.tree import TraceState
+from gambit.types import EndReason, Eviction, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
 from puppet import PuppetEngine, admit
 from searching import make_settings, run_one
 

@@ -15,8 +15,7 @@ from matplotlib.text import Text
 
 from collected import HIDDEN, make_collection
 from gambit.cli.scorer_display import show_report
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.errors import UserError
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
@@ -40,6 +39,7 @@ from gambit.training.ranking import (
 from gambit.training.ridge import STRENGTHS, Moments, _folds, calibrated
 from gambit.training.scoring import Steps, step_scores
 from gambit.training.train import TrainPlan, best_of, datasets_of, info_for, recipes_for, train
+from gambit.types import Aggregation, StatePosition
 
 CPU = torch.device("cpu")
 

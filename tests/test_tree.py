@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.core import events as ev
-from gambit.core.tree import TraceState, TraceTree
-from gambit.core.types import Aggregation, EndReason, RunningScore, TraceConfidence
+from gambit import events as ev
 from gambit.results.record import SearchRecord
+from gambit.tree import TraceState, TraceTree
+from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
 
 from searching import make_header, make_settings  # isort: skip
 

@@ -16,8 +16,7 @@ from collected import header, make_collection, problem_record
 from gambit.config.options import SearchConfig
 from gambit.config.presets import ModelDefaults, Preset, resolve
 from gambit.config.trust import RULES, ScorerTrust, reason_for, rule_for
-from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
+from gambit.errors import UserError
 from gambit.results.claims import FEWEST_PROBLEMS
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
@@ -25,6 +24,7 @@ from gambit.scorers.mlp import METADATA_KEY, MlpScorer, info_json
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.training.dataset import load_dataset
 from gambit.training.storage import TraceRecord, state_name, writing
+from gambit.types import StatePosition
 
 
 def trusted(halfway: float, num_problems: int = 100) -> ScorerTrust:

@@ -11,9 +11,7 @@ import torch
 from collected import make_collection
 from gambit import SearchConfig
 from gambit.config.options import EngineConfig
-from gambit.core.errors import UserError
-from gambit.core.problem import Problem
-from gambit.core.types import Aggregation, StatePosition
+from gambit.errors import UserError
 from gambit.training.collect import CollectPlan, collect
 from gambit.training.dataset import Division, load_dataset
 from gambit.training.objectives import Batch, pairwise
@@ -31,6 +29,7 @@ from gambit.training.values import (
     read_values,
     with_value_labels,
 )
+from gambit.types import Aggregation, Problem, StatePosition
 
 SEARCH = SearchConfig(max_new_tokens=40, temperature=1.0, top_p=1.0, top_k=0, seed=3)
 TASKS = [Task(Problem(f"a={i}", id=f"p{i}"), "78"[i % 2]) for i in range(4)]

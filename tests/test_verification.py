@@ -6,16 +6,15 @@ import warnings
 
 import pytest
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.config.trust import ScorerTrust
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, GambitWarning, UserError
-from gambit.core.problem import Problem
-from gambit.core.types import Aggregation, StopReason
+from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
 from gambit.results.record import fold
 from gambit.results.replay import replay
 from gambit.solver import Solver
+from gambit.types import Aggregation, Problem, StopReason
 from reading import DyingReader, FunctionReader, HeldReader, is_sound
 
 PUZZLES = [puzzle for puzzle, _ in zip(generate(Split.DEV, 0, Level.EASY), range(4), strict=False)]

@@ -15,8 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from collected import make_collection
 from gambit.config.options import SearchConfig
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import GambitWarning, UserError
-from gambit.core.types import Aggregation, StatePosition, StopReason
+from gambit.errors import GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
 from gambit.scorers.readers.families import own_settings
 from gambit.scorers.verifier import folder as files
@@ -40,6 +39,7 @@ from gambit.training.verifier.passes import PackedRow, TrainingPass, made_ahead
 from gambit.training.verifier.reading import quarter_aucs, read_traces
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
 from gambit.training.verifier.train import best_look, drawn_problems, passages_of, train_verifier
+from gambit.types import Aggregation, StatePosition, StopReason
 from verifying import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_STEPS, save_qwen2, scorer, told_traces
 
 CPU = torch.device("cpu")

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import EngineError, UserError
 from gambit.engines import verifiers
 from gambit.engines.verifiers import ReaderStart, prepare_reader
+from gambit.errors import EngineError, UserError
 from gambit.scorers.readers.names import parse_reader
 from gambit.solver import Solver, parts
 from test_judging import FunctionReader

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from typer.testing import CliRunner
 
 from builders import tiny_sentencepiece_tokenizer, tiny_tokenizer
+from gambit import events as ev
 from gambit.cli.app import app
-from gambit.core import events as ev
-from gambit.core.chain import Chain
-from gambit.core.errors import UserError
-from gambit.core.tree import TraceState
-from gambit.core.types import StopReason
+from gambit.errors import UserError
+from gambit.event_chain import Chain
 from gambit.models.files import locate
 from gambit.storage.run_folder import find_log
 from gambit.text.tokenizers import load_tokenizer
+from gambit.tree import TraceState
+from gambit.types import StopReason
 from gambit.view import write_page
 from gambit.view.data import PageData, build
 from gambit.view.history import follow, pool_sizes

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from browser import NAMES, Browser, find_browser
-from gambit.core import events as ev
-from gambit.core.types import EndReason, StopReason
+from gambit import events as ev
+from gambit.types import EndReason, StopReason
 from gambit.view import write_page
 from view_story import HOSTILE, LAST_STEP, QUESTION, Story
 

@@ -28,9 +28,8 @@ from engine_setups import (
     tokens_of,
 )
 from gambit import SearchConfig, Solver
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, GambitWarning, UserError
-from gambit.core.types import Aggregation, StatePosition, StopReason, TraceKey
+from gambit import events as ev
+from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.models import files as models
 from gambit.pawn.puzzles import Level, Split, generate
 from gambit.results.record import fold
@@ -38,6 +37,7 @@ from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.batch import run_searches
+from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
 from remembering import check_search, sequence_scorer
 from searching import check_victims, make_search, make_settings, run_one
 

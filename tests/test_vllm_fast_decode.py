@@ -248,7 +248,7 @@ def test_most_tokens_take_the_short_way_and_allocations_too(monkeypatch):
     [("0.31.7", {}), ("0.25.1", {}), (None, {"short_cuts": False})],
     ids=["untried version", "tried on another device only", "switched off"],
 )
-@pytest.mark.filterwarnings("ignore::gambit.core.errors.GambitWarning")
+@pytest.mark.filterwarnings("ignore::gambit.errors.GambitWarning")
 def test_vllms_own_path_is_taken_unless_version_and_device_were_tried(monkeypatch, version, option):
     from gambit.engines.vllm.compat import config
 
@@ -262,7 +262,7 @@ def test_vllms_own_path_is_taken_unless_version_and_device_were_tried(monkeypatc
     assert said == 3 * 40
 
 
-@pytest.mark.filterwarnings("ignore::gambit.core.errors.GambitWarning")
+@pytest.mark.filterwarnings("ignore::gambit.errors.GambitWarning")
 def test_the_fast_path_can_be_forced(monkeypatch):
     from gambit.engines.vllm.compat import config
 

@@ -22,8 +22,8 @@ from engine_setups import (
     tokens_of,
     worker_of,
 )
-from gambit.core.errors import EngineError, UserError
-from gambit.core.types import TraceKey
+from gambit.errors import EngineError, UserError
+from gambit.types import TraceKey
 
 pytestmark = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build")
 

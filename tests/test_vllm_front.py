@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from gambit.core.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
 from gambit.engines.base import EngineInfo, SearchSpec
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import StepReport
+from gambit.types import OnPressure, PressureAction, Sampling, TraceKey, TraceSpec
 from searching import NO_RULE
 from test_search_scale import counted
 

@@ -7,16 +7,16 @@ from importlib.util import find_spec
 
 import pytest
 
+from gambit import events as ev
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, UserError
-from gambit.core.types import Aggregation, StopReason
 from gambit.engines.vllm.pooling import environment_for, memory_options, plan_pooling
+from gambit.errors import EngineError, UserError
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate
 from gambit.scorers.readers.families import read_config
 from gambit.scorers.readers.names import parse_reader
 from gambit.scorers.readers.start import start_local_reader
 from gambit.solver import Solver
+from gambit.types import Aggregation, StopReason
 from test_readers import CLOSE, QUESTION, THOUGHTS, readings
 from tiny_verifiers import own
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from engine_setups import GREEDY, HAS_VLLM, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
-from gambit.core.errors import EngineError
-from gambit.core.types import TraceKey
+from gambit.errors import EngineError
+from gambit.types import TraceKey
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gambit.config.options import SearchConfig
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.errors import UserError
 from gambit.results.vote import Ballot, VoteEntry, VoteKind, tally, tally_pools
 from gambit.search.choice import vote_of
+from gambit.types import Aggregation
 
 
 def never(first: str, second: str) -> bool:

@@ -20,10 +20,10 @@ from engine_setups import (
     worker_of,
 )
 from forests import attend, attend_plan, grow, keys_of, planned
-from gambit.core.errors import GambitWarning
-from gambit.core.types import TraceKey
+from gambit.errors import GambitWarning
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import BlendScorer
+from gambit.types import TraceKey
 
 
 @pytest.mark.parametrize(("hidden", "width", "most"), [(32, 16, 5), (100, 33, 70), (128, 64, 130)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from builders import tiny_tokenizer
-from gambit.core import events as ev
-from gambit.core.types import EndReason, StopReason
+from gambit import events as ev
+from gambit.types import EndReason, StopReason
 
 HOSTILE = "</script><b>bold</b><!--<img src=x onerror=alert(1)>"
 QUESTION = f"what is {HOSTILE} & 'so' \"on\"?"

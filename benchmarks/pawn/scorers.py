@@ -9,7 +9,6 @@ import torch
 from benchmarks.pawn.folder import MAX_NEW_TOKENS
 
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.core.types import StatePosition
 from gambit.pawn.judge import Judgement
 from gambit.pawn.puzzles import Split
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
@@ -24,6 +23,7 @@ from gambit.training.perfect_judge import chances_by_share, judge_traces
 from gambit.training.ranking import Ints
 from gambit.training.sampling import PAWN_SOURCE, pawn_tasks
 from gambit.training.train import TrainPlan, info_for, train
+from gambit.types import StatePosition
 
 POSITION = StatePosition.BOUNDARY
 SHIPPED_OBJECTIVE = "bce+pairwise"  # its scores are chances of success, which votes and the floor want, and rank well

@@ -20,14 +20,14 @@ class Group(NamedTuple):
     tests: tuple[str, ...]
 
 
-ANSWERS = "gambit/text/answers"
+ANSWERS = "gambit/answers"
 GROUPS = {
-    "tree": Group(("gambit/core/tree.py",), ("tree", "loop", "log", "islands", "doubt")),
+    "tree": Group(("gambit/tree.py",), ("tree", "loop", "log", "islands", "doubt")),
     "loop": Group(
         tuple(f"gambit/search/{name}.py" for name in ("loop", "execution", "judging", "limits")),
         ("loop", "judging", "limits", "log", "consensus", "islands", "doubt"),
     ),
-    "tournament": Group(("gambit/search/policies/tournament.py",), ("tournament", "islands", "doubt")),
+    "tournament": Group(("gambit/policies/tournament.py",), ("tournament", "islands", "doubt")),
     "vote": Group(("gambit/results/vote.py", "gambit/results/ballots.py"), ("vote", "ballots", "consensus", "log")),
     "answers": Group(
         tuple(
@@ -39,7 +39,7 @@ GROUPS = {
     "grader": Group(
         tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")), ("algebra", "grader", "answer_forms")
     ),
-    "events": Group(("gambit/core/events.py", "gambit/core/chain.py"), ("log", "tree")),
+    "events": Group(("gambit/events.py", "gambit/event_chain.py"), ("log", "tree")),
     "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("rows", "files")),
 }
 GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from gambit import _old_paths
-from gambit.core.host import check_host
+from gambit.errors import check_host
 
 if TYPE_CHECKING:
     from gambit.config.options import SearchConfig
-    from gambit.core.errors import GambitError, UserError
-    from gambit.core.problem import Problem
+    from gambit.errors import GambitError, UserError
     from gambit.results.record import SearchResult
     from gambit.results.replay import replay
     from gambit.solver import Solver
+    from gambit.types import Problem
 
     __version__: str
 
@@ -30,16 +29,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "GambitError": "gambit.core.errors",
-    "Problem": "gambit.core.problem",
+    "GambitError": "gambit.errors",
+    "Problem": "gambit.types",
     "SearchConfig": "gambit.config.options",
     "SearchResult": "gambit.results.record",
     "Solver": "gambit.solver",
-    "UserError": "gambit.core.errors",
+    "UserError": "gambit.errors",
     "replay": "gambit.results.replay",
 }
-
-_old_paths.install()
 
 
 def __getattr__(name: str) -> object:

@@ -34,14 +34,17 @@ internal and may change at any time.
 
 from __future__ import annotations
 
+from gambit.answers import AnswerKind, Extractor, Grader
 from gambit.async_solver import AsyncSolver, SearchStream
 from gambit.bench.datasets import Benchmark, Item
 from gambit.cluster.spreading import spread_on_ray
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import SearchPart, SearchSettings
 from gambit.config.trust import Doubt, FallbackPool, ScorerTrust
-from gambit.core.errors import EngineError, GambitError, GambitWarning, UserError
-from gambit.core.events import (
+from gambit.engines.base import Engine, EngineInfo, SearchSpec, check_prompt
+from gambit.engines.choice import StartEngine
+from gambit.errors import EngineError, GambitError, GambitWarning, UserError
+from gambit.events import (
     Admitted,
     Branched,
     Cancelled,
@@ -63,41 +66,7 @@ from gambit.core.events import (
     Waited,
     read_log,
 )
-from gambit.core.problem import ChatMessage, NamedModel, Problem
-from gambit.core.tree import TraceState
-from gambit.core.types import (
-    Admission,
-    Aggregation,
-    EndReason,
-    Eviction,
-    OnPressure,
-    PressureAction,
-    Progress,
-    RunningScore,
-    Sampling,
-    SearchStep,
-    StatePosition,
-    StepBatch,
-    StepSeconds,
-    StopReason,
-    StopRule,
-    ThoughtScore,
-    TraceConfidence,
-    TraceEnd,
-    TraceKey,
-    TraceSpec,
-)
-from gambit.engines.base import Engine, EngineInfo, SearchSpec, check_prompt
-from gambit.engines.choice import StartEngine
-from gambit.results.outline import TraceOutline
-from gambit.results.record import Counts, PoolShape, SearchResult, Seconds, Tokens, VerifierCost, Waiting
-from gambit.results.replay import replay
-from gambit.results.sharing import SearchSharing
-from gambit.results.vote import Consensus, VoteEntry, VoteKind
-from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
-from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
-from gambit.scorers.readers.base import Question, Reader, ReaderInfo, ReadingKey, ReadingScore, ThoughtReading
-from gambit.search.policies.base import (
+from gambit.policies.base import (
     Branch,
     Decision,
     Discard,
@@ -121,12 +90,45 @@ from gambit.search.policies.base import (
     Wake,
     top_up,
 )
+from gambit.results.outline import TraceOutline
+from gambit.results.record import Counts, PoolShape, SearchResult, Seconds, Tokens, VerifierCost, Waiting
+from gambit.results.replay import replay
+from gambit.results.sharing import SearchSharing
+from gambit.results.vote import Consensus, VoteEntry, VoteKind
+from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
+from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
+from gambit.scorers.readers.base import Question, Reader, ReaderInfo, ReadingKey, ReadingScore, ThoughtReading
 from gambit.solver import PendingSearch, Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.storage.run_folder import EventCallback
-from gambit.text.answers import AnswerKind, Extractor, Grader
 from gambit.text.boundary import BoundaryRule, ThoughtState, advance, boundary_rule
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
+from gambit.tree import TraceState
+from gambit.types import (
+    Admission,
+    Aggregation,
+    ChatMessage,
+    EndReason,
+    Eviction,
+    NamedModel,
+    OnPressure,
+    PressureAction,
+    Problem,
+    Progress,
+    RunningScore,
+    Sampling,
+    SearchStep,
+    StatePosition,
+    StepBatch,
+    StepSeconds,
+    StopReason,
+    StopRule,
+    ThoughtScore,
+    TraceConfidence,
+    TraceEnd,
+    TraceKey,
+    TraceSpec,
+)
 from gambit.view.notebook import NotebookProgress
 from gambit.view.page import write_page
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from gambit import events as ev
+from gambit.answers import Extractor
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage, Problem
+from gambit.errors import UserError
 from gambit.models.files import BUNDLED
 from gambit.results.record import SearchResult
 from gambit.scorers.base import Scorer
 from gambit.solver import PendingSearch, Solver
-from gambit.text.answers import Extractor
+from gambit.types import ChatMessage, Problem
 
 
 class AsyncSolver:

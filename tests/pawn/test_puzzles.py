@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Level, Op, Puzzle, Split, Step, generate, parse_puzzle
 from gambit.pawn.puzzles import random_puzzle as draw
 

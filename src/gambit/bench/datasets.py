@@ -13,12 +13,12 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias, cast
 
+from gambit.answers import AnswerKind
 from gambit.config import registry
-from gambit.core.errors import UserError, first_line
+from gambit.errors import UserError, first_line
 from gambit.pawn.puzzles import Split, generate
 from gambit.storage.cache import cache_folder
 from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of
-from gambit.text.answers import AnswerKind
 
 GROUP = "gambit.benchmarks"
 NUM_PUZZLES = 300

@@ -14,8 +14,8 @@ from gambit.bench.recipe import BENCH_DEFAULTS, NOT_VARIED, POLICY_OPTIONS, Benc
 from gambit.bench.rows import ROWS_FILE, read_rows
 from gambit.bench.stamp import UNKNOWN
 from gambit.config.options import EngineConfig, SearchConfig, overlaid
-from gambit.core.errors import UserError
-from gambit.core.events import Json
+from gambit.errors import UserError
+from gambit.events import Json
 from gambit.search.choice import load_policy, options_model
 from gambit.storage.json_file import object_in
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole

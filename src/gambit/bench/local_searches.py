@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gambit import events as ev
 from gambit.bench.meter import measure
 from gambit.bench.tasks import BenchTask, SearchGroup, TaskEnd
-from gambit.core import events as ev
-from gambit.core.errors import StorageError, UserError
-from gambit.core.problem import Problem
-from gambit.core.types import StopReason
+from gambit.errors import StorageError, UserError
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.storage.run_folder import LOG_FILE
+from gambit.types import Problem, StopReason
 
 
 class LocalSearches:

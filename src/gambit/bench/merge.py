@@ -18,7 +18,7 @@ from gambit.bench.folder import (
 )
 from gambit.bench.recipe import BenchRecipe
 from gambit.bench.rows import RowWriter, TaskKey, read_rows
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:

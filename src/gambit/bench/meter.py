@@ -6,12 +6,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from gambit import events as ev
 from gambit.bench.rows import Row, Series, Spent, TaskKey
-from gambit.core import events as ev
-from gambit.core.tree import Trace, TraceState, TraceTree
 from gambit.results.ballots import ballots_of, count_votes
 from gambit.results.record import SearchRecord, SearchResult, fold
 from gambit.results.vote import VoteKind
+from gambit.tree import Trace, TraceState, TraceTree
 
 # What every completed trace can be weighed by.
 REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from gambit.core.types import Aggregation, StatePosition
 from gambit.scorers.base import Scorer
 from gambit.scorers.verifier.folder import VerifierInfo
 from gambit.scorers.verifier.model import Verifier
@@ -20,6 +19,7 @@ from gambit.training.ranking import Floats
 from gambit.training.scoring import step_scores
 from gambit.training.values import TraceText
 from gambit.training.verifier.reading import read_traces
+from gambit.types import Aggregation, StatePosition
 
 StepScores = Callable[[TraceText, int], float]  # a judgement of a trace after so many thoughts
 

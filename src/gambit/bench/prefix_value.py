@@ -17,19 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from gambit.answers import Grader, canonical
 from gambit.bench.datasets import Benchmark, digest
 from gambit.bench.folder import BenchmarkInfo, add_environment, differences
 from gambit.bench.prefix_judges import PrefixJudge, StepScores
 from gambit.bench.prefix_statistics import NO_ANSWER, RIGHT, CutProblem, CutSummary, summarise_cut
 from gambit.bench.stamp import identity_of, stamp
-from gambit.core.errors import UserError
-from gambit.core.events import Json
-from gambit.core.problem import Problem
 from gambit.engines.local.model import pick_device
+from gambit.errors import UserError
+from gambit.events import Json
 from gambit.storage.json_file import read_object
 from gambit.storage.lines import write_whole
 from gambit.storage.problems import check_not_empty, shard_of
-from gambit.text.answers import Grader, canonical
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.ranking import Floats, Ints
 from gambit.training.sampling import Task
@@ -43,6 +42,7 @@ from gambit.training.values import (
     read_texts,
     read_values,
 )
+from gambit.types import Problem
 
 FORMAT = 1
 PLAN_FILE = "prefix_value.json"

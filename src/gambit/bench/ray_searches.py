@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gambit import events as ev
 from gambit.bench.meter import About, measure
 from gambit.bench.rows import Row
 from gambit.bench.stamp import stamp
@@ -21,11 +22,10 @@ from gambit.cluster.pool import EnginePool
 from gambit.cluster.slots import Work
 from gambit.cluster.writing import write_search
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.events import Json
-from gambit.core.types import StopReason
+from gambit.events import Json
 from gambit.solver import Solver
 from gambit.storage.run_folder import LOG_FILE
+from gambit.types import StopReason
 
 
 class BenchEngine:

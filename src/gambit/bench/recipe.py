@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gambit.config.options import EngineConfig, PresetSource, SearchConfig, Seed, build, unknown_key
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.search.choice import check_options, lacking, load_policy, options_model
 from gambit.storage.problems import COLUMNS, MANY_SUFFIXES, shard_of
 

@@ -17,7 +17,7 @@ from gambit.bench.page import Content, render
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
-from gambit.core.errors import GambitError, UserError
+from gambit.errors import GambitError, UserError
 from gambit.view import write_page
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."

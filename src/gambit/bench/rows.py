@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
 
 ROWS_FILE = "rows.jsonl"

@@ -15,7 +15,7 @@ from gambit.bench.meter import measure
 from gambit.bench.recipe import BenchVariant
 from gambit.bench.rows import Row, RowWriter, TaskKey
 from gambit.bench.tasks import BenchTask, Searches, SearchGroup, TaskEnd
-from gambit.core.errors import GambitError
+from gambit.errors import GambitError
 from gambit.results.record import SearchResult
 
 MOST_FAILURES_IN_A_ROW = 3

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gambit.core.events import Json
 from gambit.engines.base import EngineInfo
+from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.names import ScorerKind, ScorerName, parse_scorer
 from gambit.scorers.readers.adapters import identity as adapter_identity

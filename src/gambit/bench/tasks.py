@@ -13,7 +13,7 @@ from gambit.bench.meter import About
 from gambit.bench.recipe import BenchVariant
 from gambit.bench.rows import Row, TaskKey
 from gambit.config.options import SearchConfig
-from gambit.core.problem import Problem
+from gambit.types import Problem
 
 WARMUP_TOKENS = 1024
 

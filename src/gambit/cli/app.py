@@ -16,7 +16,7 @@ import typer
 
 from gambit.cli.commands import PlainGroup
 from gambit.cli.terminal import OK, exit_code
-from gambit.core.host import check_host
+from gambit.errors import check_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from gambit.cli.options import given, with_config_options, yaml_value
 from gambit.cli.terminal import NO_ANSWER, OK, exit_with, is_watched, put, say, stderr, warn
 from gambit.config import registry
 from gambit.config.options import EngineConfig, build, overlaid
-from gambit.core.errors import StorageError, UserError
+from gambit.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from gambit.bench.datasets import Benchmark

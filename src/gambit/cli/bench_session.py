@@ -20,7 +20,7 @@ from gambit.cluster.plan import ClusterPlan
 from gambit.cluster.pool import EnginePool
 from gambit.cluster.spreading import engine_info
 from gambit.config.options import EngineConfig
-from gambit.core.events import Json
+from gambit.events import Json
 
 ShouldStop = Callable[[], bool]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.cli.session import Screen

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.answers import Equivalent
 from gambit.cli.commands import made_command
 from gambit.cli.results import Shown, Style
 from gambit.cli.session import sole_writer
 from gambit.cli.solve import open_session
 from gambit.cli.terminal import exit_with, put
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.core.events import Event
-from gambit.core.problem import Problem
+from gambit.events import Event
 from gambit.pawn import Level, Split, generate
 from gambit.results.ballots import ballots_of
 from gambit.results.record import SearchRecord, SearchResult, fold
 from gambit.results.vote import Ballot, VoteKind, tally
 from gambit.storage.problems import new_run_folder
 from gambit.storage.run_folder import check_free, check_writable
-from gambit.text.answers import Equivalent
+from gambit.types import Problem
 
 if TYPE_CHECKING:
     from gambit.solver import Solver

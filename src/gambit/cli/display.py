@@ -9,10 +9,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from gambit import events as ev
 from gambit.cli.live import LiveScreen
-from gambit.core import events as ev
-from gambit.core.tree import LIVE, TraceState
 from gambit.results.record import STOP_WORDS, Counts, SearchRecord, SearchResult, VerifierCost
+from gambit.tree import LIVE, TraceState
 
 MAX_VOTES_SHOWN = 10
 MAX_SEARCHES_SHOWN = 8

@@ -22,8 +22,8 @@ from gambit.cli.terminal import FAILURE, OK, exit_with, put
 from gambit.config import registry
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolve
-from gambit.core.errors import UserError
 from gambit.engines.vllm import versions
+from gambit.errors import UserError
 from gambit.models import files as models
 
 if TYPE_CHECKING:

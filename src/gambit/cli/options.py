@@ -14,7 +14,7 @@ from typer.models import OptionInfo
 
 from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
 from gambit.config.presets import Preset
-from gambit.core.events import Json
+from gambit.events import Json
 
 T = TypeVar("T")
 FROM_PRESET = "default: from the model's preset"

@@ -15,7 +15,7 @@ from gambit.cli.scorer_collect import MANY, Graders, MemoryRatio, TracesAtOnce, 
 from gambit.cli.session import check_model, only_our_warnings, prepare_libraries, sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.config.options import EngineConfig, SearchConfig, build
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.bench.prefix_judges import PrefixJudge

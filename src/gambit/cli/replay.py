@@ -27,9 +27,9 @@ def replay(
     """Rebuild a run's result from its event log alone."""
 
     def body() -> int:
+        from gambit.answers import Grader
         from gambit.results.replay import replay_log
         from gambit.storage.run_folder import find_logs
-        from gambit.text.answers import Grader
 
         logs, code = find_logs(run), OK
         style = Style(as_json, has_titles=len(logs) > 1)

@@ -13,7 +13,7 @@ from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
 from gambit.cli.scorer_verifier import STACK, VERIFIER, export, train_stack, train_verifier
 from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say, warn
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.scorers.base import ScorerInfo
@@ -314,9 +314,9 @@ def import_(
 
 
 def _import_info(base_model: str | None, position: str | None, aggregation: str, rule: str) -> ScorerInfo:
-    from gambit.core.types import Aggregation, StatePosition
     from gambit.models import files as models
     from gambit.scorers.base import ScorerInfo
+    from gambit.types import Aggregation, StatePosition
 
     needed = {"--base-model NAME": base_model, "--state-position boundary|before": position}
     missing = [flag for flag, value in needed.items() if value is None]

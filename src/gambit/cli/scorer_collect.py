@@ -14,7 +14,7 @@ import typer
 from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan, needs_in_cluster, solver_maker
 from gambit.cli.session import check_model, only_our_warnings, prepare_libraries, sole_writer
 from gambit.cli.terminal import OK, exit_with, put, say
-from gambit.core.errors import EngineError, StorageError, UserError
+from gambit.errors import EngineError, StorageError, UserError
 
 if TYPE_CHECKING:
     from gambit.cli.signals import StopSignal
@@ -125,12 +125,12 @@ def collect(
     def body() -> int:
         from gambit.cli.options import given, key_values
         from gambit.config.options import EngineConfig, SearchConfig, build
-        from gambit.core.types import StatePosition
         from gambit.engines.choice import check_engine
         from gambit.storage.problems import check_not_empty, columns_of, shard_of
         from gambit.storage.run_folder import check_writable
         from gambit.training.collect import CollectPlan
         from gambit.training.sampling import PAWN_SOURCE
+        from gambit.types import StatePosition
 
         first, every = shard_of(shard)
         tasks = _tasks(problems, columns_of(columns), limit, seed)[first::every]

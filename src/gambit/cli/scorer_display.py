@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gambit.cli.terminal import put, stderr
-from gambit.core.events import Json
+from gambit.events import Json
 
 if TYPE_CHECKING:
     from gambit.training.collect import CollectSummary

@@ -13,7 +13,7 @@ import typer
 from gambit.cli.scorer_collect import AUTO, Device
 from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say, warn
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.training.loading import CollectionReader

@@ -27,7 +27,7 @@ from gambit.cli.options import with_config_options
 from gambit.cli.session import check_model, loaded, only_our_warnings
 from gambit.cli.solve import read_configs
 from gambit.cli.terminal import FAILURE, OK, exit_with, failed, say
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.cluster.plan import ClusterPlan

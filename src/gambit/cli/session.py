@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from gambit.cli.terminal import say, warn
-from gambit.core.errors import GambitWarning
 from gambit.engines.vllm import versions
+from gambit.errors import GambitWarning
 
 if TYPE_CHECKING:
     from gambit.config.options import EngineConfig

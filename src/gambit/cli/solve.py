@@ -31,7 +31,7 @@ from gambit.cli.results import Shown, Style, Tally
 from gambit.cli.session import check_model, loaded, only_our_warnings, sole_writer
 from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
 from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
-from gambit.core.errors import StorageError, UserError
+from gambit.errors import StorageError, UserError
 from gambit.storage.lines import append_synced
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gambit.cli.live import LiveScreen
     from gambit.cli.signals import StopSignal
     from gambit.cluster.plan import ClusterPlan
-    from gambit.core.events import Event
+    from gambit.events import Event
     from gambit.results.record import SearchResult
     from gambit.solver import Solver
     from gambit.solver.spread import SpreadSolver
@@ -182,11 +182,11 @@ def _run(job: SolveJob) -> int:
 
 def _run_on_ray(job: SolveJob, cluster: ClusterPlan) -> int:
     """The same with engines elsewhere, whose files are written here."""
+    from gambit.answers import Grader
     from gambit.cli.pool_screen import PoolScreen
     from gambit.cli.signals import StopSignal
     from gambit.cluster.pool import EnginePool
     from gambit.cluster.solving import ClusterSolver
-    from gambit.text.answers import Grader
 
     problems = job.problems.problems
     with (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from gambit.core.errors import GambitError, UserError
+from gambit.errors import GambitError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from gambit.core.errors import GambitWarning, UserError
+from gambit.errors import GambitWarning, UserError
 
 NEWS_SECONDS = 5.0  # between two messages of a job that has something to tell: they are work for the driver
 MOST_JOBS = 1024  # side by side; threads are made as they are needed

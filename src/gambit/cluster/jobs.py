@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gambit import events as ev
 from gambit.cluster.actor import JobDesk
 from gambit.cluster.plan import EngineNeeds, workers_of
 from gambit.cluster.slots import TokensSoFar
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.core import events as ev
-from gambit.core.problem import Problem
 from gambit.results.record import SearchResult
 from gambit.scorers.base import Scorer
 from gambit.solver import Solver
 from gambit.storage.run_folder import LOG_FILE
+from gambit.types import Problem
 
 EXECUTOR = "distributed_executor_backend"
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import UserError, first_line, reason_of
+from gambit.errors import UserError, first_line, reason_of
 
 OWN = "local"  # a Ray of this run's own, on this machine
 PRESENT = "auto"  # the one that this machine is part of

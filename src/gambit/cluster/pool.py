@@ -27,7 +27,7 @@ from gambit.cluster.slots import (
     Work,
     WorkEnd,
 )
-from gambit.core.errors import EngineError, GambitWarning, ToldOnce, UserError
+from gambit.errors import EngineError, GambitWarning, ToldOnce, UserError
 
 MOST_DEATHS = 2  # of engines, by one piece of work
 POLL_SECONDS = 0.2  # between two looks at whether to stop

@@ -28,7 +28,7 @@ from gambit.cluster.actor import (
 from gambit.cluster.plan import EngineNeeds
 from gambit.cluster.pool import CLOSE_SECONDS
 from gambit.cluster.slots import MOST_FAILED_STARTS, EngineState, Handle
-from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
+from gambit.errors import EngineError, GambitWarning, UserError, first_line
 
 T = TypeVar("T")
 CONTROL_CALLS = 4  # that an engine answers beside its jobs, one of them to see that it lives

@@ -15,23 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from gambit import events as ev
+from gambit.answers import Grader
 from gambit.cluster.actor import Done, JobDesk, Raised
 from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
 from gambit.cluster.slots import Handle
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolved_capacity
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, UserError
-from gambit.core.problem import Problem
+from gambit.errors import EngineError, UserError
 from gambit.models import files as models
 from gambit.results.record import SearchRecord, SearchResult, extended
 from gambit.search.choice import with_fixed_pool
 from gambit.solver import PendingSearch, Solver
 from gambit.storage.run_folder import EventSink
-from gambit.text.answers import Grader
 from gambit.text.boundary import boundary_rule
 from gambit.text.prompts import stop_ids
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
+from gambit.types import Problem
 
 NEWS_SECONDS = 0.2  # between two messages of a running search
 THOUGHT_SECONDS = 1.0  # between two thoughts that are told in words

@@ -13,7 +13,6 @@ from gambit.cluster.jobs import engine_options as fitted_options
 from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs
 from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
 from gambit.config.options import EngineConfig, SearchConfig, build
-from gambit.core.problem import Problem
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.search.lengths import LengthHistory
@@ -23,6 +22,7 @@ from gambit.solver import Solver
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
 from gambit.solver.spread import SpreadSolver
+from gambit.types import Problem
 
 PARTS_PER_ENGINE = 2  # one that is ending, and the next
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.answers import AnswerKind
+from gambit.errors import UserError
 from gambit.results.vote import Consensus, VoteKind
-from gambit.text.answers import AnswerKind
+from gambit.types import Aggregation
 
 # Far above what any engine holds, and low enough that a slip of the finger is told from a wish.
 MOST_TRACES_AT_ONCE = 65_536

@@ -22,11 +22,11 @@ from gambit.config.trust import (
     reason_for,
     rule_for,
 )
-from gambit.core.errors import UserError
-from gambit.core.types import Sampling
+from gambit.errors import UserError
 from gambit.results.vote import Consensus
 from gambit.storage.json_file import read_object
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
+from gambit.types import Sampling
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 
 from gambit.config.options import unknown_key
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
-        "best-of-n": "gambit.search.policies.best_of_n:BestOfN",
-        "deepconf": "gambit.search.policies.deepconf:DeepConf",
-        "gambit": "gambit.search.policies.tournament:Tournament",
-        "sc": "gambit.search.policies.self_consistency:SelfConsistency",
-        "slim-sc": "gambit.search.policies.slim_sc:SlimSc",
-        "single": "gambit.search.policies.single:Single",
-        "step": "gambit.search.policies.step:StepPruning",
+        "best-of-n": "gambit.policies.best_of_n:BestOfN",
+        "deepconf": "gambit.policies.deepconf:DeepConf",
+        "gambit": "gambit.policies.tournament:Tournament",
+        "sc": "gambit.policies.self_consistency:SelfConsistency",
+        "slim-sc": "gambit.policies.slim_sc:SlimSc",
+        "single": "gambit.policies.single:Single",
+        "step": "gambit.policies.step:StepPruning",
     },
     "gambit.scorers": {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gambit.core.errors import UserError
-from gambit.core.events import Json
+from gambit.errors import UserError
+from gambit.events import Json
 from gambit.results.claims import FEWEST_PROBLEMS
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 MERGE = "<<"
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gambit.core.errors import UserError
-from gambit.core.types import Progress, StepBatch, TraceKey, TraceSpec
+from gambit.errors import UserError
 from gambit.text.boundary import BoundaryRule
 from gambit.text.tokenizers import Tokenizer
+from gambit.types import Progress, StepBatch, TraceKey, TraceSpec
 
 
 @dataclass(frozen=True, slots=True)

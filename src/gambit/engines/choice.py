@@ -8,9 +8,9 @@ from typing import cast
 
 from gambit.config import registry
 from gambit.config.options import EngineConfig
-from gambit.core.errors import UserError
 from gambit.engines.base import Engine
 from gambit.engines.vllm import versions
+from gambit.errors import UserError
 from gambit.models.files import check_weights
 from gambit.scorers.base import Scorer
 

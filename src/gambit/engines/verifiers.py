@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.scorers.readers.base import Reader
 from gambit.scorers.readers.names import ReaderName
 

@@ -12,11 +12,11 @@ from typing import cast
 
 from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
-from gambit.core.errors import UserError
-from gambit.core.problem import NamedModel
+from gambit.errors import UserError
 from gambit.models.hub import fetch_config, is_offline, work_offline_if_silent
 from gambit.storage.hashing import files_hash
 from gambit.storage.json_file import read_object
+from gambit.types import NamedModel
 
 SCORER_FILE = "scorer.safetensors"
 SCORERS_FOLDER = "scorers"  # further ones; in a folder of their own, since vLLM takes every safetensors for weights

@@ -11,7 +11,7 @@ import warnings
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from gambit.core.errors import GambitWarning, UserError, first_line
+from gambit.errors import GambitWarning, UserError, first_line
 
 OFFLINE = "HF_HUB_OFFLINE"
 SECONDS = 5.0  # in which a hub that can be reached at all answers

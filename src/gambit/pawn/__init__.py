@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from gambit.core.problem import NamedModel
 from gambit.pawn.puzzles import Level, Puzzle, Split, generate, parse_puzzle
 from gambit.pawn.traces import Status, verify
+from gambit.types import NamedModel
 
 MODEL_FOLDER = Path(__file__).parent / "model"
 MODEL = NamedModel(MODEL_FOLDER, parse_puzzle)

@@ -8,7 +8,7 @@ from enum import Enum
 from random import Random
 from string import ascii_lowercase
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 MODULUS = 97  # prime: a wrong factor stays wrong, so that hardly any slip heals by itself
 MAX_STEPS = 18

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gambit.core.tree import Trace, TraceTree
+from gambit.answers import Equivalent
 from gambit.results.vote import Ballot, Combine, Pools, VoteKind, VoteResult, has_answer, tally, tally_pools
-from gambit.text.answers import Equivalent
+from gambit.tree import Trace, TraceTree
 
 TOP_PERCENTILE = 90.0  # DeepConf's filtered votes: of the traces that have an answer
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from gambit.core.tree import TraceState
+from gambit.answers import canonical
 from gambit.results.outline import TraceOutline
-from gambit.text.answers import canonical
+from gambit.tree import TraceState
 
 if TYPE_CHECKING:
     from gambit.results.record import SearchResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gambit.core.tree import Trace, TraceState, TraceTree
+from gambit.tree import Trace, TraceState, TraceTree
 
 
 @dataclass(frozen=True, slots=True)

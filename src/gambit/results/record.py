@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.tree import TraceState, TraceTree
-from gambit.core.types import Aggregation, StopReason
+from gambit import events as ev
+from gambit.errors import UserError
 from gambit.results.ballots import ballots_of, count_votes
 from gambit.results.early_ends import EarlyEnds
 from gambit.results.html import result_html
 from gambit.results.outline import TraceOutline, outline_of
 from gambit.results.sharing import NOTHING_READ, SearchSharing, sharing_of
 from gambit.results.vote import Ballot, VoteEntry, VoteKind, VoteResult
+from gambit.tree import TraceState, TraceTree
+from gambit.types import Aggregation, StopReason
 
 Equivalent = Callable[[str, str], bool]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gambit.core import events as ev
+from gambit import events as ev
+from gambit.answers import Equivalent
 from gambit.results.ballots import recount_votes
 from gambit.results.record import SearchRecord, SearchResult, fold
 from gambit.results.vote import VoteResult
-from gambit.text.answers import Equivalent
 
 
 @dataclass(frozen=True, slots=True)

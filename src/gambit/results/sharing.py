@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from gambit.core.tree import Trace, TraceTree
+from gambit.tree import Trace, TraceTree
 
 Steps: TypeAlias = list[tuple[int, int]]  # apart and in order, each from a first step to one past the last
 

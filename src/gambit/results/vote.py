@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
-from gambit.core.errors import UserError
-from gambit.text.answers import Equivalent, canonical
+from gambit.answers import Equivalent, canonical
+from gambit.errors import UserError
 
 
 class VoteKind(StrEnum):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.errors import UserError
+from gambit.types import Aggregation, StatePosition
 
 if TYPE_CHECKING:
     import torch

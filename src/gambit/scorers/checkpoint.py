@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError, reason_of
-from gambit.core.events import Json
+from gambit.errors import UserError, reason_of
+from gambit.events import Json
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import (
     BLEND,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from gambit.config import registry
-from gambit.core.errors import GambitWarning
+from gambit.errors import GambitWarning
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 
 class CheckpointRecord(BaseModel):

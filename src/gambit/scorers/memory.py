@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.core.errors import EngineError
+from gambit.errors import EngineError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ThoughtBatch
 
 Key = TypeVar("Key", bound=Hashable)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gambit.config.trust import read_trust
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo, ThoughtBatch, TwoLayers
+from gambit.types import Aggregation, StatePosition
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.scorers.readers.names import ReaderName, parse_reader
 from gambit.scorers.stack import parse_stack
 from gambit.scorers.verifier.folder import is_verifier

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.errors import UserError
 from gambit.scorers.base import PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.mlp import FORMAT, METADATA_KEY, check_finite, info_json, read_info
+from gambit.types import Aggregation
 
 ARCHITECTURE = "sequence"
 _SHAPE = "shape"  # its place in the metadata

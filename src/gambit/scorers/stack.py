@@ -12,8 +12,8 @@ import numpy.typing as npt
 from pydantic import Field
 
 from gambit.config.trust import read_trust
-from gambit.core.errors import UserError
-from gambit.core.events import Json
+from gambit.errors import UserError
+from gambit.events import Json
 from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
 
 FORMAT = 2

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation, StatePosition
+from gambit.errors import UserError
 from gambit.scorers.base import HistoryScorer, Scorer, ScorerInfo, SplitScorer, ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.scorers.stack import CLOSENESS, CONFIDENCE, STATE, STATE_FILE, SUPPORT, VECTORS_FILE, StackInfo
+from gambit.types import Aggregation, StatePosition
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from gambit.core.types import SearchStep, StopReason
 from gambit.engines.base import Engine
 from gambit.search.loop import Search
+from gambit.types import SearchStep, StopReason
 
 
 class SearchBatch:

@@ -9,13 +9,13 @@ from pydantic import BaseModel
 from gambit.config import registry
 from gambit.config.options import SearchConfig, build
 from gambit.config.presets import SearchSettings
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.errors import UserError
+from gambit.policies.base import NoOptions, Policy, Requirements, ScoreUse
+from gambit.policies.embedding import load_embedder
 from gambit.results.vote import VoteKind
 from gambit.search.consensus import check_consensus
-from gambit.search.embedding import load_embedder
-from gambit.search.policies.base import NoOptions, Policy, Requirements, ScoreUse
 from gambit.search.thoughts import Embed
+from gambit.types import Aggregation
 
 GROUP = "gambit.policies"
 

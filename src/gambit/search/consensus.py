@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gambit.core.errors import UserError
-from gambit.core.tree import TraceState
+from gambit.errors import UserError
+from gambit.policies.base import Requirements
 from gambit.results.record import Equivalent, SearchRecord
 from gambit.results.vote import Ballot, Consensus, VoteKind, VoteResult
-from gambit.search.policies.base import Requirements
+from gambit.tree import TraceState
 
 CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
 # Where weights are chances, an answer that nobody has given yet has half of what a trace that is certainly right has:

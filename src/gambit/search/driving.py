@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from gambit.core.errors import EngineError
-from gambit.core.types import StopReason
+from gambit.errors import EngineError
 from gambit.results.record import SearchResult
 from gambit.search.merging import MergedSearch, PartNews
 from gambit.search.reporting import Tell
+from gambit.types import StopReason
 
 POLL_SECONDS = 0.2  # between two looks at whether somebody wants to stop
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from gambit import events as ev
 from gambit.config.presets import SearchSettings
-from gambit.core import events as ev
-from gambit.core.tree import TraceState
-from gambit.core.types import OnPressure, StopRule, TraceKey, TraceSpec
 from gambit.engines.base import Engine
-from gambit.search.islands import Islands
+from gambit.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start
+from gambit.policies.islands import Islands
 from gambit.search.judging import TraceJudge
-from gambit.search.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start
 from gambit.search.recorder import Recorder
+from gambit.tree import TraceState
+from gambit.types import OnPressure, StopRule, TraceKey, TraceSpec
 
 
 class Execution:

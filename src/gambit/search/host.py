@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from gambit.core.errors import UserError
-from gambit.core.types import StopReason
 from gambit.engines.base import Engine
+from gambit.errors import UserError
 from gambit.results.record import SearchResult
 from gambit.search.batch import SearchBatch
 from gambit.search.loop import Search
+from gambit.types import StopReason
 
 
 @dataclass(slots=True, eq=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from gambit.core.errors import EngineError
-from gambit.core.tree import Trace
-from gambit.core.types import RunningScore, SearchStep, TraceKey
 from gambit.engines.base import Engine
+from gambit.errors import EngineError
 from gambit.search.recorder import Recorder
 from gambit.search.verification import Verification
+from gambit.tree import Trace
+from gambit.types import RunningScore, SearchStep, TraceKey
 
 
 class TraceJudge:

@@ -7,9 +7,9 @@ import statistics
 from collections import deque
 
 from gambit.config.presets import ModelDefaults
-from gambit.core.errors import ToldOnce
-from gambit.core.tree import TraceState
+from gambit.errors import ToldOnce
 from gambit.results.record import SearchRecord
+from gambit.tree import TraceState
 
 
 class LengthHistory:

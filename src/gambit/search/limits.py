@@ -6,9 +6,9 @@ import math
 import time
 
 from gambit.config.presets import SearchSettings
-from gambit.core.tree import TraceState, TraceTree
-from gambit.core.types import StopReason
-from gambit.search.islands import Islands
+from gambit.policies.islands import Islands
+from gambit.tree import TraceState, TraceTree
+from gambit.types import StopReason
 
 VOTE_SHARE, MAX_VOTE_SECONDS = 0.1, 5.0  # of a time budget, kept for the vote
 

@@ -9,19 +9,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
+from gambit import events as ev
 from gambit.config.presets import SearchSettings
-from gambit.core import events as ev
-from gambit.core.tree import LIVE, TraceState
-from gambit.core.types import PressureAction, SearchStep, StepBatch, StopReason, TraceKey
 from gambit.engines.base import Engine, SearchSpec
-from gambit.results.record import SearchRecord, SearchResult, voted
-from gambit.results.vote import NO_VOTE
-from gambit.search.consensus import CHECK_SECONDS
-from gambit.search.execution import Execution
-from gambit.search.islands import Islands
-from gambit.search.judging import TraceJudge
-from gambit.search.limits import SearchLimits
-from gambit.search.policies.base import (
+from gambit.policies.base import (
     Decision,
     Discard,
     Policy,
@@ -34,6 +25,13 @@ from gambit.search.policies.base import (
     TraceView,
     requirements_of,
 )
+from gambit.policies.islands import Islands
+from gambit.results.record import SearchRecord, SearchResult, voted
+from gambit.results.vote import NO_VOTE
+from gambit.search.consensus import CHECK_SECONDS
+from gambit.search.execution import Execution
+from gambit.search.judging import TraceJudge
+from gambit.search.limits import SearchLimits
 from gambit.search.recorder import Callbacks, Recorder
 from gambit.search.rounds import Rounds
 from gambit.search.score_spread import SpreadMeter
@@ -41,6 +39,8 @@ from gambit.search.stacking import Stacking
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.verification import Verification, VerifierUse
 from gambit.search.views import trace_view
+from gambit.tree import LIVE, TraceState
+from gambit.types import PressureAction, SearchStep, StepBatch, StopReason, TraceKey
 
 
 @dataclass(slots=True)

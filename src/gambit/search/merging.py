@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
+from gambit import events as ev
 from gambit.config.presets import SearchSettings
 from gambit.config.trust import Doubt
-from gambit.core import events as ev
-from gambit.core.tree import LIVE, Trace, TraceState
-from gambit.core.types import StopReason
+from gambit.policies.base import Requirements
+from gambit.policies.islands import Islands
 from gambit.results.record import Equivalent, SearchRecord, SearchResult, voted
 from gambit.search.consensus import CHECK_SECONDS, is_over
-from gambit.search.islands import Islands
 from gambit.search.limits import SearchLimits
-from gambit.search.policies.base import Requirements
 from gambit.search.score_spread import DoubtWatch
+from gambit.tree import LIVE, Trace, TraceState
+from gambit.types import StopReason
 
 Ended: TypeAlias = ev.Finished | ev.Pruned | ev.Evicted | ev.Cancelled
 WHOLE = ev.RunStarted | ev.Sample | ev.Stopped | ev.Voted | ev.Waited | ev.VerifierTotals | ev.IslandsSplit

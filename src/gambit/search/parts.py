@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator
 
 from gambit.config.presets import SearchPart, SearchSettings
-from gambit.core.errors import UserError
-from gambit.search.policies.base import SplitBy
+from gambit.errors import UserError
+from gambit.policies.base import SplitBy
 
 
 def split(settings: SearchSettings, split_by: SplitBy, num_engines: int) -> tuple[SearchSettings, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gambit.core import events as ev
-from gambit.core.types import EndReason, Eviction, PressureAction, SearchStep, TraceEnd
+from gambit import events as ev
+from gambit.policies.base import FinishedView, ScoreSpread
 from gambit.results.record import Equivalent, SearchRecord
-from gambit.search.policies.base import FinishedView, ScoreSpread
 from gambit.search.score_spread import SpreadMeter
 from gambit.search.thoughts import Decode, Embed
 from gambit.search.views import finished_view
 from gambit.search.waits import WaitLedger
+from gambit.types import EndReason, Eviction, PressureAction, SearchStep, TraceEnd
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gambit.core import events as ev
+from gambit import events as ev
 from gambit.search.merging import PartNews
 
 Tell = Callable[[PartNews], None]

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from gambit.config.presets import SearchSettings
+from gambit.policies.base import Requirements
 from gambit.results.record import Equivalent, SearchRecord
 from gambit.search.consensus import CHECK_SECONDS, is_over
 from gambit.search.judging import TraceJudge
 from gambit.search.limits import SearchLimits
-from gambit.search.policies.base import Requirements
 
 
 class Rounds:

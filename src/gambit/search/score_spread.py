@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
+from gambit import events as ev
 from gambit.config.presets import SearchSettings
 from gambit.config.trust import FEWEST_TRACES, THOUGHTS, Doubt, spread_of
-from gambit.core import events as ev
-from gambit.core.tree import TraceTree
-from gambit.search.policies.base import ScoreSpread
-from gambit.search.policies.tournament import Tournament
+from gambit.policies.base import ScoreSpread
+from gambit.policies.tournament import Tournament
+from gambit.tree import TraceTree
 
 
 class SpreadMeter:

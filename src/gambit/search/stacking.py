@@ -9,13 +9,13 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from gambit.config.trust import read_trust
-from gambit.core.events import Json
-from gambit.core.tree import TraceState, TraceTree
-from gambit.core.types import Aggregation, ThoughtScore
+from gambit.events import Json
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.readers.base import ReaderInfo
 from gambit.scorers.stack import AGREEMENT, CLOSENESS, CONFIDENCE, STATE, SUPPORT, VERIFIER, StackInfo, logit_of
 from gambit.scorers.stack_pool import PoolFeatures, mean_confidences
+from gambit.tree import TraceState, TraceTree
+from gambit.types import Aggregation, ThoughtScore
 
 
 @dataclass(frozen=True, slots=True)

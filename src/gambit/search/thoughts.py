@@ -9,12 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from gambit.core.types import ThoughtScore
-from gambit.search.policies.base import ThoughtNeed, ThoughtSplit, ThoughtView
+from gambit.policies.base import ThoughtNeed, ThoughtSplit, ThoughtView
+from gambit.policies.embedding import Embed, Vector
+from gambit.types import ThoughtScore
 
-Vector = tuple[float, ...]
 Decode = Callable[[Sequence[int]], str]
-Embed = Callable[[Sequence[str]], Sequence[Vector]]
 
 # Slim-SC's discourse markers, each after a character that is neither letter nor digit (of any script, as theirs).
 MARKERS = ("Wait", "Oh wait", "But wait", "Another", "But another", "perhaps another", "alternative", "Alternative")

@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 
-from gambit.core import events as ev
-from gambit.core.errors import EngineError
-from gambit.core.tree import TraceState, TraceTree
-from gambit.core.types import EndReason, RunningScore, SearchStep, TraceEnd
+from gambit import events as ev
+from gambit.errors import EngineError
 from gambit.scorers.readers.base import Question, ReadingKey, ThoughtReading
 from gambit.scorers.readers.thread import ReaderThread, TimedScore
 from gambit.scorers.stack import OF_OTHER_TRACES
 from gambit.search.stacking import StackFeatures, Stacking, StackUse
+from gambit.tree import TraceState, TraceTree
+from gambit.types import EndReason, RunningScore, SearchStep, TraceEnd
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gambit.core.tree import Trace, TraceTree
-from gambit.core.types import Progress
-from gambit.search.policies.base import FinishedView, TraceView
+from gambit.policies.base import FinishedView, TraceView
+from gambit.tree import Trace, TraceTree
+from gambit.types import Progress
 
 
 def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> TraceView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from gambit.core import events as ev
+from gambit import events as ev
 
 
 @dataclass(slots=True)

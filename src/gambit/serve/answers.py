@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gambit.answers import AnswerKind
 from gambit.cluster.serving import AnySearch, AnySolver
-from gambit.core.tree import Trace, TraceTree
-from gambit.core.types import EndReason, StopReason
 from gambit.results.record import SearchResult
 from gambit.results.vote import Ballot, VoteEntry
 from gambit.serve.requests import SearchAsk
-from gambit.text.answers import AnswerKind
 from gambit.text.boundary import THINK_END, THINK_START
+from gambit.tree import Trace, TraceTree
+from gambit.types import EndReason, StopReason
 
 CUT_SHORT = (StopReason.BUDGET_TOKENS, StopReason.BUDGET_SECONDS, StopReason.INTERRUPTED, StopReason.FAILED)
 NO_ANSWER = "no answer could be read from any trace: this is the text of the one with the best score"

@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gambit import events as ev
 from gambit.async_solver import result_of
 from gambit.cluster.serving import AnySearch, AnySolver, NoEngineError, ReplicaSolver
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.problem import Problem
 from gambit.results.record import SearchResult
 from gambit.serve.admission import AdmissionQueue, QueueTicket
 from gambit.serve.answers import SearchAnswer, answer_of
@@ -24,6 +23,7 @@ from gambit.serve.live import Bell, Commentary, MemoryLog, heard_within
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.requests import SearchAsk
 from gambit.serve.settings import ApiKey, ServeSettings
+from gambit.types import Problem
 
 LAST_SECONDS = 10.0  # for votes and farewells after the deadline of a shutdown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gambit.cluster.serving import NoEngineError
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 KINDS = {
     400: "invalid_request_error",

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gambit.core.errors import GambitError
+from gambit.errors import GambitError
 from gambit.serve.errors import ApiError, as_api_error, bad_request, closing
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.request_log import RequestNote, logger

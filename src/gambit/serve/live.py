@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from gambit.core import events as ev
-from gambit.core.chain import Chain
+from gambit import events as ev
+from gambit.event_chain import Chain
 from gambit.results.record import SearchRecord
 from gambit.text.boundary import THINK_END, THINK_START
 

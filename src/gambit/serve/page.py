@@ -20,8 +20,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gambit.core import events as ev
-from gambit.core.tree import TraceState
+from gambit import events as ev
+from gambit.answers import canonical
 from gambit.results.record import SearchRecord
 from gambit.serve import sse
 from gambit.serve.api import key_of_request, note_of_request
@@ -33,7 +33,7 @@ from gambit.serve.model_ids import ModelIds
 from gambit.serve.requests import AskReader
 from gambit.serve.sessions import LOGIN_COOKIE, SESSION_COOKIE, Sessions, are_equal, set_cookie
 from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
-from gambit.text.answers import canonical
+from gambit.tree import TraceState
 from gambit.view import data
 from gambit.view.history import GrowingHistory, History
 from gambit.view.page import SCRIPTS, asset, filled, inert_json

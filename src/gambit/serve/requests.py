@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gambit.config.options import SearchConfig, build
-from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage, Problem
+from gambit.errors import UserError
 from gambit.search.choice import check_search
 from gambit.serve.body import Fields
 from gambit.serve.errors import bad_request
 from gambit.serve.model_ids import ModelIds
 from gambit.serve.settings import KeyLimits
+from gambit.types import ChatMessage, Problem
 
 T = TypeVar("T")
 MOST_CHOICES = 128

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gambit.config.options import MOST_SECONDS, MOST_TOKENS_IN_ALL, CheckedModel, build
 from gambit.config.yaml_file import read_mapping
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 MIB = 1 << 20
 Count = Annotated[int, Field(ge=1)]

@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gambit import events as ev
+from gambit.answers import Extractor, extractor_for
 from gambit.config.options import PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings, resolve, system_prompt_of
-from gambit.core import events as ev
-from gambit.core.errors import ToldOnce, UserError
-from gambit.core.problem import ChatMessage, Problem
-from gambit.core.types import Aggregation
 from gambit.engines.base import SearchSpec, check_prompt
+from gambit.errors import ToldOnce, UserError
+from gambit.policies.base import Policy, Requirements, ScoreUse, SplitBy, requirements_of
 from gambit.results.vote import VoteKind
 from gambit.scorers.readers.base import Question
 from gambit.search.choice import (
@@ -27,16 +27,15 @@ from gambit.search.choice import (
 )
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
-from gambit.search.policies.base import Policy, Requirements, ScoreUse, SplitBy, requirements_of
 from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.solver.header import run_header
 from gambit.solver.parts import SolverParts
 from gambit.solver.pending import PreparedSearch, SearchRequest
 from gambit.storage.run_folder import EventSink
-from gambit.text.answers import Extractor, extractor_for
 from gambit.text.boundary import continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
+from gambit.types import Aggregation, ChatMessage, Problem
 
 LAG_PARTS = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
 

@@ -7,14 +7,14 @@ import json
 import platform
 from typing import cast
 
+from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.core import events as ev
-from gambit.core.problem import Problem
+from gambit.policies.base import Policy
 from gambit.search.choice import vote_of
-from gambit.search.policies.base import Policy
 from gambit.solver.parts import SolverParts
 from gambit.storage.versions import package_version
+from gambit.types import Problem
 
 
 def run_header(

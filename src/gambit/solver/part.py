@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from gambit.answers import Extractor
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.core.problem import Problem
 from gambit.results.record import SearchResult
 from gambit.search.host import SearchTicket
 from gambit.search.reporting import PartReporter, ReportTimes, StepGate
-from gambit.text.answers import Extractor
+from gambit.types import Problem
 
 
 @dataclass(frozen=True, slots=True)

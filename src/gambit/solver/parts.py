@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gambit.answers import Grader
 from gambit.config.options import EngineConfig
 from gambit.config.presets import ModelDefaults
-from gambit.core.errors import UserError
-from gambit.core.problem import NamedModel
-from gambit.core.types import Aggregation
 from gambit.engines.base import Engine
 from gambit.engines.choice import start_engine
 from gambit.engines.verifiers import ReaderStart, beside_verifier, prepare_reader
+from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.checkpoint import load_checkpoint
@@ -29,9 +28,9 @@ from gambit.scorers.stack_states import engine_scorer, load_vectors
 from gambit.scorers.verifier.folder import INFO_FILE, read_info
 from gambit.search.host import SearchHost
 from gambit.search.stacking import StackUse, stack_info
-from gambit.text.answers import Grader
 from gambit.text.boundary import BoundaryRule, boundary_rule
 from gambit.text.prompts import stop_ids
+from gambit.types import Aggregation, NamedModel
 
 
 @dataclass(frozen=True, slots=True)

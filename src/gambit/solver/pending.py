@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gambit import events as ev
+from gambit.answers import Extractor
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.core import events as ev
-from gambit.core.problem import ChatMessage, Problem
 from gambit.results.record import SearchRecord, SearchResult
 from gambit.search.host import SearchTicket
 from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
 from gambit.search.reporting import PartReporter
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
-from gambit.text.answers import Extractor
+from gambit.types import ChatMessage, Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 from types import TracebackType
 
+from gambit import events as ev
+from gambit.answers import Extractor
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.config.presets import resolved_capacity
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage, Problem
 from gambit.engines.base import Engine
+from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.results.record import SearchResult
 from gambit.scorers.base import Scorer
@@ -27,8 +27,8 @@ from gambit.solver.part import PartOrder, StartedPart
 from gambit.solver.parts import load_parts
 from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest, request_of, requests_of
 from gambit.storage.run_folder import EventCallback
-from gambit.text.answers import Extractor
 from gambit.text.tokenizers import Tokenizer
+from gambit.types import ChatMessage, Problem
 
 
 class Solver:

@@ -10,23 +10,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from gambit import events as ev
+from gambit.answers import Extractor, Grader
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.core import events as ev
-from gambit.core.errors import EngineError, ToldOnce, UserError
-from gambit.core.problem import ChatMessage, Problem
+from gambit.errors import EngineError, ToldOnce, UserError
+from gambit.policies.base import SplitBy
 from gambit.results.record import SearchResult
 from gambit.search.driving import EngineDiedError, RunningPart, run_parts
 from gambit.search.lengths import LengthHistory
 from gambit.search.merging import MergedSearch
 from gambit.search.parts import split
-from gambit.search.policies.base import SplitBy
 from gambit.search.reporting import ReportTimes, Tell
 from gambit.solver.builder import SearchPlan
 from gambit.solver.part import PartOrder
 from gambit.solver.pending import SearchRequest, request_of, requests_of
 from gambit.storage.run_folder import EventCallback, EventSink
-from gambit.text.answers import Extractor, Grader
+from gambit.types import ChatMessage, Problem
 
 MOST_DEATHS = 2  # of engines, by one search
 

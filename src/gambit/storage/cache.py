@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 
 def cache_folder(*parts: str) -> Path:

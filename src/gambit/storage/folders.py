@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gambit.core.errors import UserError, reason_of
+from gambit.errors import UserError, reason_of
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gambit.core.errors import UserError, reason_of
+from gambit.errors import UserError, reason_of
 
 
 def read_object(path: Path, what: str, fix: str) -> dict[str, Any]:

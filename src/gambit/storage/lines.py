@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from gambit.core.errors import StorageError, UserError, reason_of
+from gambit.errors import StorageError, UserError, reason_of
 
 CHUNK_BYTES = 1 << 16
 PARTIAL = ".partial"  # the end of a name of what is not whole yet

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from gambit.core.errors import GambitWarning, UserError
+from gambit.errors import GambitWarning, UserError
 from gambit.storage.folders import made_folder, refusal
 
 LOCK_FILE = ".lock"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gambit.core.events import Json
+from gambit.events import Json
 
 # Every option of a search and an engine stands here. For one that came later it is what 0.1.0 did without it, so that
 # a folder made then is resumed, and compared with, as it was made.

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from gambit.core.errors import UserError, reason_of
-from gambit.core.problem import Problem
+from gambit.errors import UserError, reason_of
+from gambit.types import Problem
 
 SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
 TEXT_SUFFIXES = ("", ".txt", ".md", ".tex")

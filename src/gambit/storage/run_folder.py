@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gambit.core import events as ev
-from gambit.core.errors import GambitWarning, StorageError, UserError, reason_of
+from gambit import events as ev
+from gambit.errors import GambitWarning, StorageError, UserError, reason_of
 from gambit.results.record import SearchResult
 from gambit.storage.folders import made_folder, refusal
 from gambit.storage.lines import write_whole

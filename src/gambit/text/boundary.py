@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.text.tokenizers import Tokenizer, single_token
 
 THINK_START = "<think>"

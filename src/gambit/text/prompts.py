@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage
+from gambit.errors import UserError
 from gambit.text.boundary import THINK_END, THINK_START, BoundaryRule
 from gambit.text.tokenizers import Tokenizer, single_token
+from gambit.types import ChatMessage
 
 DEFAULT_SYSTEM_PROMPT = r"Please reason step by step, and put your final answer within \boxed{}."
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|return|>")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gambit.core.problem import ChatMessage
+from gambit.types import ChatMessage
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage
+from gambit.errors import UserError
 from gambit.text.tokenizer_json import read_tokenizer_json
+from gambit.types import ChatMessage
 
 
 class Tokenizer(Protocol):

@@ -16,7 +16,6 @@ from typing import Protocol
 import torch
 
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.core.types import StatePosition
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.scorers.base import Scorer
@@ -37,6 +36,7 @@ from gambit.training.sampling import (
 from gambit.training.states import NoStates, Reading, StateReader
 from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, opened_collection
 from gambit.training.values import Cut, PrefixValue, ValueRun, at_random, read_texts
+from gambit.types import StatePosition
 
 _KEPT_SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "system_prompt", "enable_thinking", "answer",

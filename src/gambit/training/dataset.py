@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
+from gambit.errors import UserError
 from gambit.training.storage import Header, ProblemRecord, Shard, read_header, read_shards, state_name
+from gambit.types import StatePosition
 
 
 class Part(StrEnum):

@@ -12,8 +12,7 @@ import torch
 
 from gambit.config.trust import FEWEST_TRACES, LEAST_CHANCE, THOUGHTS, ScorerTrust, spread_of
 from gambit.config.trust import SHARES as TRUST_SHARES
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.errors import UserError
 from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
@@ -33,6 +32,7 @@ from gambit.training.ranking import (
     trace_scores,
 )
 from gambit.training.scoring import step_scores
+from gambit.types import Aggregation
 
 NUM_BINS = 10
 JUDGE = "perfect judge"

@@ -13,9 +13,9 @@ import torch
 
 from gambit.config import registry
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
-from gambit.core.events import Json
 from gambit.engines.local.model import pick_device
+from gambit.errors import UserError
+from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata

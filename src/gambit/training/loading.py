@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gambit.core.types import StatePosition
 from gambit.training.dataset import Dataset, load_dataset
 from gambit.training.storage import read_header
 from gambit.training.verifier.passages import Passages
+from gambit.types import StatePosition
 
 
 class CollectionReader:

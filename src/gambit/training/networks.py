@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.mlp import BLEND, BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info

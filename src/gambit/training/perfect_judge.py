@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.pawn.judge import FRACTIONS, Judgement, judge
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.pawn.vocabulary import END, decode

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.training.ranking import CURVE, QUARTERS
 from gambit.view.series import FIGURE_WIDTH, FONT_SIZE, SeriesStyle, styles_for
 

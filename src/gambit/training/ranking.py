@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import Aggregation
+from gambit.types import Aggregation
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gambit import events as ev
 from gambit.cluster.actor import JobDesk
 from gambit.cluster.jobs import SolverMaker
 from gambit.cluster.pool import EnginePool
 from gambit.cluster.slots import TokensSoFar, Work
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import EngineError
 from gambit.engines.base import EngineInfo
+from gambit.errors import EngineError
 from gambit.results.record import SearchResult
 from gambit.solver import Solver
 from gambit.training.collect import CollectPlan, readings_of, state_reader

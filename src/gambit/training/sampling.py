@@ -10,15 +10,14 @@ from itertools import islice, takewhile
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from gambit import events as ev
+from gambit.answers import AnswerKind, Extractor, Grader, extractor_for
 from gambit.config.options import SearchConfig
-from gambit.core import events as ev
-from gambit.core.errors import UserError
-from gambit.core.problem import Problem
-from gambit.core.types import StatePosition, StopReason
+from gambit.errors import UserError
 from gambit.pawn.puzzles import Split, generate
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
 from gambit.solver import Solver
-from gambit.text.answers import AnswerKind, Extractor, Grader, extractor_for
+from gambit.types import Problem, StatePosition, StopReason
 
 if TYPE_CHECKING:
     import torch

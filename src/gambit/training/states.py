@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device, pick_dtype, read_with_transformers
 from gambit.engines.shared.layers import LayerChoice
+from gambit.errors import UserError
 from gambit.models.files import hidden_size_on_disk
 from gambit.scorers.verifier.batching import by_length
 from gambit.training.storage import state_name
+from gambit.types import StatePosition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

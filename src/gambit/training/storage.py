@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.storage.lines import PARTIAL, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
 from gambit.storage.locks import locked
 from gambit.storage.past_options import IN_0_1_0

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
 from gambit.engines.local.model import pick_device
+from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import Dataset, Division, Part, load_dataset
@@ -24,6 +23,7 @@ from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecip
 from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header
 from gambit.training.values import with_value_labels
+from gambit.types import StatePosition
 
 AUTO = "auto"
 OUTCOMES, VALUES = "outcomes", "values"  # what steps are labelled with

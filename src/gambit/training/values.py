@@ -20,12 +20,12 @@ import numpy.typing as npt
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gambit.core.errors import UserError
-from gambit.core.problem import Problem
+from gambit.errors import UserError
 from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
 from gambit.training.dataset import Dataset
 from gambit.training.sampling import Grading, Sampled, Sampler, SamplingOrder, Task, sample
 from gambit.training.storage import ProblemRecord, Shard, read_shards
+from gambit.types import Problem
 
 VALUES_FILE = "values.jsonl"
 

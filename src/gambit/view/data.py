@@ -9,10 +9,10 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gambit.core.tree import Trace, TraceState
-from gambit.core.types import StopReason
 from gambit.results.record import STOP_WORDS, Equivalent, SearchResult
 from gambit.results.vote import Ballot, VoteEntry, has_answer
+from gambit.tree import Trace, TraceState
+from gambit.types import StopReason
 from gambit.view.history import History, PoolSize, pool_sizes
 from gambit.view.text import TokenText, model_name
 

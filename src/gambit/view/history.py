@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import add
 
-from gambit.core import events as ev
-from gambit.core.tree import TraceState
+from gambit import events as ev
 from gambit.results.record import SearchRecord, extended, fold
+from gambit.tree import TraceState
 
 
 @dataclass(slots=True)

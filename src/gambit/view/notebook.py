@@ -10,8 +10,8 @@ from collections.abc import Callable
 from html import escape
 from typing import Protocol
 
-from gambit.core import events as ev
-from gambit.core.errors import UserError
+from gambit import events as ev
+from gambit.errors import UserError
 
 SECONDS_BETWEEN = 0.2  # a notebook redraws slowly
 MOST_ANSWERS = 4

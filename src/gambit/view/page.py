@@ -10,10 +10,10 @@ from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 
-from gambit.core import events as ev
-from gambit.core.errors import UserError
+from gambit import events as ev
+from gambit.answers import Grader
+from gambit.errors import UserError
 from gambit.storage.run_folder import find_log
-from gambit.text.answers import Grader
 from gambit.text.tokenizers import Tokenizer
 from gambit.view import data
 from gambit.view.history import History, follow

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gambit.core.errors import UserError
-from gambit.core.events import RunStarted
+from gambit.errors import UserError
+from gambit.events import RunStarted
 from gambit.models import files as models
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.core.types import EndReason, Progress, StatePosition, StepBatch, ThoughtScore, TraceKey, TraceSpec
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.local.attention import DecodePlan
 from gambit.engines.local.blocks import KvBlocks
@@ -25,6 +24,7 @@ from gambit.scorers.base import EmbeddingScorer, HistoryScorer, Scorer, ThoughtB
 from gambit.scorers.memory import Histories, ThoughtMemory
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
 from gambit.text.tokenizers import Tokenizer
+from gambit.types import EndReason, Progress, StatePosition, StepBatch, ThoughtScore, TraceKey, TraceSpec
 
 
 class LocalEngine:

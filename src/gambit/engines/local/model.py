@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gambit.core.errors import GambitWarning, UserError, first_line
 from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, pool_attention
 from gambit.engines.local.decode.native_args import CompiledStack
 from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
 from gambit.engines.local.llama import LlamaModel, read_llama
+from gambit.errors import GambitWarning, UserError, first_line
 from gambit.models.files import weight_files
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.core.errors import EngineError
-from gambit.core.types import Admission, Aggregation, EndReason, Eviction, PressureAction, TraceEnd, TraceKey, TraceSpec
 from gambit.engines.base import SearchSpec
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.blocks import KvBlocks
@@ -21,9 +19,11 @@ from gambit.engines.shared.confidence import ConfidenceTracks
 from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
+from gambit.errors import EngineError
 from gambit.scorers.memory import Histories
 from gambit.scorers.simple import RunScores
 from gambit.text.boundary import boundaries, pack
+from gambit.types import Admission, Aggregation, EndReason, Eviction, PressureAction, TraceEnd, TraceKey, TraceSpec
 
 
 @dataclass(slots=True, eq=False)

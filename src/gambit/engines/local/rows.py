@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import Progress, RunningScore, TraceKey, TraceSpec
+from gambit.types import Progress, RunningScore, TraceKey, TraceSpec
 
 ROW = np.dtype([
     ("num_tokens", np.int64),  # generated or inherited; also the own position of the token to be fed

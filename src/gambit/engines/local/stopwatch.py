@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gambit.core.types import StepSeconds
+from gambit.types import StepSeconds
 
 
 class Stopwatch:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import StopRule, TraceConfidence
+from gambit.types import StopRule, TraceConfidence
 
 Key = TypeVar("Key", bound=Hashable)
 BOTTOM_SHARE = 0.1  # of a trace's windows: DeepConf's "bottom 10 %"

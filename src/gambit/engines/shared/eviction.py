@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeVar
 
-from gambit.core.types import OnPressure, PressureAction
+from gambit.types import OnPressure, PressureAction
 
 T = TypeVar("T")
 

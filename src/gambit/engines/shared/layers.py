@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gambit.core.types import Admission, Eviction, SearchStep, ThoughtScore, TraceEnd
+from gambit.types import Admission, Eviction, SearchStep, ThoughtScore, TraceEnd
 
 
 @dataclass(slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from gambit.core.errors import EngineError
-from gambit.core.types import Eviction, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
 from gambit.engines.base import SearchSpec
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import StepReport
+from gambit.errors import EngineError
 from gambit.text.boundary import BoundaryRule
+from gambit.types import Eviction, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
 
 SEARCH = -1
 SCORES = (0.8, 0.6, 0.2, 0.4)  # of the traces; the third must be the victim

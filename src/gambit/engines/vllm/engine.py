@@ -8,8 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NoReturn, Protocol, TypeVar
 
-from gambit.core.errors import EngineError, first_line
-from gambit.core.types import (
+from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
+from gambit.engines.shared.sampling import noise_keys
+from gambit.engines.shared.step_builder import StepDraft
+from gambit.engines.vllm.histories import closing_id
+from gambit.engines.vllm.messages import Announcement, EvictedRow, Note, StepReport, TraceTask, note_id
+from gambit.engines.vllm.row_order import child_path, root_path
+from gambit.engines.vllm.submitted import SubmittedTrace, TokenColumns, packed
+from gambit.errors import EngineError, first_line
+from gambit.scorers.memory import lost_history
+from gambit.text.boundary import ThoughtState, advance, boundaries, pack
+from gambit.text.tokenizers import Tokenizer
+from gambit.types import (
     Admission,
     EndReason,
     Eviction,
@@ -24,16 +34,6 @@ from gambit.core.types import (
     TraceKey,
     TraceSpec,
 )
-from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
-from gambit.engines.shared.sampling import noise_keys
-from gambit.engines.shared.step_builder import StepDraft
-from gambit.engines.vllm.histories import closing_id
-from gambit.engines.vllm.messages import Announcement, EvictedRow, Note, StepReport, TraceTask, note_id
-from gambit.engines.vllm.row_order import child_path, root_path
-from gambit.engines.vllm.submitted import SubmittedTrace, TokenColumns, packed
-from gambit.scorers.memory import lost_history
-from gambit.text.boundary import ThoughtState, advance, boundaries, pack
-from gambit.text.tokenizers import Tokenizer
 
 _DETECTOR_MEMORY = 3  # tokens after which the thought detector no longer depends on what came before them
 END_REASONS = frozenset(reason.value for reason in EndReason)

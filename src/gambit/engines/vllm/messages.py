@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import OnPressure, PressureAction, RunningScore, StopRule, TraceKey
 from gambit.engines.base import SearchSpec
 from gambit.engines.vllm.row_order import TreePath
 from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
+from gambit.types import OnPressure, PressureAction, RunningScore, StopRule, TraceKey
 
 MESSAGE = "gambit"  # the key of a task in SamplingParams.extra_args, and of a report in EngineCoreOutput
 
@@ -212,7 +212,7 @@ class RowValues:
 
 
 EvictedRow = tuple[str, str, float | None]  # request, action, score
-AdmittedRow = tuple[str, int, int, int]  # request, and what `core.types.Admission` takes after the trace
+AdmittedRow = tuple[str, int, int, int]  # request, and what `types.Admission` takes after the trace
 ScoredRow = tuple[str, float, int, Sequence[float] | None, float | None]  # request, and what `ThoughtScore` takes
 FinishedRow = tuple[str, str, Sequence[float] | None]  # request, reason, and what `TraceConfidence` takes
 

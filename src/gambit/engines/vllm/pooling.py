@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import EngineError, UserError
 from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
+from gambit.errors import EngineError, UserError
 from gambit.scorers.readers.adapters import merged_folder
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
 from gambit.scorers.readers.families import Family, own_settings, reader_info

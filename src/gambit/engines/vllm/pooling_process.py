@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gambit.core.errors import first_line
+from gambit.errors import first_line
 from gambit.scorers.readers.families import FAMILIES, read_config
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gambit.core.types import EndReason, PressureAction
 from gambit.engines.vllm.histories import RequestHistories, ThoughtRows
 from gambit.engines.vllm.messages import Note, RowValues, StepReport, TraceTask, is_note, noted
 from gambit.engines.vllm.trace_table import BlocksFrom, TraceTable
 from gambit.scorers.base import HistoryScorer, Scorer
+from gambit.types import EndReason, PressureAction
 
 FAILING_CHECK = 3  # self-check: after this many compared steps an allocation is made to fail
 

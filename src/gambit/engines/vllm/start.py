@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import EngineError, GambitWarning, UserError, first_line
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.vllm.check import fits, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
 from gambit.engines.vllm.versions import note_on
 from gambit.engines.vllm.weights import weights_folder
+from gambit.errors import EngineError, GambitWarning, UserError, first_line
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
 from gambit.storage.versions import package_version
 from gambit.text.tokenizers import Tokenizer, load_tokenizer

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gambit.core.types import TraceSpec
 from gambit.engines.vllm.row_order import TreePath
+from gambit.types import TraceSpec
 
 _MOST_STEPS = 64  # kept at most: lists of tokens take more memory than the traces' arrays
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.types import PressureAction, RunningScore, StatePosition, TraceKey
 from gambit.engines.shared.confidence import ConfidenceTracks, fold_thoughts
 from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.vllm.block_usage import BlockUsage
@@ -19,6 +18,7 @@ from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, Tr
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.simple import RunScores
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
+from gambit.types import PressureAction, RunningScore, StatePosition, TraceKey
 
 if TYPE_CHECKING:
     import torch

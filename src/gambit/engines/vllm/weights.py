@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.models.files import SCORER_FILE
 from gambit.storage.cache import cache_folder
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from gambit.config.trust import ScorerTrust
-from gambit.core.problem import ChatMessage
-from gambit.core.types import Aggregation
+from gambit.types import Aggregation, ChatMessage
 
 
 class ReadingKey(NamedTuple):

@@ -9,8 +9,7 @@ from typing import Any
 
 from gambit.config.options import EngineConfig
 from gambit.config.trust import ScorerTrust, read_trust
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.errors import UserError
 from gambit.scorers.readers.base import ReaderInfo
 from gambit.scorers.readers.formats import (
     QWEN_STEP,
@@ -36,6 +35,7 @@ from gambit.scorers.readers.heads import (
 )
 from gambit.storage.json_file import read_object
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
+from gambit.types import Aggregation
 
 VERIFIER_FILE = "verifier.json"  # beside a sequence classifier that `gambit scorer export` wrote
 

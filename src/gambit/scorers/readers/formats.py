@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gambit.core.errors import UserError
-from gambit.core.problem import ChatMessage
+from gambit.errors import UserError
 from gambit.scorers.readers.base import ThoughtReading
 from gambit.text.boundary import THINK_END, THINK_START
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
 from gambit.text.tokenizers import Tokenizer, single_token
+from gambit.types import ChatMessage
 
 QWEN_STEP = "<extra_0>"
 SHEPHERD_STEP = "ки"

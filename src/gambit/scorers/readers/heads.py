@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import EngineError, UserError
+from gambit.errors import EngineError, UserError
 from gambit.models.files import folder_on_disk
 from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
 from gambit.scorers.readers.families import FAMILIES, Family, OwnSettings, family_of, own_settings, reader_info

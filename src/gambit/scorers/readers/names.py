@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.readers.families import FAMILIES, Family, family_of
 

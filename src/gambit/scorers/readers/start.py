@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gambit.config.options import EngineConfig
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.scorers.readers.adapters import load_adapter
 from gambit.scorers.readers.families import FAMILIES, own_settings, reader_info
 from gambit.scorers.readers.names import ReaderName, family_named, model_folder

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from gambit.core.errors import EngineError
+from gambit.errors import EngineError
 from gambit.scorers.readers.base import Reader, ReaderInfo, ThoughtReading
 
 MAX_BATCH = 512  # readings in one call: the first of a queue need not wait for the last

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.verifier.folder import INFO_FILE, Platt, is_verifier, write_info
 from gambit.scorers.verifier.model import Verifier, base_of, quiet_transformers

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
+from gambit.errors import UserError
 from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
+from gambit.types import Aggregation
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gambit.core.errors import GambitWarning, UserError
+from gambit.errors import GambitWarning, UserError
 from gambit.models import files as models
 from gambit.scorers.verifier.batching import by_length
 from gambit.scorers.verifier.folder import (

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from gambit.core.types import StatePosition
+from gambit.answers import Grader
 from gambit.scorers.base import Scorer
 from gambit.scorers.stack import logit_of
 from gambit.scorers.stack_pool import PoolFeatures, Vector, mean_confidences
 from gambit.scorers.stack_states import StateVectors
 from gambit.scorers.verifier.folder import VerifierInfo
-from gambit.text.answers import Grader
 from gambit.training.dataset import Dataset
 from gambit.training.ranking import Floats, Ints, last_steps, trace_scores
 from gambit.training.scoring import step_scores
 from gambit.training.verifier.reading import ReadTraces
+from gambit.types import StatePosition
 
 REPORT_LAG = {StatePosition.BEFORE: 0, StatePosition.BOUNDARY: 1}  # steps until an engine has that state of a thought
 ByShare = Mapping[float, Floats]  # [trace] each

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gambit.core.errors import UserError
-from gambit.core.types import StatePosition
+from gambit.errors import UserError
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.names import ScorerKind, parse_scorer, trained_scorer
 from gambit.scorers.stack import (
@@ -36,6 +35,7 @@ from gambit.training.stack import features as ft
 from gambit.training.stack.fit import StackData
 from gambit.training.storage import Header
 from gambit.training.verifier.reading import read_traces
+from gambit.types import StatePosition
 
 OF_OTHERS = (CLOSENESS, SUPPORT, AGREEMENT)  # what the other traces of a problem tell
 BASIS_STATES = 20_000  # by which the directions are found in which states differ

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
 from gambit.engines.local.model import pick_device
+from gambit.errors import UserError
 from gambit.scorers.stack import StackInfo, write_stack
 from gambit.scorers.stack_states import StateVectors, compares_states, load_vectors
 from gambit.training.evaluate import SHARES, PartRatings, Rated

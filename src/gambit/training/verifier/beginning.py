@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.verifier.folder import HEAD, VerifierInfo, read_info, read_weights
 from gambit.scorers.verifier.model import Verifier, info_for

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.scorers.verifier.model import Verifier
 
 ATTENTION = "gambit-packed"

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gambit.core.errors import UserError
-from gambit.core.types import EndReason, StatePosition
+from gambit.errors import UserError
 from gambit.scorers.verifier.model import Passage
 from gambit.training.dataset import Dataset, load_dataset
+from gambit.types import EndReason, StatePosition
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gambit.core.types import Aggregation
 from gambit.scorers.verifier.model import Passage, Verifier
 from gambit.training.objectives import Batch
 from gambit.training.ranking import Ints
 from gambit.training.verifier.packing import Packing
 from gambit.training.verifier.passages import Passages
+from gambit.types import Aggregation
 
 AHEAD = 3  # steps that are made ready
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gambit.core.types import Aggregation
 from gambit.scorers.verifier.folder import Platt
 from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Traces
 from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps, pairs, trace_scores
 from gambit.training.verifier.passages import Passages
+from gambit.types import Aggregation
 
 
 @dataclass(frozen=True, slots=True)

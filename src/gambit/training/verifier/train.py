@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from gambit.config.trust import ScorerTrust
-from gambit.core.errors import UserError
-from gambit.core.types import Aggregation
 from gambit.engines.local.model import pick_device
+from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Verifier
@@ -36,6 +35,7 @@ from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.passes import TrainingPass, made_ahead
 from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
 from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPlan, VerifierRecipe
+from gambit.types import Aggregation
 
 LOOKS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of the training, when some held-out problems are ranked
 WATCHED_PROBLEMS, WATCHED_TRACES = 96, 8  # of those looks; the last one ranks all

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.storage.cache import cache_folder
 
 _SOURCE = Path(__file__).with_name("decode.c")

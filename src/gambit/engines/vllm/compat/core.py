@@ -12,9 +12,9 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
-from gambit.core.errors import EngineError
 from gambit.engines.vllm.compat.config import EngineSetup, sampling_params
 from gambit.engines.vllm.messages import StepReport, TraceTask
+from gambit.errors import EngineError
 
 _POLL_SECONDS = 0.5
 _KNOWN_PARAMS = 64  # ways to sample that are used at a time: one or two for each search

@@ -9,10 +9,10 @@ import torch
 import vllm.v1.attention.backends.fa_utils as fa_utils
 from vllm.config.compilation import CUDAGraphMode
 
-from gambit.core.errors import EngineError
 from gambit.engines.vllm.compat.forest_backend import FLASH_ATTENTION, ForestPlanning, attend, plan_step
 from gambit.engines.vllm.forest.gate import FEWEST_TRACES, LayerKind, pays
 from gambit.engines.vllm.messages import DecodeAttention, Sharing
+from gambit.errors import EngineError
 
 CHECKED_TRACES, CHECKED_BLOCKS = 24, 96
 _LOG = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from gambit.core.types import EndReason
 from gambit.engines.vllm.compat.config import num_blocks
 from gambit.engines.vllm.histories import ThoughtRows
 from gambit.engines.vllm.messages import Sharing
+from gambit.types import EndReason
 
 RUNNING = RequestStatus.RUNNING
 # Attributes that Gambit adds to vLLM's SchedulerOutput: plain attributes survive the way between processes.

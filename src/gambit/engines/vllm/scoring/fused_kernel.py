@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.core.errors import GambitWarning
 from gambit.engines.vllm.compat.kernels import HAS_TRITON, device_view, tl, triton
+from gambit.errors import GambitWarning
 from gambit.scorers.base import TwoLayers
 
 TILE_ROWS, TILE_WIDTH, TILE_HIDDEN = 64, 16, 128  # of 256 rows and 512 units: 128 programs, nearly all of an H200

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gambit.core.errors import GambitWarning
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.shared.projection import Projection
 from gambit.engines.vllm.histories import ThoughtRows
 from gambit.engines.vllm.scoring.cuda_graph import RecordedScorer, cuda_recorder
 from gambit.engines.vllm.scoring.host_copy import DeviceRows, SideStream
+from gambit.errors import GambitWarning
 from gambit.scorers.base import EmbeddingScorer, HistoryScorer, Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.memory import ThoughtMemory, on_device
 

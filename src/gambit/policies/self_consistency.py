@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from gambit.config.presets import SearchSettings
-from gambit.core.types import OnPressure, PressureAction
+from gambit.policies.base import Decision, NoOptions, PoolView, Requirements, ScoreUse, SplitBy, Wake, top_up
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, NoOptions, PoolView, Requirements, ScoreUse, SplitBy, Wake, top_up
+from gambit.types import OnPressure, PressureAction
 
 
 @dataclass(frozen=True, slots=True)

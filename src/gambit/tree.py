@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
-from gambit.core import events as ev
-from gambit.core.types import Aggregation, EndReason, RunningScore, TraceConfidence
+from gambit import events as ev
+from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
 
 
 class TraceState(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable
 
@@ -49,3 +50,9 @@ class ToldOnce:
         for note in news:
             warnings.warn(note, GambitWarning, stacklevel=4)
         return news
+
+
+def check_host(platform: str = sys.platform) -> None:
+    """Windows is refused: file locks, grading processes and signals are those of POSIX."""
+    if platform == "win32":
+        raise UserError("Gambit runs on Linux and macOS; on Windows, use it inside WSL (wsl --install)")

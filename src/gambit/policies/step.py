@@ -8,9 +8,9 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.config.presets import SearchSettings
-from gambit.core.types import OnPressure, PressureAction
+from gambit.policies.base import Decision, PoolView, Requirements, SplitBy, Wake, top_up
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, PoolView, Requirements, SplitBy, Wake, top_up
+from gambit.types import OnPressure, PressureAction
 
 
 class StepOptions(BaseModel):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from gambit.core.errors import EngineError
+from gambit.errors import EngineError
 
 GRACE_SECONDS = 2.0  # for the process to say itself that a comparison has run out of time
 LOST = (OSError, EOFError, ValueError)  # too late (TimeoutError is an OSError), gone, or talking nonsense

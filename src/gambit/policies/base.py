@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from pydantic import BaseModel, ConfigDict
 
 from gambit.config.presets import SearchSettings
-from gambit.core.tree import TraceState
-from gambit.core.types import OnPressure, StopRule, TraceConfidence
 from gambit.results.vote import VoteKind
+from gambit.tree import TraceState
+from gambit.types import OnPressure, StopRule, TraceConfidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,7 @@ from typing import ClassVar, NamedTuple
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
 from gambit.config.trust import Doubt, log_odds
-from gambit.core.tree import LIVE, TraceState
-from gambit.core.types import OnPressure, PressureAction
-from gambit.results.vote import VoteKind
-from gambit.search.islands import Islands
-from gambit.search.policies.base import (
+from gambit.policies.base import (
     Branch,
     Decision,
     Evict,
@@ -32,6 +28,10 @@ from gambit.search.policies.base import (
     TraceView,
     Wake,
 )
+from gambit.policies.islands import Islands
+from gambit.results.vote import VoteKind
+from gambit.tree import LIVE, TraceState
+from gambit.types import OnPressure, PressureAction
 
 FLOOR_STEPS = 8  # scored thoughts before the hard floor may act: a mean of fewer says little
 

@@ -2,7 +2,7 @@ r"""Units of measure at the end of an answer: 12\text{ cm}^2 · 90^\circ · 28\%
 
 import re
 
-from gambit.text.answers.numbers import MULTIPLES, rational
+from gambit.answers.numbers import MULTIPLES, rational
 
 _ALIASES = {
     "meter": "m meters metre metres",

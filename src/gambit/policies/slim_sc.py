@@ -13,11 +13,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.config.presets import SearchSettings
-from gambit.core.tree import LIVE
-from gambit.core.types import OnPressure, PressureAction
-from gambit.results.vote import VoteKind
-from gambit.search.embedding import lacking_for
-from gambit.search.policies.base import (
+from gambit.policies.base import (
     Decision,
     PoolView,
     Prune,
@@ -29,6 +25,10 @@ from gambit.search.policies.base import (
     Wake,
     top_up,
 )
+from gambit.policies.embedding import lacking_for
+from gambit.results.vote import VoteKind
+from gambit.tree import LIVE
+from gambit.types import OnPressure, PressureAction
 
 STATES = "states"
 SENTENCE_THRESHOLD = 0.95  # the paper's, for all-mpnet-base-v2

@@ -2,7 +2,7 @@
 
 import re
 
-from gambit.text.answers.units import UNIT_OF
+from gambit.answers.units import UNIT_OF
 
 UNICODE = str.maketrans(
     {

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, TypeAlias, get_args
 
-from gambit.core.chain import BrokenChainError, Chain
-from gambit.core.errors import UserError
-from gambit.core.event_fields import check_fields
-from gambit.core.types import EndReason, StopReason, TraceConfidence
+from gambit.errors import UserError
+from gambit.event_chain import BrokenChainError, Chain
+from gambit.event_fields import check_fields
+from gambit.types import EndReason, StopReason, TraceConfidence
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 

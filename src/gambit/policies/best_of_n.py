@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gambit.policies.self_consistency import SelfConsistency
 from gambit.results.vote import VoteKind
-from gambit.search.policies.self_consistency import SelfConsistency
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self, TypeVar
 
-from gambit.core.errors import EngineError, UserError
-from gambit.text.answers.equality import are_equal
-from gambit.text.answers.forms import canonical, read
-from gambit.text.answers.process import LOST, GradingProcess, Outcome
+from gambit.answers.equality import are_equal
+from gambit.answers.forms import canonical, read
+from gambit.answers.process import LOST, GradingProcess, Outcome
+from gambit.errors import EngineError, UserError
 
 Equivalent = Callable[[str, str], bool]
 

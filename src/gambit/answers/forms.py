@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from gambit.text.answers.brackets import inside_brackets, split_outside
-from gambit.text.answers.notation import tidy
-from gambit.text.answers.numbers import number_form, numeral_form, ungrouped
-from gambit.text.answers.relations import CONSTANT, LETTER, solution_of
-from gambit.text.answers.units import split_unit
+from gambit.answers.brackets import inside_brackets, split_outside
+from gambit.answers.notation import tidy
+from gambit.answers.numbers import number_form, numeral_form, ungrouped
+from gambit.answers.relations import CONSTANT, LETTER, solution_of
+from gambit.answers.units import split_unit
 
 MAX_ANSWER_LENGTH = 2000  # a longer "answer" is prose; also keeps a request within one pipe buffer, so no write blocks
 MAX_ROUNDS = 20  # of rewriting; what has not settled by then is hostile

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.config.presets import SearchSettings
-from gambit.core.types import OnPressure, PressureAction, StopRule
+from gambit.policies.base import Decision, Discard, FinishedView, PoolView, Requirements, ScoreUse, Wake, top_up
 from gambit.results.vote import VoteKind
-from gambit.search.policies.base import Decision, Discard, FinishedView, PoolView, Requirements, ScoreUse, Wake, top_up
+from gambit.types import OnPressure, PressureAction, StopRule
 
 ROUNDING = 1e-5  # relative; a confidence depends on what else is in the batch by less than that
 

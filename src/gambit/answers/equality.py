@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from gambit.text.answers.forms import Form, Group, Kind, Matrix, Value
-from gambit.text.answers.numbers import same_number
-from gambit.text.answers.relations import CONSTANT
-from gambit.text.answers.units import are_compatible
+from gambit.answers.forms import Form, Group, Kind, Matrix, Value
+from gambit.answers.numbers import same_number
+from gambit.answers.relations import CONSTANT
+from gambit.answers.units import are_compatible
 
 Algebra = Callable[[str, str], bool]  # of two LaTeX expressions, the first answer's first
 MAX_SEARCHED = 40  # items of a list in any order; a longer list is compared by its spelling

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 
-from gambit.core.errors import UserError
-from gambit.text.answers.forms import MAX_ANSWER_LENGTH, canonical
+from gambit.answers.forms import MAX_ANSWER_LENGTH, canonical
+from gambit.errors import UserError
 
 Extractor = Callable[[str], str | None]
 

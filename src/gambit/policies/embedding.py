@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-from gambit.core.errors import UserError
-from gambit.search.thoughts import Embed
+from gambit.errors import UserError
 
+Vector = tuple[float, ...]
+Embed = Callable[[Sequence[str]], Sequence[Vector]]
 PACKAGE = "sentence_transformers"
 
 

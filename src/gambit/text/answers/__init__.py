@@ -1,7 +1,0 @@
-"""Answers: found in a text, brought into a normal form, compared."""
-
-from gambit.text.answers.extraction import AnswerKind, Extractor, extract_boxed, extractor_for
-from gambit.text.answers.forms import canonical
-from gambit.text.answers.grader import Equivalent, Grader
-
-__all__ = ["AnswerKind", "Equivalent", "Extractor", "Grader", "canonical", "extract_boxed", "extractor_for"]
