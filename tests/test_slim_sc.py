@@ -14,7 +14,7 @@ from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
 from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
-from gambit.search import embedding
+from gambit.policies import embedding
 from gambit.search.choice import check_search
 from gambit.search.thoughts import MARKERS, ThoughtReader, marker_lengths
 from gambit.solver import Solver

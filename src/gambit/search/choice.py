@@ -11,10 +11,9 @@ from gambit.config.options import SearchConfig, build
 from gambit.config.presets import SearchSettings
 from gambit.errors import UserError
 from gambit.policies.base import NoOptions, Policy, Requirements, ScoreUse
-from gambit.policies.embedding import load_embedder
+from gambit.policies.embedding import Embed, load_embedder
 from gambit.results.vote import VoteKind
 from gambit.search.consensus import check_consensus
-from gambit.search.thoughts import Embed
 from gambit.types import Aggregation
 
 GROUP = "gambit.policies"

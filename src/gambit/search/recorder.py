@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from gambit import events as ev
 from gambit.policies.base import FinishedView, ScoreSpread
+from gambit.policies.embedding import Embed
 from gambit.results.record import Equivalent, SearchRecord
 from gambit.search.score_spread import SpreadMeter
-from gambit.search.thoughts import Decode, Embed
+from gambit.search.thoughts import Decode
 from gambit.search.views import finished_view
 from gambit.search.waits import WaitLedger
 from gambit.types import EndReason, Eviction, PressureAction, SearchStep, TraceEnd
