@@ -12,6 +12,8 @@ from scripts import floors
 from scripts.shown_output import printed, shown
 
 from gambit.cli.bench import command as bench_command
+from gambit.config.options import SearchConfig
+from gambit.core.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +22,8 @@ LINKED = [*PAGES, *ROOT.glob("[A-Z]*.md"), ROOT / "benchmarks" / "README.md", *R
 # A fence may carry "no-run: reason" after its language: installs, hub names, CUDA.
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PUZZLE = re.compile(r"(?:[a-z] = [^;\"'`]+; )+[a-z]\?")
+STATED = re.compile(rf"({PUZZLE.pattern})(?:[^\n]*# answer: |['`] \(|\", \")(\d+)")
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
 MOST_NOT_RUN = 8
 MOST_README_LINES = 130
@@ -91,11 +95,37 @@ def test_the_readme_shows_what_its_blocks_print(block, tmp_path):
     assert shape(output) == shape(block.output)
 
 
-def test_the_answers_in_the_readme_are_right():
-    found = [(re.findall(r'"([a-z] = [^"]*\?)"', block.code), block.output) for block in shown(PAGES[0].read_text())]
-    for puzzles, output in found:
-        assert re.findall(r"\d+", output.splitlines()[0])[-1] == str(parse_puzzle(puzzles[0]).answer)
-    assert len(found) == 2
+def puzzle_texts():
+    """Pages and error texts that print puzzles, by name."""
+    yield from ((page.name, page.read_text()) for page in PAGES)
+    yield "model card", (ROOT / "src" / "gambit" / "pawn" / "model" / "README.md").read_text()
+    with pytest.raises(UserError) as refused:
+        parse_puzzle("1 + 1?")
+    yield "error text", str(refused.value)
+
+
+def stated_answers(text):
+    """Puzzles with the answers stated beside them: by an output, a comment, in brackets, or as a benchmark's item."""
+    for block in shown(text):
+        for puzzle in PUZZLE.findall(block.code):
+            yield puzzle, re.findall(r"\d+", block.output.splitlines()[0])[-1]
+    yield from STATED.findall(text)
+
+
+def test_stated_answers_of_puzzles_are_right():
+    found = {name: list(stated_answers(text)) for name, text in puzzle_texts()}
+    stated = [each for pairs in found.values() for each in pairs]
+    assert [(puzzle, answer) for puzzle, answer in stated if str(parse_puzzle(puzzle).answer) != answer] == []
+    assert {name for name, pairs in found.items() if pairs} >= {"README.md", "serve.md", "model card", "error text"}
+    assert len(stated) >= 10
+
+
+def test_printed_puzzles_are_solved_rightly(pawn_solver):
+    """A newcomer who runs what a page prints should not be answered wrongly."""
+    puzzles = {puzzle for _, text in puzzle_texts() for puzzle in PUZZLE.findall(text)}
+    answers = {puzzle: pawn_solver.solve(puzzle, SearchConfig(capacity=16, seed=0)).answer for puzzle in puzzles}
+    assert answers == {puzzle: str(parse_puzzle(puzzle).answer) for puzzle in puzzles}
+    assert len(puzzles) >= 8
 
 
 def test_the_readme_is_short_and_begins_with_the_installation():

@@ -86,7 +86,7 @@ def run(environment, *arguments, cwd):
 
 
 def test_it_is_found_listed_and_used(environment, tmp_path):
-    puzzle = "a = 17; b = 61; c = a * b; d = c - a; d?"
+    puzzle = "a = 17; b = 5; c = a * b; d = c - a; d?"
     done = run(
         environment, "solve", "--policy", "race", "--policy-option", "runners=3", "--capacity", "4", "--json", puzzle,
         cwd=tmp_path,

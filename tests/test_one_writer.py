@@ -17,7 +17,7 @@ from gambit.training import states
 
 BENCH = ("bench", "--benchmark", "pawn", "--limit", "1", "--policies", "sc", "--seeds", "0")
 COMMANDS = {
-    "solve": ("solve", "a = 17; b = 61; c = a * b; d = c - a; d?", "--out", "out"),
+    "solve": ("solve", "a = 17; b = 5; c = a * b; d = c - a; d?", "--out", "out"),
     "solve a file": ("solve", "--file", "problems.jsonl", "--out", "out"),
     "solve on Ray": ("solve", "--file", "problems.jsonl", "--out", "out", "--ray", "--engines", "2"),
     "demo": ("demo", "--seed", "1", "--out", "out"),

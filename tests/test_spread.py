@@ -31,7 +31,7 @@ from scripted import ScriptedEngine
 from searching import make_header, make_search, make_settings, run_one
 from test_doubt import doubt_of
 
-QUESTION = "a = 17; b = 61; c = a * b; d = c - a; d?"
+QUESTION = "a = 17; b = 5; c = a * b; d = c - a; d?"
 pools = st.fixed_dictionaries({
     "policy": st.sampled_from(["gambit", "gambit", "gambit", "sc", "best-of-n", "step"]),
     "capacity": st.integers(2, 10),
