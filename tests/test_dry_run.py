@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from gambit.bench.dry_run import planned_searches
 from gambit.bench.recipe import read_recipe, recipe_from
 from gambit.cli.app import app
-from gambit.search import embedding
+from gambit.policies import embedding
 
 PAPER = Path(__file__).parents[1] / "benchmarks" / "paper"
 CONTESTS = {"aime_2025": 30, "aime_2026": 30, "hmmt_feb_2024": 30, "hmmt_feb_2025": 30, "gpqa_diamond": 198}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
+from gambit.policies import embedding
 from gambit.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
 from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
-from gambit.policies import embedding
 from gambit.search.choice import check_search
 from gambit.search.thoughts import MARKERS, ThoughtReader, marker_lengths
 from gambit.solver import Solver
