@@ -13,7 +13,7 @@ from scripts.shown_output import printed, shown
 
 from gambit.cli.bench import command as bench_command
 from gambit.config.options import SearchConfig
-from gambit.core.errors import UserError
+from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
 
 ROOT = Path(__file__).resolve().parents[1]
