@@ -13,7 +13,6 @@ from gambit.policies.base import Requirements, ScoreUse, Start, Wake
 from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question
 from gambit.scorers.readers.thread import ReaderThread
-from gambit.search import loop
 from gambit.search.batch import SearchBatch, run_searches
 from gambit.search.loop import Search
 from gambit.search.verification import VerifierUse
@@ -260,22 +259,6 @@ def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):
     )
     stopped = watched.events.index(of(ev.Stopped, watched)[0])
     assert all(watched.events.index(event) > stopped for event in of(ev.Verified, watched))
-
-
-def test_a_stack_compares_answers_as_the_search_does_and_for_a_moment_only(verifier, monkeypatch):
-    made, deadlines = [], []
-    monkeypatch.setattr(loop, "Stacking", lambda *given: made.append(given))
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-
-    def equivalent_until(deadline):
-        deadlines.append(deadline)
-        return lambda one, other: one == other[::-1]
-
-    use = dataclasses.replace(verifier(FunctionReader(by_trace)), stack="a stack")
-    search = make_search(PuppetEngine([]), make_settings(), verifier=use, equivalent_until=equivalent_until).search
-    ((stack, tree, is_same),) = made
-    assert (stack, tree) == ("a stack", search.record.tree)
-    assert is_same("ab", "ba") and not is_same("ab", "ab") and deadlines == [100.0 + loop.CHECK_SECONDS] * 2
 
 
 def test_the_engine_must_have_been_told_of_the_verifier(verifier):

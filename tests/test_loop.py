@@ -15,8 +15,9 @@ from gambit.policies.base import Branch, Discard, Evict, Prune, SplitIslands, St
 from gambit.results.record import fold
 from gambit.results.replay import replay
 from gambit.results.vote import Consensus
-from gambit.search import limits, loop
+from gambit.search import limits
 from gambit.search.batch import run_searches
+from gambit.search.consensus import CHECK_SECONDS
 from gambit.types import (
     Admission,
     EndReason,
@@ -105,7 +106,7 @@ def test_a_look_at_the_vote_holds_up_the_engine_for_a_moment_only():
     settings = make_settings(capacity=4, num_traces=12, consensus=Consensus(1.0, 1))
     run_one(ScriptedEngine(seed=3), settings, equivalent_until=equivalent_until)
     *during, final = looks
-    assert during and max(during) <= loop.CHECK_SECONDS and final == math.inf
+    assert during and max(during) <= CHECK_SECONDS and final == math.inf
 
 
 def test_self_consistency_keeps_the_pool_full_until_all_are_started():

@@ -80,8 +80,7 @@ class TraceJudge:
             failure = error
         if judged is not None:
             self._recorder.judge(judged)
-        if (totals := verification.event(at)) is not None:
-            self._recorder.emit(totals)
+        self._recorder.emit(verification.event(at))
         return failure
 
     def branch(self, child: int, parent: int, inherited: int) -> None:

@@ -28,14 +28,12 @@ from gambit.policies.base import (
 from gambit.policies.islands import Islands
 from gambit.results.record import SearchRecord, SearchResult, voted
 from gambit.results.vote import NO_VOTE
-from gambit.search.consensus import CHECK_SECONDS
 from gambit.search.execution import Execution
 from gambit.search.judging import TraceJudge
 from gambit.search.limits import SearchLimits
 from gambit.search.recorder import Callbacks, Recorder
 from gambit.search.rounds import Rounds
 from gambit.search.score_spread import SpreadMeter
-from gambit.search.stacking import Stacking
 from gambit.search.thoughts import ThoughtReader
 from gambit.search.verification import Verification, VerifierUse
 from gambit.search.views import trace_view
@@ -104,11 +102,7 @@ class Search:
         if use is None:
             return None
         assert self._spec.has_verifier, "the engine would evict by its own scores"
-        stacking = None if use.stack is None else Stacking(use.stack, self.record.tree, self._is_same)
-        return Verification(use, self.number, self.record.tree, self.tokens_of, stacking)
-
-    def _is_same(self, one: str, other: str) -> bool:
-        return self._callbacks.equivalent_until(time.monotonic() + CHECK_SECONDS)(one, other)
+        return Verification(use, self.number, self.record.tree, self.tokens_of)
 
     @property
     def number(self) -> int:

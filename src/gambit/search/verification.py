@@ -1,4 +1,4 @@
-"""The verifier's part in one search, by itself or in a stack: which thoughts it reads, and when scores count."""
+"""The verifier's part in one search: which thoughts it reads, and when scores count."""
 
 from __future__ import annotations
 
@@ -13,29 +13,21 @@ from gambit import events as ev
 from gambit.errors import EngineError
 from gambit.scorers.readers.base import Question, ReadingKey, ThoughtReading
 from gambit.scorers.readers.thread import ReaderThread, TimedScore
-from gambit.scorers.stack import OF_OTHER_TRACES
-from gambit.search.stacking import StackFeatures, Stacking, StackUse
 from gambit.tree import TraceState, TraceTree
 from gambit.types import EndReason, RunningScore, SearchStep, TraceEnd
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierUse:
-    """A verifier, a stack, or both, and how a search uses them."""
+    """A verifier and how a search uses it."""
 
-    thread: ReaderThread | None  # None: a stack without a verifier
+    thread: ReaderThread
     question: Question
     decode: Callable[[Sequence[int]], str]
     lag: int = 0  # steps that a thought's score may take until a tournament goes by it
     is_async: bool = False  # nothing waits for it
-    is_optional: bool = False  # when it fails, the stack does without it, or the engine's own scores are taken
+    is_optional: bool = False  # when it fails, the engine's own scores are taken
     only_ends: bool = False  # nobody looks at a score before the vote, and there the last one of a trace is all
-    stack: StackUse | None = None
-
-    @property
-    def compares_traces(self) -> bool:
-        """Whether what one trace is worth depends on the others."""
-        return self.stack is not None and not OF_OTHER_TRACES.isdisjoint(self.stack.info.parts)
 
 
 @dataclass(slots=True)
@@ -47,7 +39,6 @@ class _Lineage:
     thoughts: list[str] = field(default_factory=list)
     engine_scores: list[float] = field(default_factory=list)
     last: ReadingKey | None = None
-    last_score: Future[TimedScore] | None = None
 
     def cut(self, num_tokens: int) -> _Lineage:
         """The part that a child inherits."""
@@ -55,9 +46,8 @@ class _Lineage:
         length = self.ends[count - 1] if count else 0
         last = None if self.last is None or not count else self.last._replace(num_tokens=length)
         return _Lineage(
-            self.tokens[:length], self.ends[:count], self.thoughts[:count], self.engine_scores[:count], last,
-            self.last_score if count == len(self.ends) else None,
-        )  # fmt: skip
+            self.tokens[:length], self.ends[:count], self.thoughts[:count], self.engine_scores[:count], last
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -69,13 +59,7 @@ class _Awaited:
     ended_step: int
     engine_score: float | None  # None for what a trace said at its end
     score: Future[TimedScore]
-    features: StackFeatures | None = None  # of a stack, at that moment
     was_needed: bool = False  # a tournament has asked for it
-
-    @property
-    def is_for_vote(self) -> bool:
-        """What a stack makes of a complete trace: answers are compared for it, which the engine need not wait for."""
-        return self.features is not None and self.features.is_complete
 
 
 class Verification:
@@ -92,7 +76,6 @@ class Verification:
         search: int,
         tree: TraceTree,
         tokens_of: Callable[[int, int], Sequence[int]],
-        stacking: Stacking | None = None,
     ) -> None:
         self.lost: str | None = None  # why the verifier was given up
         self.seconds_waited = 0.0
@@ -100,7 +83,6 @@ class Verification:
         self._search = search
         self._tree = tree
         self._tokens_of = tokens_of
-        self._stacking = stacking
         self._lineages: dict[int, _Lineage] = {}
         self._awaited: list[_Awaited] = []
         self._unused: list[Future[TimedScore]] = []  # of traces that went while they were being read
@@ -113,7 +95,7 @@ class Verification:
     @property
     def is_given_up(self) -> bool:
         """Whether the engine's own scores count from now on."""
-        return self.lost is not None and self._stacking is None
+        return self.lost is not None
 
     @property
     def has_all(self) -> bool:
@@ -130,29 +112,21 @@ class Verification:
     def note(self, step: SearchStep, at: int) -> None:
         """Take in the thoughts of an engine step that has been recorded."""
         ended = {done.trace: done.tokens for done in step.finished}
-        for thought, features in zip(step.scored, self._features(step), strict=True):
+        for thought in step.scored:
             tokens = ended.get(thought.trace)
             self._extend(thought.trace, thought.num_tokens, tokens)
             self._lineage(thought.trace).engine_scores.append(thought.score)
             if not self._use.only_ends:
-                self._hand_over(thought.trace, at, thought.score, features)
-        complete = [done for done in step.finished if self._tree.traces[done.trace].state is TraceState.FINISHED]
-        traces = [done.trace for done in complete]
-        found = [None] * len(traces) if self._stacking is None else self._stacking.end(traces)
-        for done, features in zip(complete, found, strict=True):
-            self._read_end(done, at, features)
-
-    def _features(self, step: SearchStep) -> Sequence[StackFeatures | None]:
-        """Of the thoughts, from what was known before the traces that end in this step had ended."""
-        return [None] * len(step.scored) if self._stacking is None else self._stacking.note(step.scored)
+                self._hand_over(thought.trace, at, thought.score)
+        for done in step.finished:
+            if self._tree.traces[done.trace].state is TraceState.FINISHED:
+                self._read_end(done, at)
 
     def branch(self, child: int, parent: int, inherited: int) -> None:
         """A child begins with its parent's thoughts, also those whose scores are still to come."""
         self._lineages[child] = self._lineage(parent).cut(inherited)
-        if self._stacking is not None:
-            self._stacking.branch(child, parent, inherited)
         self._awaited += [
-            _Awaited(child, each.num_tokens, each.ended_step, each.engine_score, each.score, each.features)
+            _Awaited(child, each.num_tokens, each.ended_step, each.engine_score, each.score)
             for each in self._awaited
             if each.trace == parent and each.num_tokens <= inherited
         ]
@@ -185,7 +159,7 @@ class Verification:
         lineage.ends.append(num_tokens)
         lineage.thoughts.append(self._use.decode(added))
 
-    def _hand_over(self, trace: int, at: int, engine_score: float | None, features: StackFeatures | None) -> None:
+    def _hand_over(self, trace: int, at: int, engine_score: float | None) -> None:
         lineage = self._lineage(trace)
         key = ReadingKey(self._search, trace, len(lineage.tokens))
         reading = ThoughtReading(
@@ -196,27 +170,19 @@ class Verification:
             tuple(lineage.thoughts),
             lineage.last,
         )
-        lineage.last, lineage.last_score = key, self._submit(reading)
-        self._awaited.append(_Awaited(trace, key.num_tokens, at, engine_score, lineage.last_score, features))
+        lineage.last = key
+        self._awaited.append(_Awaited(trace, key.num_tokens, at, engine_score, self._use.thread.submit(reading)))
 
-    def _submit(self, reading: ThoughtReading) -> Future[TimedScore]:
-        if self._use.thread is not None and self.lost is None:
-            return self._use.thread.submit(reading)
-        return _nothing_read()
-
-    def _read_end(self, done: TraceEnd, at: int, features: StackFeatures | None) -> None:
+    def _read_end(self, done: TraceEnd, at: int) -> None:
         """What a trace said after its last thought, its answer in most cases."""
         tokens = done.tokens[:-1] if done.reason is EndReason.STOP else done.tokens
         lineage = self._lineage(done.trace)
         rest = tokens[len(lineage.tokens) :]
         if rest and self._use.decode(rest).strip():
             self._extend(done.trace, len(tokens), tokens)
-            self._hand_over(done.trace, at, None, features)
+            self._hand_over(done.trace, at, None)
         elif self._use.only_ends and lineage.ends:
-            self._hand_over(done.trace, at, None, features)
-        elif features is not None:  # nothing new to read, but a stack knows more of a complete trace
-            score = lineage.last_score or _nothing_read()
-            self._awaited.append(_Awaited(done.trace, len(tokens), at, None, score, features))
+            self._hand_over(done.trace, at, None)
 
     # -- scores come -------------------------------------------------------------------------------------------
 
@@ -240,10 +206,8 @@ class Verification:
         self._seconds_for_vote = self.seconds_waited - before
         return self._verified(at, self._awaited)
 
-    def event(self, at: int) -> ev.VerifierTotals | None:
-        """What it cost, also for scores that came after the traces they were for had gone; None: nothing was read."""
-        if self._use.thread is None:
-            return None
+    def event(self, at: int) -> ev.VerifierTotals:
+        """What it cost, also for scores that came after the traces they were for had gone."""
         for score in self._unused:
             if score.done() and score.exception() is None:
                 self._count_cost(score)
@@ -278,7 +242,7 @@ class Verification:
     def _due(self, at: int) -> list[_Awaited]:
         """What a tournament goes by."""
         last_step = at if self._use.is_async else at - self._use.lag
-        return [each for each in self._awaited if each.ended_step <= last_step and not each.is_for_vote]
+        return [each for each in self._awaited if each.ended_step <= last_step]
 
     def _count_in_time(self, due: Sequence[_Awaited]) -> None:
         for each in due:
@@ -324,20 +288,12 @@ class Verification:
         self.lost = str(failure)
 
     def _score_of(self, each: _Awaited) -> float | None:
-        """The stack's or the verifier's, or the engine's where there is none to come."""
-        read = self._read_score(each.score)
-        if self._stacking is not None and each.features is not None:
-            chance = self._stacking.chance(each.trace, each.num_tokens, each.features, read)
-            return each.engine_score if chance is None else chance
-        is_lost = not each.score.done() or each.score.exception() is not None
-        return each.engine_score if is_lost else read
-
-    def _read_score(self, score: Future[TimedScore]) -> float | None:
-        if not score.done() or score.exception() is not None:
-            return None
-        found = score.result()
+        """The verifier's, or the engine's where there is none to come."""
+        if not each.score.done() or each.score.exception() is not None:
+            return each.engine_score
+        found = each.score.result()
         self._num_thoughts += found.score is not None
-        self._count_cost(score)
+        self._count_cost(each.score)
         return found.score
 
     def _count_cost(self, score: Future[TimedScore]) -> None:
@@ -346,9 +302,3 @@ class Verification:
             self._counted.add(score)
             self._num_tokens += score.result().num_tokens
             self._seconds += score.result().seconds
-
-
-def _nothing_read() -> Future[TimedScore]:
-    done: Future[TimedScore] = Future()
-    done.set_result(TimedScore(None))
-    return done

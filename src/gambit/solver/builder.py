@@ -13,7 +13,7 @@ from gambit.config.options import PresetSource, SearchConfig
 from gambit.config.presets import SearchSettings, resolve, system_prompt_of
 from gambit.engines.base import SearchSpec, check_prompt
 from gambit.errors import ToldOnce, UserError
-from gambit.policies.base import Policy, Requirements, ScoreUse, SplitBy, requirements_of
+from gambit.policies.base import Policy, Requirements, ScoreUse, requirements_of
 from gambit.results.vote import VoteKind
 from gambit.scorers.readers.base import Question
 from gambit.search.choice import (
@@ -76,10 +76,7 @@ class SearchBuilder:
     def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
         """What whoever spreads a search over several engines must know of it; `history` is of all of them."""
         draft = self._draft(request, history, num_engines)
-        requirements = draft.requirements
-        if draft.verifier is not None and draft.verifier.compares_traces:
-            requirements = dataclasses.replace(requirements, split_by=SplitBy.NOTHING)
-        return SearchPlan(draft.settings, requirements, draft.header, draft.notes, draft.prompt.thinks)
+        return SearchPlan(draft.settings, draft.requirements, draft.header, draft.notes, draft.prompt.thinks)
 
     def build(self, request: SearchRequest) -> PreparedSearch:
         parts, config, prefix = self._parts, request.config, request.problem.prefix_tokens
@@ -95,7 +92,7 @@ class SearchBuilder:
             parts.stop_ids,
             keeps_histories=draft.settings.ghost_parents,
             confidence_window=confidence_window(draft.requirements, config),
-            embedding_size=_embedding_size(draft.requirements.embedding_size, draft.verifier),
+            embedding_size=draft.requirements.embedding_size,
             has_verifier=draft.verifier is not None,
         )
         callbacks = Callbacks(
@@ -170,7 +167,7 @@ class SearchBuilder:
         self, problem: Problem, prompt_tokens: tuple[int, ...], settings: SearchSettings, *, only_ends: bool
     ) -> VerifierUse | None:
         parts, asked = self._parts, problem.question
-        if parts.verifier is None and parts.stack is None:
+        if parts.verifier is None:
             return None
         messages = (ChatMessage(role="user", content=asked),) if isinstance(asked, str) else tuple(asked)
         return VerifierUse(
@@ -180,9 +177,8 @@ class SearchBuilder:
             lag=_verifier_lag(parts.config.verifier_lag, settings),
             is_async=parts.config.verifier_async,
             is_optional=parts.config.verifier_optional,
-            # What a stack knows grows with every thought, and without a verifier the engine's thoughts count.
-            only_ends=only_ends and parts.stack is None and not parts.config.verifier_optional,
-            stack=parts.stack,
+            # Without a verifier the engine's thoughts count.
+            only_ends=only_ends and not parts.config.verifier_optional,
         )
 
     def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:
@@ -201,17 +197,12 @@ class SearchBuilder:
         return [f"of {num_traces} traces {info.most_traces} run at a time, the others wait{option}"]
 
 
-def _embedding_size(wanted: int, verifier: VerifierUse | None) -> int:
-    """What a policy wants, or else what a stack compares states by."""
-    return wanted or (0 if verifier is None or verifier.stack is None else verifier.stack.embedding_size)
-
-
 def _verifier_lag(asked: int | None, settings: SearchSettings) -> int:
     return settings.check_interval // LAG_PARTS if asked is None else asked
 
 
 def _short_context(verifier: VerifierUse | None, num_tokens: int) -> list[str]:
-    context = None if verifier is None or verifier.thread is None else verifier.thread.info.context_tokens
+    context = None if verifier is None else verifier.thread.info.context_tokens
     if context is None or num_tokens <= context:
         return []
     return [

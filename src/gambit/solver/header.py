@@ -54,6 +54,4 @@ def _environment(parts: SolverParts) -> dict[str, ev.Json]:
         trust = None if verifier.trust is None else verifier.trust.to_json()
         found["verifier"] = cast("dict[str, ev.Json]", {**dataclasses.asdict(verifier), "trust": trust})
         found["memory"] = {"engine": parts.memory_ratio, "verifier": config.verifier_memory}
-    if parts.stack is not None:
-        found["stack"] = {"parts": list(parts.stack.info.parts), "trust": cast("ev.Json", parts.stack.info.trust)}
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gambit.answers import Grader
 from gambit.config.options import EngineConfig
@@ -13,24 +12,18 @@ from gambit.config.presets import ModelDefaults
 from gambit.engines.base import Engine
 from gambit.engines.choice import start_engine
 from gambit.engines.verifiers import ReaderStart, beside_verifier, prepare_reader
-from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
-from gambit.scorers.checkpoint import load_checkpoint
 from gambit.scorers.choice import load_scorer, model_scorer
-from gambit.scorers.names import ScorerKind, parse_scorer
+from gambit.scorers.names import parse_scorer
 from gambit.scorers.readers.base import Reader, ReaderInfo
 from gambit.scorers.readers.names import ReaderName
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.scorers.stack import STATE, STATE_FILE, VERIFIER, read_stack
-from gambit.scorers.stack_states import engine_scorer, load_vectors
-from gambit.scorers.verifier.folder import INFO_FILE, read_info
 from gambit.search.host import SearchHost
-from gambit.search.stacking import StackUse, stack_info
 from gambit.text.boundary import BoundaryRule, boundary_rule
 from gambit.text.prompts import stop_ids
-from gambit.types import Aggregation, NamedModel
+from gambit.types import NamedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +36,6 @@ class SolverParts:
     defaults: ModelDefaults
     scorer: Scorer  # looks at states, inside the engine
     verifier: ReaderThread | None
-    stack: StackUse | None
     host: SearchHost
     memory_ratio: float  # the engine's, after the verifier has taken its part
     rule: BoundaryRule
@@ -56,9 +48,7 @@ class SolverParts:
 
     @property
     def judge(self) -> ScorerInfo | ReaderInfo:
-        """Of what ranks the traces: the stack or the verifier, where there is one."""
-        if self.stack is not None:
-            return stack_info(self.config.scorer, self.stack.info)
+        """Describes what ranks the traces: the verifier, where there is one, else the scorer of states."""
         return self.scorer.info if self.verifier is None else self.verifier.info
 
     def check_question(self, question: str) -> None:
@@ -82,14 +72,12 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverPar
     """Load and start everything; whatever fails leaves nothing running."""
     source = models.locate(config.model)
     named, judge = models.named_model(config.model), parse_scorer(config.scorer)
-    stack = judge.path if judge.kind is ScorerKind.STACK else None
-    reader_name = judge.reader if stack is None else _reader_in(stack)
-    own_scorer = _own_scorer(scorer, reader_name, source, config.model) if stack is None else _scorer_in(stack)
+    own_scorer = _own_scorer(scorer, judge.reader, source, config.model)
     generation = models.generation_of(source)
     defaults = models.defaults_of(source, generation)
     with ExitStack() as started:
-        verifier = _start_verifier(scorer, reader_name, config, started)
-        engine_config = beside_verifier(config, reader_name)
+        verifier = _start_verifier(scorer, judge.reader, config, started)
+        engine_config = beside_verifier(config, judge.reader)
         host = SearchHost(lambda: start_engine(engine_config, source, own_scorer))
         started.callback(host.close)
         tokenizer = host.engine.tokenizer
@@ -99,30 +87,8 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverPar
         check_fit(own_scorer.info, hidden_size=host.engine.info.hidden_size, boundary_rule=rule.name)
         started.pop_all()
     return SolverParts(
-        config, source, named, defaults, own_scorer, verifier, None if stack is None else _stack_use(stack), host,
-        engine_config.memory_ratio, rule, ends,
-    )  # fmt: skip
-
-
-def _reader_in(stack: Path) -> ReaderName | None:
-    """Its verifier, which lies in its folder."""
-    if VERIFIER not in read_stack(stack).parts:
-        return None
-    if not (stack / INFO_FILE).is_file():
-        raise UserError(f"{stack}: its verifier's {INFO_FILE} is gone: copy or train the stack again")
-    return ReaderName(str(stack), None, str(stack))
-
-
-def _scorer_in(stack: Path) -> Scorer:
-    return engine_scorer(stack, read_stack(stack))
-
-
-def _stack_use(stack: Path) -> StackUse:
-    info = read_stack(stack)
-    state = load_checkpoint(stack / STATE_FILE).info if STATE in info.parts else None
-    aggregation = read_info(stack).aggregation if VERIFIER in info.parts else Aggregation.LAST
-    vectors = load_vectors(stack, info)
-    return StackUse(info, state, aggregation, 0 if vectors is None else vectors.size)
+        config, source, named, defaults, own_scorer, verifier, host, engine_config.memory_ratio, rule, ends
+    )
 
 
 def _own_scorer(scorer: str | Scorer | Reader, verifier: ReaderName | None, source: str, model: str) -> Scorer:
