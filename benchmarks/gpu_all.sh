@@ -122,19 +122,14 @@ labels_of() {
   if [ -f "$1/values.jsonl" ]; then echo "--labels values"; fi
 }
 
-# A verifier on the generator's weights, a state scorer beside it where the collection holds states, and both as one, which
+# A verifier on the generator's weights and a state scorer beside it where the collection holds states, which
 # `verifier_eval` judges on problems none of them has seen. START goes on from an adapter; its split must hold out no more
 # than it did then.
-# The stack needs many problems: with 71 mixed ones its cross-fitted AUC is known to 0.05 only, and its weights no better.
 # 60 k tokens/s are trained on an H200: an epoch over 1,253 problems × 8 takes 50 s, over all 2,000 90 s; VERIFIER_SECONDS
 # bounds it. How far a search trusts either follows from held-out training problems: nothing of math500_dev, on which
-# searches are judged, is written into them. The stack holds a copy of its parts: it is all that is to be kept. The merged
+# searches are judged, is written into them. The merged
 # model, for whoever serves it, is as large as the generator and stays outside of OUT/results.
 verifier() {
-  lora && stack
-}
-
-lora() {
   local made="$OUT/verifier" split="${SPLIT:---validation 0.06 --test 0.14}" train
   collect || return
   train=$(training_data)
@@ -148,21 +143,13 @@ lora() {
   wait $!
 }
 
-stack() {
-  local made="$OUT/verifier" train parts=
-  train=$(training_data)
-  if has_states "$train" && [ -f "$made/ridge.safetensors" ]; then parts="$made/ridge.safetensors,closeness,support,"; fi
-  "$python" -m gambit scorer train --architecture stack --data "$train" --model "$MODEL" --out "$OUT/results/stack" \
-    --parts "$parts$made/lora,confidence,agreement"
-}
-
 has_states() {
   ! grep -q '"layers": *\[\]' "$1/collection.json"
 }
 
 verifier_eval() {
   local made="$OUT/verifier"
-  "$python" -m gambit scorer eval "$OUT/results/stack" "$made/lora" --data "$OUT/scorers/data/test" \
+  "$python" -m gambit scorer eval "$made/lora" --data "$OUT/scorers/data/test" \
     --model "$MODEL" --out "$OUT/results/verifier.json" || return
   "$python" -m gambit scorer export "$made/lora" --model "$MODEL" --out "$OUT/verifier_merged"
 }
@@ -246,7 +233,7 @@ judged_shard() {
   [ "$shards" -eq 1 ] || folder="$OUT/$name-${2%/*}"
   timeout --signal INT --kill-after 25 "${BENCH_SECONDS:-420}" \
     "$python" -m gambit bench --recipe "benchmarks/$recipe.yaml" --model "$MODEL" --no-report --out "$folder" \
-    --scorer "${JUDGE:-stack:$OUT/results/stack}" --limit "${LIMIT:-300}" \
+    --scorer "${JUDGE:-prm:gambit:$OUT/verifier/lora}" --limit "${LIMIT:-300}" \
     --kv-budget-tokens "$room" --engine-option max_num_seqs="$rows" \
     --engine-option kv_cache_memory_bytes=$((room * ${KV_TOKEN_BYTES:-32768})) \
     "${problems[@]}" ${BENCH:-} "$@"

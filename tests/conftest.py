@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # What takes longest, by file or page of the docs, begins first: else one worker has it alone in the end.
 LONGEST = ("vllm", "ray", "test_vllm_model_runner_v2", "scorers.md", "prefix-value.md", "cluster.md", "test_grader",
-           "test_stack_search", "test_spread", "test_kills", "test_answer_fuzz")  # fmt: skip
+           "test_spread", "test_kills", "test_answer_fuzz")  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -253,14 +253,12 @@ def test_a_prefix_is_judged_as_if_nothing_came_after_it(folder, tiny_folder, ver
 
 
 def test_who_cannot_judge_prefixes_is_told_why(command, tmp_path):
-    (tmp_path / "stack").mkdir()
-    (tmp_path / "stack" / "stack.json").write_text("{}")
-    for name, words in [
-        (tmp_path / "stack", "a stack looks at a whole pool"),
-        ("prm:Qwen/Qwen2.5-Math-PRM-7B", "is no folder that `gambit scorer train --architecture verifier` wrote"),
-    ]:
-        code, output = invoke(*command, "--scorer", name, "--out", tmp_path / "run")
-        assert code == 2 and words in " ".join(output.split()) and not (tmp_path / "run").exists(), output
+    name, words = (
+        "prm:Qwen/Qwen2.5-Math-PRM-7B",
+        "is no folder that `gambit scorer train --architecture verifier` wrote",
+    )
+    code, output = invoke(*command, "--scorer", name, "--out", tmp_path / "run")
+    assert code == 2 and words in " ".join(output.split()) and not (tmp_path / "run").exists(), output
 
 
 def test_a_report_without_matplotlib_says_so(folder, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 from gambit.engines.base import EngineInfo
 from gambit.events import Json
 from gambit.models import files as models
-from gambit.scorers.names import ScorerKind, ScorerName, parse_scorer
+from gambit.scorers.names import ScorerName, parse_scorer
 from gambit.scorers.readers.adapters import identity as adapter_identity
 from gambit.scorers.verifier.folder import is_verifier
 from gambit.storage.hashing import file_hash
@@ -54,8 +54,6 @@ def _scorer_hash(scorer: ScorerName, source: str) -> str | None:
     """None for what has no files here."""
     if scorer.reader is not None:
         return None if scorer.reader.is_served else _verifier_hash(models.locate(scorer.reader.model))
-    if scorer.kind is ScorerKind.STACK and scorer.path is not None:
-        return adapter_identity(scorer.path)
     path = models.scorer_file(source, scorer.text)
     return None if path is None else file_hash(path)[-16:]
 

@@ -146,11 +146,7 @@ def _judge(name: str, source: str, model: str) -> tuple[str, PrefixJudge]:
     from gambit.scorers.verifier.folder import read_info
     from gambit.scorers.verifier.model import check_installed
 
-    kind = parse_scorer(name).kind
-    if kind is ScorerKind.STACK:
-        raise UserError(f"--scorer {name}: a stack looks at a whole pool, and prefixes are judged one by one: name its "
-                        "parts; `gambit scorer eval` judges it on the collection that this command writes")  # fmt: skip
-    if kind is ScorerKind.VERIFIER:
+    if parse_scorer(name).kind is ScorerKind.VERIFIER:
         check_installed()  # what is missing is told before anything is sampled
         folder = verifier_folder(name)
         info = read_info(folder)

@@ -10,7 +10,7 @@ import typer
 
 from gambit.cli.commands import PlainCommand, PlainGroup
 from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
-from gambit.cli.scorer_verifier import STACK, VERIFIER, export, train_stack, train_verifier
+from gambit.cli.scorer_verifier import VERIFIER, export, train_verifier
 from gambit.cli.session import only_our_warnings, prepare_libraries
 from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.errors import UserError
@@ -45,10 +45,10 @@ def train(
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
     out: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors; of verifier and stack: a folder)."),
+        typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors; of a verifier: a folder)."),
     ],
     architecture: Annotated[
-        str, typer.Option(metavar="TEXT", help="mlp (STEP's), mlp+confidence, sequence, verifier (LoRA) or stack.")
+        str, typer.Option(metavar="TEXT", help="mlp (STEP's), mlp+confidence, sequence or verifier (LoRA).")
     ] = "mlp",
     objective: Annotated[
         str,
@@ -129,12 +129,6 @@ def train(
         bool | None,
         typer.Option(help="verifier: keep no activations for the way back (default: if memory is short)."),
     ] = None,
-    parts: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT", help="stack: what it is made of; add a state scorer's file and a verifier's folder."
-        ),
-    ] = "confidence,closeness,support,agreement",
     device: Device = AUTO,
     skip_corrupted: SkipCorrupted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint's metadata.")] = False,
@@ -147,9 +141,6 @@ def train(
 
         _check_architecture(architecture, start)
         shares = given({"validation": validation, "test": test, "seed": split_seed})
-        if architecture == STACK:
-            train_stack(data, out, parts.split(","), model, device, skip_corrupted, as_json)
-            return OK
         if architecture == VERIFIER:
             changes = given({"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
                              "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
@@ -193,7 +184,7 @@ def _train_on_states(plan: TrainPlan, out: Path, as_json: bool, verbose: bool) -
 def _check_architecture(architecture: str, start: str | None) -> None:
     from gambit.training.networks import ARCHITECTURES
 
-    known = (*ARCHITECTURES, VERIFIER, STACK)
+    known = (*ARCHITECTURES, VERIFIER)
     if architecture not in known:
         raise UserError(f"unknown architecture {architecture!r}: use {', '.join(known)}")
     if start is not None and architecture != VERIFIER:
@@ -207,9 +198,7 @@ def _check_architecture(architecture: str, start: str | None) -> None:
 def evaluate(
     scorers: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SCORER...", help="Checkpoints, folders of verifiers and stacks, or registered scorers."
-        ),
+        typer.Argument(metavar="SCORER...", help="Checkpoints, folders of verifiers, or registered scorers."),
     ],
     data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
     part: Annotated[
@@ -337,7 +326,7 @@ def _import_info(base_model: str | None, position: str | None, aggregation: str,
 def show(
     scorer: Annotated[
         str,
-        typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors) or the folder of a verifier or stack."),
+        typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors) or the folder of a verifier."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -359,15 +348,13 @@ def show(
 def _metadata_of(scorer: str) -> dict[str, Any]:
     from gambit.scorers.checkpoint import load_checkpoint, read_metadata
     from gambit.scorers.names import ScorerKind, parse_scorer, trained_scorer
-    from gambit.scorers.stack import read_stack
     from gambit.scorers.verifier.folder import read_info
 
     kind, path = parse_scorer(scorer).kind, Path(trained_scorer(scorer))
     if kind is ScorerKind.NAME:
         raise UserError(f"scorer {scorer!r} has no checkpoint to show: give a .safetensors file, or the folder of a "
-                        "verifier or a stack")  # fmt: skip
-    if kind is not ScorerKind.FILE:
-        info = read_stack(path) if kind is ScorerKind.STACK else read_info(path)
-        return info.model_dump(mode="json")
+                        "verifier")  # fmt: skip
+    if kind is ScorerKind.VERIFIER:
+        return read_info(path).model_dump(mode="json")
     loaded = load_checkpoint(path)  # a file that engines would refuse is refused here too
     return {**read_metadata(path), "layers": list(loaded.info.layers)}

@@ -1,10 +1,9 @@
-"""`gambit scorer train --architecture verifier` and `stack`, and `gambit scorer export`."""
+"""`gambit scorer train --architecture verifier` and `gambit scorer export`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +15,9 @@ from gambit.cli.terminal import OK, exit_with, put, say, warn
 from gambit.errors import UserError
 
 if TYPE_CHECKING:
-    from gambit.training.loading import CollectionReader
-    from gambit.training.ranking import Ints
-    from gambit.training.stack.train import TrainedStack
     from gambit.training.verifier.train import TrainedVerifier
 
-VERIFIER, STACK = "verifier", "stack"
+VERIFIER = "verifier"
 
 
 def train_verifier(
@@ -39,9 +35,9 @@ def train_verifier(
     """Progress goes to stderr line by line: such a training is often watched through a file."""
     prepare_libraries()
     from gambit.scorers.names import verifier_folder
-    from gambit.scorers.stack import is_stack
     from gambit.scorers.verifier.folder import is_verifier, read_info
     from gambit.scorers.verifier.model import check_installed
+    from gambit.storage.run_folder import check_replaceable_folder
     from gambit.training.dataset import Division
     from gambit.training.verifier.beginning import continued, division_of
     from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
@@ -50,7 +46,9 @@ def train_verifier(
 
     if model is None:
         raise UserError("a verifier is trained on the weights of the model that wrote the traces: name it with --model")
-    _check_folder(out, VERIFIER, is_own=is_verifier(out) and not is_stack(out))
+    if out.suffix == ".safetensors":
+        raise UserError(f"a verifier is a folder, {out} looks like a file: give --out without .safetensors")
+    check_replaceable_folder(out, "a verifier", is_own=is_verifier(out))
     check_installed()
     recipe = VerifierRecipe(**changes)  # type: ignore[arg-type]
     division = Division()
@@ -70,15 +68,6 @@ def train_verifier(
     _show(out, trained, [path.stat().st_size for path in files], as_json)
 
 
-def _check_folder(out: Path, architecture: str, *, is_own: bool) -> None:
-    """`is_own`: what is there is of the same kind, and may be replaced."""
-    from gambit.storage.run_folder import check_replaceable_folder
-
-    if out.suffix == ".safetensors":
-        raise UserError(f"a {architecture} is a folder, {out} looks like a file: give --out without .safetensors")
-    check_replaceable_folder(out, f"a {architecture}", is_own=is_own)
-
-
 def _show(out: Path, trained: TrainedVerifier, sizes: list[int], as_json: bool) -> None:
     if as_json:
         typer.echo(trained.verifier.info.model_dump_json())
@@ -87,41 +76,6 @@ def _show(out: Path, trained: TrainedVerifier, sizes: list[int], as_json: bool) 
     put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {trained.seconds:.0f} s at "
         f"{trained.tokens_per_second:,.0f} tokens/s; held-out AUC within problems {trained.held_out_auc:.4f}, at "
         f"25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
-
-
-def train_stack(
-    data: Path, out: Path, given: Sequence[str], model: str | None, device: str, skip_corrupted: bool, as_json: bool
-) -> None:
-    prepare_libraries()
-    from gambit.scorers.stack import is_stack
-    from gambit.training.judging import AUTO as HELD_OUT
-    from gambit.training.judging import held_out_traces
-    from gambit.training.stack.parts import StackParts
-    from gambit.training.stack.train import StackPlan
-    from gambit.training.stack.train import train_stack as run
-
-    _check_folder(out, STACK, is_own=is_stack(out))
-    parts = StackParts.parse(given)
-
-    def choose(reader: CollectionReader) -> Ints:
-        return held_out_traces(reader.without_states, HELD_OUT, parts.files, data)
-
-    with only_our_warnings():
-        trained = run(StackPlan(data, parts, model, device, skip_corrupted), choose, say)
-    trained.save(out)
-    _show_stack(out, trained, as_json)
-
-
-def _show_stack(out: Path, trained: TrainedStack, as_json: bool) -> None:
-    if as_json:
-        typer.echo(trained.info.model_dump_json())
-        return
-    lines = trained.info.lines
-    for name, line in (("running", lines.running), ("complete", lines.complete)):
-        weights = ", ".join(f"{part} {weight:+.3g}" for part, weight in line.weights.items())
-        put(f"{name}: {weights}, offset {line.offset:+.3g}")
-    put(f"{out}: stack of {', '.join(trained.info.parts)}; cross-fitted AUC within problems: "
-        f"{json.dumps(trained.info.metrics['cross_fitted'])}")  # fmt: skip
 
 
 def export(

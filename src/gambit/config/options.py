@@ -201,7 +201,7 @@ class EngineConfig(CheckedModel):
     scorer: str = Field(
         "auto",
         description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own; "
-        "prm:[FORMAT:]FOLDER, prm:NAME or prm:http://…: a verifier that reads thoughts; stack:FOLDER: several as one",
+        "prm:[FORMAT:]FOLDER, prm:NAME or prm:http://…: a verifier that reads thoughts",
     )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
     kv_budget_tokens: TokensInAll | None = Field(

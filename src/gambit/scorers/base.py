@@ -81,14 +81,6 @@ class SplitScorer(Scorer, Protocol):
         """[n] scores."""
 
 
-@runtime_checkable
-class EmbeddingScorer(Scorer, Protocol):
-    """Gives the vectors by which a search compares states; with others a fixed projection of the last layer does."""
-
-    def embed(self, states: torch.Tensor, size: int) -> torch.Tensor:
-        """[n, size], each of length 1, of the states that it scores."""
-
-
 @dataclass(frozen=True, slots=True)
 class PastThoughts:
     """Where a history scorer finds what it remembers of n traces and where it puts what it remembers next.

@@ -1,4 +1,4 @@
-"""The JSON file that describes a checkpoint folder (a verifier's, a stack's): how it is read, checked and written."""
+"""The JSON file that describes a checkpoint folder (a verifier's): how it is read, checked and written."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gambit.errors import UserError
 from gambit.scorers.readers.names import ReaderName, parse_reader
-from gambit.scorers.stack import parse_stack
 from gambit.scorers.verifier.folder import is_verifier
 
 
@@ -16,7 +15,6 @@ class ScorerKind(StrEnum):
     NAME = "name"  # auto, a registered one, one of the model's own
     FILE = "file"  # a checkpoint that looks at states
     VERIFIER = "verifier"  # reads thoughts
-    STACK = "stack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +23,14 @@ class ScorerName:
 
     text: str
     kind: ScorerKind
-    path: Path | None = None  # of a file or a stack
+    path: Path | None = None  # of a file
     reader: ReaderName | None = None  # of a verifier
 
 
 def parse_scorer(text: str) -> ScorerName:
-    """The folder of a verifier or of a stack needs no prefix."""
+    """Finds out what a name stands for; the folder of a verifier needs no prefix."""
     if not text.strip():
         raise UserError(f"scorer {text!r}: the name is empty, give auto, a file, a folder or a registered name")
-    if (stack := parse_stack(text)) is not None:
-        return ScorerName(text, ScorerKind.STACK, stack)
     if (reader := parse_reader(text)) is not None:
         return ScorerName(text, ScorerKind.VERIFIER, reader=reader)
     if is_verifier(text):
@@ -43,7 +39,7 @@ def parse_scorer(text: str) -> ScorerName:
     if path.suffix == ".safetensors" or path.is_file():
         return ScorerName(text, ScorerKind.FILE, path)
     if path.is_dir():
-        raise UserError(f"scorer {text!r}: a folder without a verifier or a stack of `gambit scorer train`; a model "
+        raise UserError(f"scorer {text!r}: a folder without a verifier of `gambit scorer train`; a model "
                         f"that judges steps is named prm:{text}")  # fmt: skip
     return ScorerName(text, ScorerKind.NAME)
 

@@ -89,16 +89,6 @@ class ScorerComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class PartGain:
-    """What a part adds to a stack: its AUC less that of the same stack fitted without the part, problem by problem."""
-
-    stack: str
-    part: str
-    gain: Estimate  # mean over the quarters
-    by_share: Mapping[float, Estimate]
-
-
-@dataclass(frozen=True, slots=True)
 class ScorerReport:
     model: str
     source: str
@@ -109,14 +99,12 @@ class ScorerReport:
     median_tokens: float  # of a trace
     rankings: tuple[ScorerRanking, ...]
     comparisons: tuple[ScorerComparison, ...]
-    part_gains: tuple[PartGain, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     ranking: ScorerRanking
     per_problem: Floats  # mean AUC of each problem
-    by_share: Mapping[float, Floats]  # AUC of each problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +114,6 @@ class Rated:
     by_share: Mapping[float, Floats]
     is_probability: bool = True
     spread: tuple[float | None, ...] = ()  # as `ScorerTrust` has it
-
-
-@dataclass(frozen=True, slots=True)
-class PartRatings:
-    """What the parts of a stack make of the same traces, each alone, and the stack without each."""
-
-    alone: Mapping[str, Rated]
-    without: Mapping[str, Rated]
 
 
 def evaluate(
@@ -155,16 +135,14 @@ def compare(
     traces: Ints,
     *,
     perfect_judge: PerfectJudge | None = None,
-    stacks: Mapping[str, PartRatings] | None = None,
 ) -> ScorerReport:
-    """Judges by name, beside what needs no training; stacks show their parts, a perfect judge adds the ceiling."""
+    """Judges by name, beside what needs no training; a perfect judge adds the ceiling."""
     if not len(traces):
         raise UserError("no problem is left to judge by: collect more, or choose another --part")
     measured = {name: _judge_ranking(name, each, data, traces) for name, each in rated.items()}
     baselines = _baselines(data, traces)
     ceiling = [_ranked(JUDGE, data, traces, perfect_judge(data, traces), is_baseline=False)] if perfect_judge else []
-    parts = [_parts_of(measured[name], each, data, traces) for name, each in (stacks or {}).items()]
-    everything = [*measured.values(), *(row for rows, _ in parts for row in rows), *baselines, *ceiling]
+    everything = [*measured.values(), *baselines, *ceiling]
     return ScorerReport(
         model=data.header.model,
         source=data.header.source,
@@ -175,7 +153,6 @@ def compare(
         median_tokens=float(np.median(data.traces.num_tokens[traces])),
         rankings=tuple(found.ranking for found in everything),
         comparisons=tuple(_comparisons(list(measured.values()), baselines)),
-        part_gains=tuple(gain for _, gains in parts for gain in gains),
     )
 
 
@@ -186,27 +163,6 @@ def trust_of(report: ScorerReport, name: str) -> ScorerTrust | None:
     ranking = next(ranking for ranking in report.rankings if ranking.name == name)
     auc = tuple(ranking.auc[share].value for share in TRUST_SHARES)
     return ScorerTrust(auc, report.num_mixed, report.model, report.source, ranking.spread, report.median_tokens)
-
-
-def _parts_of(
-    stack: _Measured, parts: PartRatings, data: Dataset, traces: Ints
-) -> tuple[list[_Measured], list[PartGain]]:
-    """A row for each part alone and for the stack without it, and what it adds."""
-    name = stack.ranking.name
-    alone = [_judge_ranking(f"{name}: {part} alone", each, data, traces) for part, each in parts.alone.items()]
-    without = {
-        part: _judge_ranking(f"{name} without {part}", each, data, traces) for part, each in parts.without.items()
-    }
-    gains = [
-        PartGain(
-            name,
-            part,
-            mean_estimate(stack.per_problem - less.per_problem),
-            {share: mean_estimate(stack.by_share[share] - less.by_share[share]) for share in QUARTERS},
-        )
-        for part, less in without.items()
-    ]
-    return [*alone, *without.values()], gains
 
 
 # -- scores ----------------------------------------------------------------------------------------------------
@@ -271,7 +227,7 @@ def _ranked(
         pairwise={share: ratio_estimate(each.wins, each.num_pairs) for share, each in found.items()},
         mean_auc=mean_estimate(per_problem),
     )
-    return _Measured(ranking, per_problem, {share: each.auc for share, each in found.items()})
+    return _Measured(ranking, per_problem)
 
 
 def _of_judged(data: Dataset, traces: Ints, found: Pairs) -> Pairs:
@@ -353,7 +309,6 @@ def conclusions(report: ScorerReport) -> list[str]:
         for each in report.comparisons
         if each.other not in weak
     ]
-    lines += [f"{each.part} adds to {each.stack}: {_signed(each.gain)}" for each in report.part_gains]
     return lines
 
 

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 
@@ -20,14 +20,12 @@ from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
 from gambit.scorers.names import ScorerKind, parse_scorer
-from gambit.scorers.stack import StackInfo, is_stack, read_stack, write_stack
 from gambit.scorers.verifier.folder import VerifierInfo, is_verifier, read_info, write_info
 from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.evaluate import (
     JUDGE,
     SHARES,
-    PartRatings,
     Rated,
     ScorerRanking,
     ScorerReport,
@@ -40,7 +38,6 @@ from gambit.training.evaluate import (
 from gambit.training.loading import CollectionReader
 from gambit.training.perfect_judge import chances_by_share
 from gambit.training.ranking import QUARTERS, Estimate, Ints
-from gambit.training.stack.train import rate_stack
 from gambit.training.storage import Header, read_header
 from gambit.training.verifier.reading import read_traces
 
@@ -59,7 +56,7 @@ def judge_scorers(
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
-    """Checkpoints, registered scorers, folders of verifiers or stacks, judged on the same problems of a collection."""
+    """Checkpoints, registered scorers, folders of verifiers, judged on the same problems of a collection."""
     reader = CollectionReader(folder, skip_corrupted=skip_corrupted, with_tokens=with_judge)
     names = [_found(name, model or reader.header.model) for name in names]
     if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
@@ -68,18 +65,11 @@ def judge_scorers(
         _check_made_for(_label(name), _info(name), reader.header, warn)
     data = _data_of(names[0], reader)
     traces = held_out_traces(data, part, names, folder)
-    rated: dict[str, Rated] = {}
-    stacks: dict[str, PartRatings] = {}
-    for name in names:
-        if is_stack(name):
-            info = read_stack(Path(name))
-            rated[_label(name)], stacks[_label(name)] = rate_stack(Path(name), info, reader, traces, device, model)
-        else:
-            rated[_label(name)] = _rated(name, reader, traces, pick_device(device), model)
+    rated = {_label(name): _rated(name, reader, traces, pick_device(device), model) for name in names}
     for line in dict.fromkeys(reader.skipped):
         warn(line)
     perfect_judge = chances_by_share if with_judge else None
-    return compare(rated, data, traces, perfect_judge=perfect_judge, stacks=stacks)
+    return compare(rated, data, traces, perfect_judge=perfect_judge)
 
 
 def held_out_traces(data: Dataset, part: str, names: Sequence[str], folder: Path) -> Ints:
@@ -105,10 +95,8 @@ def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.devi
     return Rated(by_share, spread=spreads(verifier.info.calibration.slope * read.steps, reader.without_states, traces))
 
 
-def _folder_info(name: str) -> StackInfo | VerifierInfo | None:
+def _folder_info(name: str) -> VerifierInfo | None:
     """None for a scorer of states."""
-    if is_stack(name):
-        return read_stack(Path(name))
     return read_info(Path(name)) if is_verifier(name) else None
 
 
@@ -137,18 +125,13 @@ def write_figures(names: Sequence[str], report: ScorerReport) -> None:
     for name in names:
         metrics, trust = {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name))
         info = _folder_info(name)
-        if isinstance(info, StackInfo):
-            write_stack(Path(name), _with_figures(info, metrics, trust))
-        elif isinstance(info, VerifierInfo):
-            write_info(Path(name), _with_figures(info, metrics, trust))
-        else:
+        if info is None:
             add_metrics(Path(name), metrics, trust)
+        else:
+            write_info(Path(name), _with_figures(info, metrics, trust))
 
 
-FolderInfo = TypeVar("FolderInfo", StackInfo, VerifierInfo)
-
-
-def _with_figures(info: FolderInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> FolderInfo:
+def _with_figures(info: VerifierInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> VerifierInfo:
     trusted = {} if trust is None else {"trust": trust.to_json()}
     return info.model_copy(update={"metrics": {**info.metrics, **metrics}, **trusted})
 
@@ -160,7 +143,7 @@ def _found(name: str, model: str) -> str:
     path = models.scorer_file(models.locate(model) if models.named_model(model) is not None else model, name)
     if path is None:
         known = ", ".join(registry.names("gambit.scorers"))
-        raise UserError(f"unknown scorer {name!r}: give a file, the folder of a verifier or a stack, {known}, or a "
+        raise UserError(f"unknown scorer {name!r}: give a file, the folder of a verifier, {known}, or a "
                         f"scorer that lies beside {model}'s weights on this disk")  # fmt: skip
     return str(path)
 
@@ -201,9 +184,6 @@ def _division_on(name: str, folder: Path) -> Division | None:
     header = read_header(folder)
     if not isinstance(training, dict) or not _has_same_problems(training, header):
         return None
-    if isinstance(info, StackInfo):
-        raise UserError(f"the stack {name} was fitted to problems of {folder} that its parts had not seen: judge it on "
-                        "another collection")  # fmt: skip
     return Division(**cast("dict[str, float]", training["division"]))  # type: ignore[arg-type]
 
 
@@ -252,13 +232,7 @@ def report_json(report: ScorerReport) -> dict[str, Json]:
         for name in ("model", "source", "num_problems", "num_mixed", "num_traces", "share_right", "median_tokens")
     }
     words: list[Json] = [*conclusions(report)]
-    gains: list[Json] = [
-        {"stack": each.stack, "part": each.part, "gain": _plain(each.gain),
-         "auc": {f"{share:g}": _plain(found) for share, found in each.by_share.items()}}
-        for each in report.part_gains
-    ]  # fmt: skip
-    whole: dict[str, Json] = {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
-    return {**whole, "part_gains": gains} if gains else whole
+    return {**counts, "rankings": rankings, "comparisons": comparisons, "conclusions": words}
 
 
 def metrics_of(report: ScorerReport, name: str) -> dict[str, Json]:

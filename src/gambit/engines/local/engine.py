@@ -20,7 +20,7 @@ from gambit.engines.shared.confidence import fold_thoughts
 from gambit.engines.shared.layers import LayerChoice
 from gambit.engines.shared.projection import Projection
 from gambit.engines.shared.sampling import sample, token_confidence, uniforms
-from gambit.scorers.base import EmbeddingScorer, HistoryScorer, Scorer, ThoughtBatch
+from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
 from gambit.text.tokenizers import Tokenizer
@@ -195,7 +195,7 @@ class LocalEngine:
             states = self._layers.join(output.states[index], [layer[index] for layer in output.inner])
             thoughts = ThoughtBatch(states, confidences.to(self._model.device))
             scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
-            embeddings = self._embed(output.states, states, rows)
+            embeddings = self._embed(output.states, rows)
         # By id, not by row: where a row stands depends on its neighbours, and scores depend on their order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
         is_ranked, needs_confidence = self._scorer.info.ranks_within_run, self._scorer.info.needs_confidence
@@ -212,22 +212,16 @@ class LocalEngine:
             return self._scorer.score(thoughts)
         return self._memory.score(thoughts, self._pool.histories.extend(keys, self._memory.max_past))
 
-    def _embed(
-        self, last: torch.Tensor, scored: torch.Tensor, rows: npt.NDArray[np.int64]
-    ) -> dict[int, tuple[float, ...]]:
-        """Vectors of the thoughts whose searches want them, by row. `scored`: what the scorer reads of these rows."""
+    def _embed(self, last: torch.Tensor, rows: npt.NDArray[np.int64]) -> dict[int, tuple[float, ...]]:
+        """Returns the vectors of the thoughts whose searches compare them, by row."""
         by_size: dict[int, list[int]] = {}
-        for place, row in enumerate(rows.tolist()):
+        for row in rows.tolist():
             size = self._pool.searches[self._pool.rows.traces[row].key.search].spec.embedding_size
             if size:
-                by_size.setdefault(size, []).append(place)
+                by_size.setdefault(size, []).append(row)
         found: dict[int, tuple[float, ...]] = {}
-        for size, places in by_size.items():
-            wanting, index = rows[places].tolist(), torch.tensor(places, device=last.device)
-            if isinstance(self._scorer, EmbeddingScorer):
-                vectors = self._scorer.embed(scored[index], size)
-            else:
-                vectors = self._projection.embed(last[torch.tensor(wanting, device=last.device)], size)
+        for size, wanting in by_size.items():
+            vectors = self._projection.embed(last[torch.tensor(wanting, device=last.device)], size)
             found |= zip(wanting, map(tuple, vectors.tolist()), strict=True)
         return found
 

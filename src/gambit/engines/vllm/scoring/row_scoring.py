@@ -16,7 +16,7 @@ from gambit.engines.vllm.histories import ThoughtRows
 from gambit.engines.vllm.scoring.cuda_graph import RecordedScorer, cuda_recorder
 from gambit.engines.vllm.scoring.host_copy import DeviceRows, SideStream
 from gambit.errors import GambitWarning
-from gambit.scorers.base import EmbeddingScorer, HistoryScorer, Scorer, SplitScorer, ThoughtBatch
+from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.memory import ThoughtMemory, on_device
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class RowScoring:
         self.recorded: RecordedScorer | None = None
         # Once: whether an object has a protocol takes Python long to find out.
         self._split = self.scorer if isinstance(self.scorer, SplitScorer) else None
-        self._embedding = self.scorer if isinstance(self.scorer, EmbeddingScorer) else None
         self._reads_states = self._split is not None or not self.scorer.info.needs_confidence
         self._most_rows = most_rows
         self._memory = self._allocate_memory(self.scorer) if isinstance(self.scorer, HistoryScorer) else None
@@ -95,11 +94,8 @@ class RowScoring:
         if self.fused is None and self._reads_states:
             columns["scores"] = self._scores(scored, asked)
         if asked.embedding_size:
-            columns["embeddings"] = self._embeddings(states, scored, asked.embedding_size)
+            columns["embeddings"] = self._projection.embed(states, asked.embedding_size)
         return columns
-
-    def _embeddings(self, states: torch.Tensor, scored: torch.Tensor, size: int) -> torch.Tensor:
-        return self._projection.embed(states, size) if self._embedding is None else self._embedding.embed(scored, size)
 
     def _scores(self, states: torch.Tensor, asked: StepRows) -> torch.Tensor:
         """Of every row; a scorer that remembers thoughts looks only at rows that may end one."""
