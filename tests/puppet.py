@@ -26,7 +26,7 @@ class PuppetEngine:
     submitted: list[TraceSpec] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
-    ranked: list[Mapping[TraceKey, float]] = field(default_factory=list)
+    scores_set: list[Mapping[TraceKey, float]] = field(default_factory=list)
     regrouped: list[Mapping[TraceKey, int]] = field(default_factory=list)
     seconds: StepSeconds = field(default_factory=StepSeconds)  # of every step
     at: int = 0
@@ -48,8 +48,8 @@ class PuppetEngine:
         self.stopped += [key.trace for key in keys]
         return {key: (0,) * self.lengths.pop(key.trace) for key in keys}
 
-    def rank(self, scores: Mapping[TraceKey, float]) -> None:
-        self.ranked.append(scores)
+    def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
+        self.scores_set.append(scores)
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:
         self.regrouped.append(islands)

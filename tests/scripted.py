@@ -60,7 +60,7 @@ class ScriptedEngine:
     searches: dict[int, SearchSpec] = field(default_factory=dict)
     tracks: ConfidenceTracks = field(default_factory=ConfidenceTracks)
     emitted: dict[TraceKey, list[int]] = field(default_factory=lambda: defaultdict(list))
-    ranks: dict[TraceKey, float] = field(default_factory=dict)  # a verifier's scores, where a search has one
+    set_by_verifier: dict[TraceKey, float] = field(default_factory=dict)  # a verifier's scores, where a search has one
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -87,8 +87,8 @@ class ScriptedEngine:
             if window := self.searches[spec.key.search].confidence_window:
                 self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
             self.waiting[spec.key] = ScriptedTrace(spec, tokens, spec.score, self.num_steps)
-            if spec.rank is not None:
-                self.ranks[spec.key] = spec.rank
+            if spec.eviction_score is not None:
+                self.set_by_verifier[spec.key] = spec.eviction_score
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         pools = (self.running, self.waiting)
@@ -96,8 +96,8 @@ class ScriptedEngine:
             self.tracks.forget(key)
         return {key: tuple(next(p for p in pools if key in p).pop(key).tokens) for key in keys}
 
-    def rank(self, scores: Mapping[TraceKey, float]) -> None:
-        self.ranks |= scores
+    def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
+        self.set_by_verifier |= scores
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:
         for key, island in islands.items():
@@ -204,7 +204,7 @@ class ScriptedEngine:
     def _eviction_key(self, key: TraceKey) -> tuple[float, ...]:
         trace = self.running[key]
         has_verifier = self.searches[key.search].has_verifier
-        score = self.ranks.get(key) if has_verifier else trace.score.value(Aggregation.MEAN)
+        score = self.set_by_verifier.get(key) if has_verifier else trace.score.value(Aggregation.MEAN)
         if trace.spec.on_pressure.action is PressureAction.QUEUE:
             return (key.trace,)
         return ((score is None) == trace.spec.on_pressure.unscored_first, -(score or 0.0), key.trace)

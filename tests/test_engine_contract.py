@@ -332,13 +332,13 @@ def test_under_pressure_the_lowest_scoring_trace_goes_and_only_then(start, rule)
 def test_under_pressure_a_verifiers_word_counts_and_not_the_engines_own(start):
     engine = start(kv_budget_tokens=300, block_tokens=4)
     open_search(engine, stops=(), has_verifier=True)
-    engine.submit([spec(i, rank=0.5) for i in range(12)])
+    engine.submit([spec(i, eviction_score=0.5) for i in range(12)])
     running, num_lost = {won.trace for step in run(engine, 4) for won in step.admitted}, 0
-    ranks = {i: (7 * i % 12) / 12 for i in engine.progress(1)}
-    engine.rank({TraceKey(1, i): rank for i, rank in ranks.items()})
+    scores = {i: (7 * i % 12) / 12 for i in engine.progress(1)}
+    engine.set_scores({TraceKey(1, i): score for i, score in scores.items()})
     for step in finish(engine):
         for lost in step.evicted:
-            assert lost.score == ranks[lost.trace] == min(ranks[i] for i in running)
+            assert lost.score == scores[lost.trace] == min(scores[i] for i in running)
             running.discard(lost.trace)
             num_lost += 1
         running = running | {won.trace for won in step.admitted} - {done.trace for done in step.finished}

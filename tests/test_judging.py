@@ -101,7 +101,7 @@ def test_a_tournament_goes_by_the_verifier_and_the_engine_is_told(verifier):
     assert not of(ev.Scored, watched), "the engine's own scores are kept back"
     pruned, branched = of(ev.Pruned, watched)[0], of(ev.Branched, watched)[0]
     assert (pruned.trace, pruned.score, branched.parent) == (2, 0.2, 0)
-    first, second, *_ = engine.ranked
+    first, second, *_ = engine.scores_set
     assert first == {TraceKey(1, 0): 0.9, TraceKey(1, 1): 0.5, TraceKey(1, 2): 0.2}
     assert second == pytest.approx({TraceKey(1, 0): 0.9, TraceKey(1, 1): 0.5, TraceKey(1, 3): (0.9 + 0.8) / 2})
     verified = of(ev.Verified, watched)
@@ -114,7 +114,7 @@ def test_a_child_begins_with_what_both_make_of_its_parent(verifier):
     engine = PuppetEngine(story())
     run_one(engine, make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
     child = engine.submitted[3]
-    assert (child.parent, child.inherited, child.rank) == (TraceKey(1, 0), 2, 0.9)
+    assert (child.parent, child.inherited, child.eviction_score) == (TraceKey(1, 0), 2, 0.9)
     assert (child.score.count, child.score.total) == (1, pytest.approx(0.1)), "the engine goes on with its own scores"
 
 
@@ -122,8 +122,8 @@ def test_without_a_verifier_a_child_has_no_rank():
     engine = PuppetEngine(story())
     watched = run_one(engine, make_settings(**SETTINGS, budget_tokens=8))
     child = engine.submitted[3]
-    assert (child.parent, child.rank, child.score.count) == (TraceKey(1, 2), None, 1)
-    assert not engine.ranked and not of(ev.Verified, watched) and of(ev.Scored, watched)[0].step == 2
+    assert (child.parent, child.eviction_score, child.score.count) == (TraceKey(1, 2), None, 1)
+    assert not engine.scores_set and not of(ev.Verified, watched) and of(ev.Scored, watched)[0].step == 2
 
 
 def test_the_vote_has_the_scores_of_the_answers(verifier):
@@ -148,10 +148,10 @@ def test_an_optional_verifier_that_is_lost_gives_way_to_the_engines_scores(verif
     assert result.stop_reason is StopReason.COMPLETED and "out of breath" in result.verifier.lost
     second = of(ev.Verified, watched)[1]
     assert second.scores == second.engine_scores == pytest.approx((0.1, 0.5, 0.2))
-    assert engine.ranked[1] == pytest.approx({TraceKey(1, 0): 0.5, TraceKey(1, 1): 0.5, TraceKey(1, 3): 0.55})
+    assert engine.scores_set[1] == pytest.approx({TraceKey(1, 0): 0.5, TraceKey(1, 1): 0.5, TraceKey(1, 3): 0.55})
     (scored,) = of(ev.Scored, watched)
     assert (scored.step, scored.traces, scored.num_tokens) == (5, (3,), (5,)) and scored.scores == pytest.approx((0.2,))
-    assert engine.ranked[2] == pytest.approx({TraceKey(1, 3): (0.9 + 0.2 + 0.2) / 3}), "told as soon as it is known"
+    assert engine.scores_set[2] == pytest.approx({TraceKey(1, 3): (0.9 + 0.2 + 0.2) / 3}), "told as soon as it is known"
 
 
 def test_children_of_a_search_without_its_verifier_begin_with_the_engines_scores(verifier):

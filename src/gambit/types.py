@@ -130,7 +130,7 @@ class TraceSpec:
     stop_rule: StopRule | None = None
     island: int = 0
     noise_id: int | None = None  # what its random numbers are drawn by, besides the seed; None: its id
-    rank: float | None = None  # its verifier's score so far, in a search that has a verifier
+    eviction_score: float | None = None  # its verifier's score so far, in a search that has a verifier
 
     @property
     def noise(self) -> int:

@@ -43,7 +43,7 @@ class SearchSpec:
     confidence_window: int = 0  # tokens; token confidence is measured and reported at each trace's end unless 0
     embedding_size: int = 0  # of the vector reported with each scored thought; none with 0
     has_verifier: bool = (
-        False  # traces are evicted by the scores that `rank` tells, not by those of the engine's scorer
+        False  # traces are evicted by the scores of `set_scores`, not by those of the engine's own scorer
     )
 
 
@@ -102,7 +102,7 @@ class Engine(Protocol):
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         """End traces now; gives all tokens each had generated or inherited."""
 
-    def rank(self, scores: Mapping[TraceKey, float]) -> None:
+    def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
         """What the verifier of a search thinks of its live traces; evictions follow it from the next step on."""
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:

@@ -95,7 +95,7 @@ class Execution:
             parent=None if is_ghost else TraceKey(self._search, parent.id),
             prefix=self._recorder.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
             score=self._judge.engine_score(parent, decision.inherited),
-            rank=self._judge.rank(parent),
+            eviction_score=self._judge.rank(parent),
             history_of=TraceKey(self._search, parent.id) if is_ghost else None,
         )
         self._unsent.append(child)

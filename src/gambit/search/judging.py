@@ -99,4 +99,4 @@ class TraceJudge:
         """The engine evicts by them."""
         tree = self._tree
         scores = {trace: tree.score_of(tree.traces[trace]) for trace in traces if tree.traces[trace].is_live}
-        self._engine.rank({TraceKey(self._search, i): score for i, score in scores.items() if score is not None})
+        self._engine.set_scores({TraceKey(self._search, i): score for i, score in scores.items() if score is not None})

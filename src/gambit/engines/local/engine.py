@@ -92,9 +92,9 @@ class LocalEngine:
             self._pool.drop(trace)
         return tokens
 
-    def rank(self, scores: Mapping[TraceKey, float]) -> None:
+    def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
         for key, score in scores.items():
-            self._pool.searches[key.search].traces[key.trace].rank = score
+            self._pool.searches[key.search].traces[key.trace].eviction_score = score
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:
         for key, island in islands.items():

@@ -157,7 +157,7 @@ class Pool:
     def _score_of(self, trace: LiveTrace) -> float | None:
         """What it is ranked by when blocks are short."""
         has_verifier = self.searches[trace.key.search].spec.has_verifier
-        return trace.rank if has_verifier else trace.score.value(self._aggregation)
+        return trace.eviction_score if has_verifier else trace.score.value(self._aggregation)
 
     def _evict(self, trace: LiveTrace) -> None:
         action = action_on(trace.spec.on_pressure, self._num_live(trace.key.search)[trace.spec.island])
@@ -258,7 +258,13 @@ class Pool:
     def _detached(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
         """A root, or a child whose inherited tokens must be computed again."""
         assert len(spec.prefix) == spec.inherited
-        trace = LiveTrace(spec, self._record(search, spec), np.array(spec.prefix, np.int32), spec.score, rank=spec.rank)
+        trace = LiveTrace(
+            spec,
+            self._record(search, spec),
+            np.array(spec.prefix, np.int32),
+            spec.score,
+            eviction_score=spec.eviction_score,
+        )
         self._replay_thoughts(search, trace)
         return trace
 
@@ -268,7 +274,7 @@ class Pool:
         parent = search.traces[spec.parent.trace]
         assert parent.row is not None and spec.inherited <= len(self.rows.tokens(parent.row))
         tokens = self.rows.tokens(parent.row)[: spec.inherited].copy()
-        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score, rank=spec.rank)
+        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score, eviction_score=spec.eviction_score)
         if spec.inherited == len(self.rows.tokens(parent.row)):
             for name in ("flags", "is_pending", "confidence_total", "confidence_count", "thought_confidence"):
                 trace.record[name] = self.rows.record_of(parent)[name]

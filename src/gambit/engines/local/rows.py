@@ -39,7 +39,7 @@ class LiveTrace:
     row: int | None = None  # None while it waits
     admission: int = 0  # ordinal: who came last goes first when plain sampling has to queue
     waiting_since: int = 0
-    rank: float | None = None  # the verifier's score, in a search that has one
+    eviction_score: float | None = None  # the verifier's score, in a search that has one
 
     @property
     def key(self) -> TraceKey:

@@ -116,8 +116,8 @@ class VllmEngine:
         self._send_aborts()
         return {key: tuple(trace.tokens) for key, trace in traces.items()}
 
-    def rank(self, scores: Mapping[TraceKey, float]) -> None:
-        self._tell(Note.RANKS, scores)
+    def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
+        self._tell(Note.SCORES, scores)
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:
         self._tell(Note.ISLANDS, islands)
@@ -204,7 +204,7 @@ class VllmEngine:
             announcement=self._announcement(search),
             is_check=is_check,
             followers=followers,
-            rank=spec.rank,
+            eviction_score=spec.eviction_score,
             path=trace.path,
         )
 

@@ -110,7 +110,7 @@ class Announcement:
 class Note(StrEnum):
     """What the front tells of running requests, a number each."""
 
-    RANKS = "ranks"  # a verifier's scores
+    SCORES = "scores"  # a verifier's scores
     ISLANDS = "islands"
 
 
@@ -160,7 +160,7 @@ class TraceTask:
     announcement: dict[str, Any] | None = None
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
     followers: int = 0  # traces that were submitted with it and are still to come
-    rank: float | None = None  # its verifier's score so far
+    eviction_score: float | None = None  # its verifier's score so far
     path: TreePath = ()  # its place in the tree
 
     @property

@@ -57,7 +57,7 @@ class TraceScheduling:
 
     def release(self, requests: Sequence[str]) -> None:
         """The front needs no history of these any more, or tells something of others."""
-        self._table.rank(noted(Note.RANKS, requests))
+        self._table.set_scores(noted(Note.SCORES, requests))
         self._table.regroup(noted(Note.ISLANDS, requests))
         if self.histories is not None:
             self.histories.release(name for name in requests if not is_note(name))

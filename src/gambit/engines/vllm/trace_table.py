@@ -49,7 +49,7 @@ class ScheduledTrace:
     has_ended: bool = False  # its last token is still to be read
     admission: int = 0  # ordinal
     standing: Standing | None = None  # None: its score or its admission has changed
-    rank: float | None = None  # the verifier's score
+    eviction_score: float | None = None  # the verifier's score
 
     @property
     def key(self) -> TraceKey:
@@ -95,7 +95,9 @@ class TraceTable:
         self._settle()
         if (announced := task.announced) is not None:
             self._open(announced)
-        trace = self.traces[request] = ScheduledTrace(task, self._take_slot(), task.running_score, step, rank=task.rank)
+        trace = self.traces[request] = ScheduledTrace(
+            task, self._take_slot(), task.running_score, step, eviction_score=task.eviction_score
+        )
         row = self._numbers[trace.slot]
         row["rule"], row["num_tokens"] = self.searches[task.search].rule, task.inherited
         row["flags"], row["is_pending"] = task.flags, task.is_pending
@@ -288,13 +290,13 @@ class TraceTable:
 
     def score_of(self, trace: ScheduledTrace) -> float | None:
         has_verifier = self.searches[trace.task.search].has_verifier
-        return trace.rank if has_verifier else trace.score.value(self._scorer.info.aggregation)
+        return trace.eviction_score if has_verifier else trace.score.value(self._scorer.info.aggregation)
 
-    def rank(self, ranks: Mapping[str, float]) -> None:
+    def set_scores(self, scores: Mapping[str, float]) -> None:
         """What a verifier thinks of these requests; those that have ended in the meantime are passed over."""
-        for request, score in ranks.items():
+        for request, score in scores.items():
             if (trace := self.traces.get(request)) is not None:
-                trace.rank, trace.standing = score, None
+                trace.eviction_score, trace.standing = score, None
 
     def regroup(self, islands: Mapping[str, float]) -> None:
         """The islands of these requests from now on."""
