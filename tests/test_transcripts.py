@@ -1,19 +1,14 @@
 """Command lines print what they printed; a change that is meant renews it: python tests/transcripts.py."""
 
-import pytest
+from difflib import unified_diff
 
 import transcripts
 
 
-@pytest.fixture(scope="module")
-def printed() -> dict[str, str]:
-    return dict(transcripts.transcripts())
-
-
-def test_the_kept_transcripts_are_those_of_the_command_lines() -> None:
-    assert sorted(path.stem for path in transcripts.FOLDER.iterdir()) == sorted(transcripts.names())
-
-
-@pytest.mark.parametrize("name", transcripts.names())
-def test_a_command_line_prints_what_it_printed(name: str, printed: dict[str, str]) -> None:
-    assert printed[name] == (transcripts.FOLDER / f"{name}.txt").read_text()
+def test_command_lines_print_what_they_printed() -> None:
+    kept = {path.stem: path.read_text() for path in transcripts.FOLDER.glob("*.txt")}
+    assert sorted(kept) == sorted(transcripts.names())
+    for name, text in transcripts.transcripts():
+        changes = unified_diff(kept[name].splitlines(), text.splitlines(), "kept", name, lineterm="")
+        kept[name] = "\n".join(changes)
+    assert not "\n".join(filter(None, kept.values()))
