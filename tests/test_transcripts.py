@@ -11,4 +11,5 @@ def test_command_lines_print_what_they_printed() -> None:
     for name, text in transcripts.transcripts():
         changes = unified_diff(kept[name].splitlines(), text.splitlines(), "kept", name, lineterm="")
         kept[name] = "\n".join(changes)
-    assert not "\n".join(filter(None, kept.values()))
+    changed = "\n".join(filter(None, kept.values()))
+    assert not changed, changed
