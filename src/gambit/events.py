@@ -20,8 +20,7 @@ from gambit.types import EndReason, StopReason, TraceConfidence
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
-LOG_FORMAT = 2  # lines are numbered and chained; those of format 1 are neither
-PLAIN_FORMAT = 1
+LOG_FORMAT = 2  # lines are numbered and chained
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,16 +312,16 @@ class LogWriter:
 
 
 def read_log(path: Path) -> Iterator[Event]:
-    """The events of a log file, plain or gzip-compressed (.gz), one for each line.
+    """Yields the events of a log file, plain or gzip-compressed (.gz), one for each line.
 
     A last line cut short by a kill is left out. Any other broken line is an error that names it, and so is one that
-    does not fit the lines before it; logs of format 1 have no chain to tell by.
+    does not fit the lines before it.
     """
-    chain: Chain | None = Chain()
+    chain = Chain()
     with _opened(path) as file:
         for number, line in enumerate(_text_lines(file, path), start=1):
             try:
-                event, chain = _read_line(line, chain)
+                event = _read_line(line, chain)
             except BrokenChainError as error:
                 raise UserError(f"{path}, line {number}: {error}") from error
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -330,18 +329,14 @@ def read_log(path: Path) -> Iterator[Event]:
             yield event
 
 
-def _read_line(line: str, chain: Chain | None) -> tuple[Event, Chain | None]:
-    """The event of a line, and the chain for the next one: None where the header says that there is none."""
+def _read_line(line: str, chain: Chain) -> Event:
     record = json.loads(line)
     if record.get("event") not in _KINDS:
         raise ValueError(f"unknown event {record.get('event')!r}")
-    if record["event"] == RunStarted.__name__:
-        if record.get("format") not in (PLAIN_FORMAT, LOG_FORMAT):
-            raise ValueError(f"log format {record.get('format')}, this version reads up to {LOG_FORMAT}")
-        chain = None if record["format"] == PLAIN_FORMAT else chain
-    if chain is not None:
-        chain.unlink(line.rstrip("\n"), record)
-    return _checked(_event_of(record), line), chain
+    if record["event"] == RunStarted.__name__ and record.get("format") != LOG_FORMAT:
+        raise ValueError(f"log format {record.get('format')}, this version reads {LOG_FORMAT}")
+    chain.unlink(line.rstrip("\n"), record)
+    return _checked(_event_of(record), line)
 
 
 def _checked(event: Event, line: str) -> Event:

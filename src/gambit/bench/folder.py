@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
-from gambit.bench.identity_0_1_0 import identity_of_0_1_0, is_of_0_1_0
-from gambit.bench.recipe import BENCH_DEFAULTS, NOT_VARIED, POLICY_OPTIONS, BenchRecipe, BenchVariant, recipe_from
+from gambit.bench.recipe import BenchRecipe, BenchVariant, default_options, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
 from gambit.bench.stamp import UNKNOWN
-from gambit.config.options import EngineConfig, SearchConfig, overlaid
+from gambit.config.options import overlaid
 from gambit.errors import UserError
 from gambit.events import Json
-from gambit.search.choice import load_policy, options_model
 from gambit.storage.json_file import object_in
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
-from gambit.storage.past_options import IN_0_1_0, POLICIES_IN_0_1_0, VOTES_IN_0_1_0, in_effect
 
 FORMAT = 1
 RUN_FILE = "run.json"
@@ -53,14 +50,10 @@ class BenchPlan:
         return problems * len(self.variants) * len(self.recipe.bench.seeds)
 
     def to_json(self) -> dict[str, Json]:
-        recipe = self.recipe
-        flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine}
+        """Returns the plan with every option in effect: other defaults of a later version do not change it."""
         plan = {
             "format": FORMAT,
-            "recipe": flat,
-            "defaults": _defaults(),
-            "policy_defaults": policy_defaults(variant.policy for variant in self.variants),
-            "votes": votes(variant.policy for variant in self.variants),
+            "recipe": {**default_options(), **self.recipe.flat()},
             "variants": [asdict(variant) for variant in self.variants],
             "benchmarks": [asdict(info) for info in self.benchmarks],
             "identity": dict(self.identity),
@@ -87,10 +80,7 @@ def read_plan(folder: Path) -> BenchPlan:
         if raw["format"] != FORMAT:
             raise UserError(f"{path}: format {raw['format']}, this version reads {FORMAT}")
         variants = tuple(BenchVariant(**{**v, "swept": tuple(v["swept"])}) for v in raw["variants"])
-        given = in_effect(raw["recipe"], {**IN_0_1_0, **raw.get("defaults", {})}, _defaults())
-        recipe = recipe_from(_with_own_options(given, raw.get("policy_defaults", POLICIES_IN_0_1_0), variants))
-        if given.get("vote") is None:
-            variants = _voting_as_then(variants, raw.get("votes", VOTES_IN_0_1_0))
+        recipe = recipe_from(raw["recipe"])
         return BenchPlan(recipe, variants, tuple(BenchmarkInfo(**b) for b in raw["benchmarks"]), raw["identity"])
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no {RUN_FILE}: give the folder of a `gambit bench`") from error
@@ -123,7 +113,7 @@ def begun(folder: Path, plan: BenchPlan) -> Iterator[None]:
 def check_same(folder: Path, plan: BenchPlan) -> None:
     """Refuse to add rows that could not be compared with those that are there."""
     before = read_plan(folder)
-    found = list(differences(_comparable(before), _comparable(_identified_as(before, plan))))
+    found = list(differences(before.to_json(), _identified_as(before, plan).to_json()))
     if found:
         raise UserError(f"{folder} was made with another configuration ({'; '.join(found)}): resume with the "
                         "same, or choose another --out")  # fmt: skip
@@ -132,63 +122,13 @@ def check_same(folder: Path, plan: BenchPlan) -> None:
 def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:
     """The plan with its model identified as the other plan does it; an unknown hash differs from none."""
     identity = plan.identity
-    if is_of_0_1_0(before.identity):
-        engine = {**_defaults(), **plan.recipe.engine}
-        identity = identity_of_0_1_0(str(engine["model"]), str(engine["scorer"]))
     if UNKNOWN in (before.identity.get("model_hash"), identity.get("model_hash")):
         identity = {**identity, "model_hash": before.identity.get("model_hash", UNKNOWN)}
     elif identity.get("model_hash") == before.identity.get("model_hash"):  # the same model, wherever it lies
         identity = {**identity, "model": before.identity["model"]}
-        engine = {**plan.recipe.engine, "model": before.recipe.engine.get("model", _defaults()["model"])}
+        engine = {**plan.recipe.engine, "model": before.recipe.engine.get("model", default_options()["model"])}
         plan = replace(plan, recipe=replace(plan.recipe, engine=engine))
     return replace(plan, identity=identity)
-
-
-def _comparable(plan: BenchPlan) -> dict[str, Json]:
-    """The plan with every option filled in: leaving one out is the same as giving its default."""
-    found = plan.to_json()
-    recipe = found["recipe"]
-    assert isinstance(recipe, dict)
-    return {**found, "recipe": {**_defaults(), **recipe}}
-
-
-def _with_own_options(
-    given: Mapping[str, Json], then: Mapping[str, Mapping[str, Json]], variants: tuple[BenchVariant, ...]
-) -> dict[str, Json]:
-    """With those options of the policies' own whose defaults have changed since, as they were then."""
-    own = given.get(POLICY_OPTIONS)
-    options: dict[str, Json] = dict(own) if isinstance(own, dict) else {}
-    for policy, now in policy_defaults(variant.policy for variant in variants).items():
-        options = in_effect(options, then.get(policy, {}), now)
-    return {**given, POLICY_OPTIONS: options} if options else dict(given)
-
-
-def _voting_as_then(variants: tuple[BenchVariant, ...], then: Mapping[str, str]) -> tuple[BenchVariant, ...]:
-    """Where a policy has voted otherwise since, it goes on here as it began."""
-    now = votes(variant.policy for variant in variants)
-    changed = {policy: vote for policy, vote in then.items() if now.get(policy, vote) != vote}
-    return tuple(
-        replace(variant, changes={"vote": changed[variant.policy], **variant.changes})
-        if variant.policy in changed
-        else variant
-        for variant in variants
-    )
-
-
-def votes(policies: Iterable[str]) -> dict[str, str]:
-    """How policies vote where nobody says."""
-    return {name: str(load_policy(name).default_vote) for name in sorted(set(policies))}
-
-
-def policy_defaults(policies: Iterable[str]) -> dict[str, dict[str, Json]]:
-    """Defaults of the options of the policies' own."""
-    return {name: options_model(load_policy(name))().model_dump(mode="json") for name in sorted(set(policies))}
-
-
-def _defaults() -> dict[str, Json]:
-    """Defaults of all search and engine options, except those that have flags of their own in a bench."""
-    every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json"), **BENCH_DEFAULTS}
-    return {name: value for name, value in every.items() if name not in NOT_VARIED}
 
 
 def differences(before: Json, now: Json, where: str = "") -> Iterator[str]:
@@ -219,6 +159,5 @@ def is_complete(folder: Path, plan: BenchPlan) -> bool:
 
 
 def with_changes(recipe: BenchRecipe, changes: Mapping[str, object]) -> BenchRecipe:
-    """A stored recipe with options given again, so that a contradiction can be named."""
-    flat = {**recipe.bench.model_dump(mode="json"), **recipe.search, **recipe.engine}
-    return recipe_from(overlaid(flat, changes))
+    """Returns a stored recipe with options given again, so that a contradiction can be named."""
+    return recipe_from(overlaid(recipe.flat(), changes))

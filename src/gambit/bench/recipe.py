@@ -119,6 +119,10 @@ class BenchRecipe:
             values[POLICY_OPTIONS] = own
         return build(SearchConfig, {**values, "policy": variant.policy, "seed": seed})
 
+    def flat(self) -> dict[str, object]:
+        """Returns its options as one mapping, as a recipe file holds them."""
+        return {**self.bench.model_dump(mode="json"), **self.search, **self.engine}
+
     def lacking(self) -> list[str]:
         """What its methods need and this machine does not have, each once."""
         configs = (self.search_config(variant, 0, {}) for variant in self.variants())
@@ -164,6 +168,12 @@ def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
     checked = {name: build(kind, parts[name]).model_dump(mode="json") for name, kind in kinds.items()}
     kept = {name: {key: checked[name][key] for key in parts[name]} for name in ("search", "engine")}
     return BenchRecipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
+
+
+def default_options() -> dict[str, object]:
+    """Returns the options of searches and engines where none is given, but for those that a benchmark may set."""
+    every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json"), **BENCH_DEFAULTS}
+    return {name: value for name, value in every.items() if name not in (*NOT_VARIED, "answer")}
 
 
 def read_recipe(path: Path) -> dict[str, object]:

@@ -14,6 +14,7 @@ from gambit.bench import figures
 from gambit.bench.datasets import slug
 from gambit.bench.folder import BenchPlan, read_environments, read_plan
 from gambit.bench.page import Content, render
+from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
@@ -95,9 +96,10 @@ def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:
 
 
 def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:
-    """The last start's stamp, and how often the run was started."""
-    flat = {**plan.recipe.search, **plan.recipe.engine}
-    flat.pop("model", None)
+    """Returns the last start's stamp, the starts and the options that differ from the defaults."""
+    usual = default_options()
+    flat = {name: value for name, value in {**plan.recipe.search, **plan.recipe.engine}.items()
+            if name != "model" and value != usual.get(name)}  # fmt: skip
     found = {"model": f"{plan.identity.get('model')} ({plan.identity.get('model_hash')})", **made_with(folder)}
     found["options"] = ", ".join(f"{key} = {value}" for key, value in flat.items()) or "as the model's preset says"
     found["problems"] = ", ".join(f"{info.name}: {info.num_problems} ({info.hash})" for info in plan.benchmarks)

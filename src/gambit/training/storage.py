@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gambit.errors import UserError
 from gambit.storage.lines import PARTIAL, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
 from gambit.storage.locks import locked
-from gambit.storage.past_options import IN_0_1_0
 
 if TYPE_CHECKING:
     import torch
@@ -207,9 +206,6 @@ def _check_alike(folder: Path, header: Header, other: Path, reference: Header) -
 def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, object]]:
     for name in Header.model_fields:
         mine, theirs = getattr(one, name), getattr(other, name)
-        if name == "sampling":  # a setting that one of them does not know had the value of then
-            names = mine.keys() | theirs.keys()
-            mine, theirs = ({key: had.get(key, IN_0_1_0.get(key)) for key in names} for had in (mine, theirs))
         if name not in _MAY_DIFFER and mine != theirs:
             yield name, mine, theirs
 
