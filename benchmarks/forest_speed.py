@@ -2,7 +2,6 @@
 
     PYTHONPATH=src VLLM_USE_FLASHINFER_SAMPLER=0 python benchmarks/forest_speed.py --out OUT --seconds 280   # H200
     … --shapes qwen3-4b --parts start,gate --seconds 220             # what `auto` chooses, and what is faster
-    … --shapes qwen3-4b --parts start,order --seconds 150            # stock attention, rows in random and in tree order
     … --shapes qwen3-4b --parts start,search --seconds 320           # whole searches, 8,000 tokens a trace
     … --model FOLDER --text PROBLEMS.jsonl --seconds 280             # greedy tokens of a real model on real text
     python benchmarks/forest_speed.py --out OUT --tiny                                       # any CPU, for debugging
@@ -41,7 +40,6 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 import numpy as np  # noqa: E402
 
 from forest_trees import PROMPT_BLOCKS, Tree, grow_shared  # noqa: E402
-from gambit.engines.vllm.row_order import RowOrder  # noqa: E402
 from speed_parts import (  # noqa: E402
     PROMPT_TOKENS,
     SHAPES,
@@ -69,7 +67,6 @@ PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
 WARMUP_POINTS = (0.1, 0.4, 0.7, 1.0)  # lengths at which a step of the warm-up is measured
 LAID_OUT_PER_SECOND = 25_000  # tokens that an H200 reads while it lays out a tree of a 4B model, the slowest seen
 WARM_STEPS = 4
-TREE_ORDER = "stock in tree order"
 TIMES = 20
 
 
@@ -128,7 +125,6 @@ FAMILIES = (
 TINY_FAMILIES = (
     Family(Case(8, 700, 2.0), ((8, 700), (4, 500))), Family(Case(6, 600, 1.0), ((6, 600),)),
 )  # fmt: skip
-ORDERED = (SMALL, GREEDY, ISLANDS)
 
 
 def main() -> None:
@@ -237,7 +233,7 @@ class Bench:
             parts += [("check", 5, self.check)]
         parts += [
             (name, needs, part) for name, needs, part in (
-                ("gate", 15, self.gate), ("order", 15, self.order), ("search", 60, self.search)
+                ("gate", 15, self.gate), ("search", 60, self.search)
             ) if name in wanted
         ]  # fmt: skip
         for name, needs, part in parts:
@@ -538,29 +534,6 @@ class Bench:
         slope = predicted(1.0) - predicted(0.0)
         return round((saved - predicted(0.0)) / slope, 2) if slope > 0 else None
 
-    # -- rows in tree order ------------------------------------------------------------------------------------
-
-    def order(self) -> dict[str, Any]:
-        """Stock attention on the same tree, submitted in random order and in tree order, in turns."""
-        found: dict[str, Any] = {}
-        for number, case in enumerate(map(self.case, ORDERED)):
-            if not self.has_time(20 if number else 12):
-                break
-            tree = case.tree(self.block_tokens)  # its rows are in random order
-            by_tree = np.lexsort(tree.table.T[::-1])
-            runs: dict[str, list[float]] = {"random": [], "tree": []}
-            for name, order in (("random", None), ("tree", by_tree), ("tree", by_tree), ("random", None)):
-                with self.laid_out(case, order=order, seed=20_000 + number):
-                    runs[name].append(self.segment("stock", 3 if self.is_cpu else STEPS["decode"])["ms_per_step"])
-            medians = {name: statistics.median(times) for name, times in runs.items()}
-            found[case.name] = {
-                "sharing": round(tree.sharing, 2), "ms_per_step": runs,
-                "random / tree": round(medians["random"] / medians["tree"], 3),
-            }  # fmt: skip
-            self.say(f"order, {case.name}: {json.dumps(found[case.name])}")
-            self.write("order", found)
-        return found
-
     def kv_bytes(self) -> int:
         """Of a token, all layers."""
         sizes, value_bytes = self.sizes, 4 if self.is_cpu else 2
@@ -732,7 +705,7 @@ class Bench:
         self.write("search", found)
         forest = "forest" if self.is_cpu else "auto"  # on a CPU so little would not pay
         runs = [("gambit", 1, forest), ("gambit", 1, "stock"), ("sc", 1, "stock")]
-        runs += [("gambit", capacity // 2, forest), ("gambit", capacity // 2, "stock"), ("gambit", 1, TREE_ORDER)]
+        runs += [("gambit", capacity // 2, forest), ("gambit", capacity // 2, "stock")]
         for policy, islands, wish in runs:
             longest = max([run["seconds_after_warmup"] for run in found["runs"].values()], default=0.0)
             if self.left() < 1.2 * longest + 2:
@@ -773,12 +746,10 @@ class Bench:
             max(round(200 * median / PAPER_MEDIAN), 1), warmup, islands,
         )  # fmt: skip
         self.number += 1
-        self.wish(wish.partition(" ")[0])
-        self.worker._row_order = RowOrder() if wish == TREE_ORDER else None
+        self.wish(wish)
         lengths = Lengths(median, seed=0, spread=args.search_spread, longest=args.search_longest)
         before, watched = self.switch.num_steps, Begun(self.engine, lengths, said=begun[:, PROMPT_TOKENS:])
         done, seconds = run_pool(watched, pool, self.number, self.shape, prompt=prompt_of(0))
-        self.worker._row_order = None
         return {
             "seconds_after_warmup": round(seconds - watched.seconds_before, 2),
             "generated_after_warmup": done.num_generated, "steps": len(watched.step_seconds),
@@ -913,11 +884,8 @@ class Attention:
         plan = self.plan()
         attend(self.query, self.keys, self.values, plan, scale, out)
         errors = {"against stock": relative(out, expected), **self.errors(out, expected)}
-        order = self.torch.from_numpy(np.lexsort(self.tree.table.T[::-1])).to(self.bench.device)
-        ordered = (self.query[order], self.table[order], self.num_tokens[order])
         times = {
             "stock_ms": self.timed(lambda: self.stock(self.query, self.table, self.num_tokens, out)),
-            "stock_tree_order_ms": self.timed(lambda: self.stock(*ordered, out)),
             "forest_ms": self.timed(lambda: attend(self.query, self.keys, self.values, plan, scale, out)),
             "plan_ms": self.timed(self.plan), "plan_host_ms": self.host_ms(self.plan),
             "refresh_ms": self.timed(lambda: self.refresh(plan)),

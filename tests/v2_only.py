@@ -13,7 +13,6 @@ from engine_setups import (
     finish,
     open_search,
     random_mlp,
-    run,
     spec,
     start_own_vllm,
     tokens_of,
@@ -142,41 +141,3 @@ def test_the_kernel_merges_as_dense_attention_in_float64_would(heads, width, dty
         expected = attend(q[row : row + 1], keys_of(k, blocks, count), keys_of(v, blocks, count))[0][0]
         expected = expected if count else torch.zeros(heads, width)
         torch.testing.assert_close(merged[row].double(), expected.double(), rtol=0, atol=20 * torch.finfo(dtype).eps)
-
-
-def test_rows_in_tree_order_change_nothing_but_the_order_of_rows():
-    engine = start_own_vllm(tree_order=True)
-    worker = worker_of(engine)
-    order, row_ids, seen, numbers = worker._row_order, worker._row_ids, [], {}
-
-    def noted():
-        seen.append(rows := row_ids())
-        numbers.update({request: path[-1] for request, path in order._paths.items()})
-        return rows
-
-    worker._row_ids = noted
-
-    def grown(search):
-        open_search(engine, search, stops=())
-        sampled = {"search": search, "tokens": 36}
-        engine.submit([spec(trace, **sampled) for trace in range(4)])
-        steps = run(engine, 16, search)
-        children = [(4, 10, 0), (5, 12, 2), (6, 3, 0), (7, 12, 0)]
-        engine.submit([
-            spec(trace, inherited=inherited, parent=TraceKey(search, parent), **sampled)
-            for trace, inherited, parent in children
-        ])  # fmt: skip
-        steps += finish(engine, search)
-        engine.close_search(search)
-        return steps
-
-    ordered = grown(1)
-    traces = [[numbers[request] for request in rows] for rows in seen if len(rows) == 8]
-    assert traces and set(map(tuple, traces)) == {(0, 7, 4, 6, 1, 2, 5, 3)}
-    seen.clear()
-    worker._row_order = None
-    stock = grown(1)
-    rows = {tuple(rows) for rows in seen if len(rows) == 8}
-    assert [sorted(each, key=int) for each in rows] == [list(each) for each in rows], "in order of admission"
-    assert ordered == stock, "tokens, scores and the order of everything that is told"
-    engine.close()

@@ -13,7 +13,6 @@ from gambit.engines.shared.sampling import noise_keys
 from gambit.engines.shared.step_builder import StepDraft
 from gambit.engines.vllm.histories import closing_id
 from gambit.engines.vllm.messages import Announcement, EvictedRow, Note, StepReport, TraceTask, note_id
-from gambit.engines.vllm.row_order import child_path, root_path
 from gambit.engines.vllm.submitted import SubmittedTrace, TokenColumns, packed
 from gambit.errors import EngineError, first_line
 from gambit.scorers.memory import lost_history
@@ -205,7 +204,6 @@ class VllmEngine:
             is_check=is_check,
             followers=followers,
             eviction_score=spec.eviction_score,
-            path=trace.path,
         )
 
     def _announcement(self, search: SubmittedSearch) -> dict[str, object] | None:
@@ -233,15 +231,13 @@ class VllmEngine:
             self._columns,
             min(parent.scored_length, spec.inherited),
             parent.thinking_length if is_done else None,
-            child_path(parent.path, spec.inherited, spec.key.trace),
         )
 
     def _detached(self, search: SubmittedSearch, spec: TraceSpec) -> SubmittedTrace:
         """A root, or a child whose parent is no longer here."""
         assert len(spec.prefix) == spec.inherited
         thinking_length = None if search.spec.rule.start.is_thinking else 0
-        path = root_path(spec.key.search, spec.key.trace)
-        return SubmittedTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0, thinking_length, path)
+        return SubmittedTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0, thinking_length)
 
     def _next_request(self) -> str:
         self._num_requests += 1

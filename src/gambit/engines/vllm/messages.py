@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.engines.base import SearchSpec
-from gambit.engines.vllm.row_order import TreePath
 from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 from gambit.types import OnPressure, PressureAction, RunningScore, StopRule, TraceKey
@@ -58,7 +57,6 @@ class GambitConfig:
     fast_path: bool = False  # plain decode steps are planned and booked by Gambit; branches copy their parents' blocks
     fused_scorer: bool = False  # a scorer of two layers is one kernel on the model's own stream
     attention: DecodeAttention = DecodeAttention.STOCK
-    tree_order: bool = False  # rows of a step are in tree order
 
     def compute_hash(self) -> str:
         """vLLM compiles a model anew for another hash: of a scorer only the layers that it reads matter."""
@@ -161,7 +159,6 @@ class TraceTask:
     is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
     followers: int = 0  # traces that were submitted with it and are still to come
     eviction_score: float | None = None  # its verifier's score so far
-    path: TreePath = ()  # its place in the tree
 
     @property
     def key(self) -> TraceKey:
@@ -196,7 +193,7 @@ class TraceTask:
         packed = (extra_args or {}).get(MESSAGE)
         if packed is None:
             return None
-        return cls(**{**packed, "score": tuple(packed["score"]), "path": tuple(packed["path"])})
+        return cls(**{**packed, "score": tuple(packed["score"])})
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ CPU_KV_BYTES = 2 << 30  # of the KV cache, where memory is shared with everythin
 CPU_BLOCK_TOKENS = 32  # vLLM's own default there, 128, recomputes up to 127 tokens per branch
 OWN_OPTIONS = {
     "exact_noise": None, "own_process": None, "self_check": True, "short_cuts": None, "fused_scorer": None,
-    "attention": DecodeAttention.STOCK.value, "tree_order": False,
+    "attention": DecodeAttention.STOCK.value,
 }  # fmt: skip
 ATTENTION_OPTIONS = ("attention_backend", "attention_config")  # vLLM's own
 _OURS = ("worker_cls", "scheduler_cls", "scheduling_policy", "enable_prefix_caching", "additional_config", "model")
@@ -71,7 +71,6 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         fast_path=_unless_said(own["short_cuts"], is_tested),
         fused_scorer=_unless_said(own["fused_scorer"], device != "cpu"),
         attention=attention,
-        tree_order=bool(own["tree_order"]),
     )
     own_process = _wants_own_process(own["own_process"])
     with _multiprocessing(own_process):

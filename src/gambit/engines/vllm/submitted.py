@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gambit.engines.vllm.row_order import TreePath
 from gambit.types import TraceSpec
 
 _MOST_STEPS = 64  # kept at most: lists of tokens take more memory than the traces' arrays
@@ -67,7 +66,6 @@ class SubmittedTrace:
     columns: TokenColumns
     scored_length: int  # at the boundary of its last scored thought
     thinking_length: int | None = None  # at the token that closed its think block
-    path: TreePath = ()  # its place in the tree
 
     @property
     def tokens(self) -> array[int]:

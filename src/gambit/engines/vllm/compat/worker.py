@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from gambit.engines.shared.sampling import token_confidence
 from gambit.engines.vllm.compat import forest_backend, model_runner
-from gambit.engines.vllm.compat.config import has_model_runner_v2, num_layers
+from gambit.engines.vllm.compat.config import num_layers
 from gambit.engines.vllm.compat.forest_switch import ForestSwitch
 from gambit.engines.vllm.compat.scheduler_access import copies_of, sharing_of, thoughts_of
 from gambit.engines.vllm.histories import ThoughtRows
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, TraceTask
 from gambit.engines.vllm.processes import join_front
-from gambit.engines.vllm.row_order import RowOrder
 from gambit.engines.vllm.scoring.host_copy import DeviceRows
 from gambit.engines.vllm.scoring.row_sampling import RowSampling
 from gambit.engines.vllm.scoring.row_scoring import RowScoring, StepRows
@@ -45,13 +43,6 @@ class _AsyncRows(AsyncModelRunnerOutput):
         return model_runner.attach_rows(output, self._rows.values(waited))
 
 
-def in_order(scheduled: Any, order: RowOrder) -> Any:
-    """A step as the model runner sees it; the scheduler keeps its own order, by which it evicts and reports."""
-    ordered = copy(scheduled)
-    ordered.num_scheduled_tokens = order.ordered(scheduled.num_scheduled_tokens)
-    return ordered
-
-
 class GambitWorker(Worker):
     """Launches scores and noise with each step and does not wait for the device."""
 
@@ -67,8 +58,6 @@ class GambitWorker(Worker):
         if self._scoring.layers.inner:
             model_runner.ask_for_layers(self.model_runner, self._scoring.layers.inner)
         self._forest: ForestSwitch | None = None
-        # Model runner V1 keeps a request in the row in which it began, whatever the order of a step.
-        self._row_order = RowOrder() if config.tree_order and has_model_runner_v2(self.vllm_config) else None
         self._exact_noise = config.exact_noise
         self._sampling = RowSampling(self.device)
         self._thoughts: ThoughtRows | None = None  # of the step under way
@@ -99,8 +88,6 @@ class GambitWorker(Worker):
         if copies := copies_of(scheduler_output):
             self._copy_blocks(copies)
         self._note_rows(scheduler_output)
-        if self._row_order is not None:
-            scheduler_output = in_order(scheduler_output, self._row_order)
         if self._forest is not None:
             self._forest.choose(sharing_of(scheduler_output), list(scheduler_output.num_scheduled_tokens))
         self._thoughts = thoughts_of(scheduler_output)
@@ -117,9 +104,6 @@ class GambitWorker(Worker):
         new = scheduled.scheduled_new_reqs
         tasks = [(each.req_id, TraceTask.unpack(each.sampling_params.extra_args)) for each in new]
         self._sampling.update(scheduled.finished_req_ids, tasks)
-        if self._row_order is not None:
-            paths = [(request, task.path) for request, task in tasks if task is not None]
-            self._row_order.update(scheduled.finished_req_ids, paths)
         if self._exact_noise:
             known = scheduled.scheduled_cached_reqs
             cached = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))

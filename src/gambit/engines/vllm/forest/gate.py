@@ -14,7 +14,7 @@ from gambit.engines.vllm.messages import Sharing
 
 READ_RATE = 4.3e9  # bytes a millisecond: keys and values from the GPU's memory
 # What it costs to read a block for one more trace, with 1 for the first: part of it is still in the L2 cache. 0.47 with
-# 8 traces, 0.6 with 64, 0.7 to 1 with 112 and more; with rows in tree order 0.36 to 0.7.
+# 8 traces, 0.6 with 64, 0.7 to 1 with 112 and more.
 READ_AGAIN = 0.45
 # A stretch without a branch is read by one multiprocessor for each KV head; 47 and 56 GB/s were measured where one such
 # stretch was all there was to wait for. Stock attention splits the keys of a trace among several.
