@@ -15,7 +15,7 @@ from gambit.bench.ray_searches import BenchEngine
 from gambit.cluster.actor import JobDesk
 from gambit.config.options import SearchConfig
 from gambit.pawn.puzzles import Split, generate
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.solver import Solver
 from gambit.storage.run_folder import LOG_FILE, EventCallback, EventSink
 from gambit.types import Problem

@@ -11,7 +11,7 @@ part and verifier:
 - votes: by majority and weighted by the verifier's chances, over 4, 8 and 16 traces drawn from those of the problem;
   `--together test,other` adds the gain over the problems of several parts;
 - rounds (`--rounds PART`): searches that begin with 4 plain traces and take as many again while the leading answer has
-  less than a share of the weight (gambit.search.consensus), with their tokens as a share of those of 16 traces.
+  less than a share of the weight (gambit.search.limits), with their tokens as a share of those of 16 traces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gambit.answers import Grader
 from gambit.bench.statistics import mean_interval, resamples
 from gambit.results.vote import pools_of
 from gambit.scorers.verifier.folder import Platt, read_info
-from gambit.search.consensus import UNSEEN
+from gambit.search.limits import UNSEEN
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import ReadTraces, quarter_aucs, read_traces
 from gambit.types import Aggregation

@@ -19,11 +19,8 @@ class Floor(NamedTuple):
 
 
 FLOORS = (
-    Floor("errors", "the errors that Gambit raises on purpose"),
-    Floor("stopping", "a repeated signal to stop, told from one that arrives twice"),
+    Floor("errors", "the errors that Gambit raises on purpose, and a signal to stop told from its echo"),
     Floor("types", "the records that cross borders"),
-    Floor("event_chain", "the hash chain of a log's lines"),
-    Floor("event_fields", "the check of an event's fields"),
     Floor("events", "the event log"),
     Floor("tree", "the tree of traces, computed from events"),
     Floor("pawn", "the bundled model: its puzzles, the checker of its traces, its weights"),

@@ -16,8 +16,8 @@ from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
 from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question, ThoughtReading
 from gambit.scorers.readers.thread import ReaderThread
-from gambit.search.batch import run_searches
 from gambit.search.choice import load_policy
+from gambit.search.loop import run_searches
 from gambit.search.verification import VerifierUse
 from reading import DyingReader, FunctionReader
 from scripted import ScriptedEngine

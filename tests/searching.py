@@ -11,9 +11,8 @@ from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine, SearchSpec
 from gambit.policies.base import requirements_of
-from gambit.search.batch import run_searches
 from gambit.search.choice import load_policy
-from gambit.search.loop import Search
+from gambit.search.loop import Search, run_searches
 from gambit.search.recorder import Callbacks
 from gambit.search.verification import VerifierUse
 from gambit.text.boundary import BoundaryRule

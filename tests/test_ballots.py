@@ -3,9 +3,8 @@
 import pytest
 
 from gambit import events as ev
-from gambit.results.ballots import ballots_of, count_votes, recount_votes
 from gambit.results.record import fold
-from gambit.results.vote import VoteKind
+from gambit.results.vote import VoteKind, ballots_of, count_votes, recount_votes
 from gambit.tree import TraceTree
 from gambit.types import Aggregation, EndReason, TraceConfidence
 from searching import make_header, make_settings

@@ -8,7 +8,7 @@ from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.policies.base import PoolView, Start
-from gambit.policies.step import StepOptions
+from gambit.policies.baselines import StepOptions
 from gambit.results.record import fold
 from gambit.search.choice import check_search, load_policy, policy_options, with_fixed_pool
 from gambit.types import (

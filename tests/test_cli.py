@@ -21,8 +21,8 @@ from gambit.cli import main as start_command
 from gambit.cli.app import app
 from gambit.cli.display import Display, report
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.results.record import SearchResult, fold
-from gambit.results.replay import replay
+from gambit.results.record import fold, replay
+from gambit.results.result import SearchResult
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver
@@ -419,7 +419,7 @@ def test_the_second_signal_ends_the_process_at_once(name: str, code: int) -> Non
     program = f"""
 import os, signal, time
 from gambit.cli.signals import StopSignal
-from gambit.stopping import ONE_WISH_SECONDS
+from gambit.errors import ONE_WISH_SECONDS
 with StopSignal(lambda: None) as stop:
     for _ in range(2):  # as `timeout` does it
         os.kill(os.getpid(), signal.{name})

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from gambit.config.options import SearchConfig, build
 from gambit.errors import UserError
-from gambit.results.vote import Ballot, Consensus, VoteKind, tally
+from gambit.results.vote import Ballot, Consensus, VoteKind, check_consensus, is_settled, tally
 from gambit.search.choice import check_search
-from gambit.search.consensus import check_consensus, is_settled
 from gambit.types import StopReason
 from scripted import ScriptedEngine
 from searching import make_settings, run_one

@@ -27,8 +27,8 @@ from gambit.engines.shared.confidence import summarise
 from gambit.engines.shared.projection import Projection
 from gambit.errors import UserError
 from gambit.results.record import fold
-from gambit.search.batch import run_searches
 from gambit.search.choice import load_policy
+from gambit.search.loop import run_searches
 from gambit.text.boundary import boundaries
 from gambit.tree import TraceState
 from gambit.types import (

@@ -19,7 +19,7 @@ from gambit.errors import UserError
 from gambit.policies.base import Start
 from gambit.policies.islands import Islands
 from gambit.policies.tournament import Tournament
-from gambit.search.batch import run_searches
+from gambit.search.loop import run_searches
 from gambit.types import OnPressure, PressureAction, Sampling, StopReason
 from scripted import ScriptedEngine
 from searching import make_search, make_settings, run_one

@@ -13,8 +13,7 @@ from gambit.policies.base import Requirements, ScoreUse, Start, Wake
 from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question
 from gambit.scorers.readers.thread import ReaderThread
-from gambit.search.batch import SearchBatch, run_searches
-from gambit.search.loop import Search
+from gambit.search.loop import Search, SearchBatch, run_searches
 from gambit.search.verification import VerifierUse
 from gambit.types import (
     EndReason,

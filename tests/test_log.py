@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from gambit import events as ev
 from gambit.errors import UserError
-from gambit.event_chain import BrokenChainError, Chain
-from gambit.results.record import fold
-from gambit.results.replay import replay_log
+from gambit.events import BrokenChainError, Chain
+from gambit.results.record import fold, replay_log
 from gambit.types import EndReason, StopReason, TraceConfidence
 from scripted import ScriptedEngine
 from searching import make_settings, run_one

@@ -12,12 +12,11 @@ from gambit import events as ev
 from gambit.config.presets import SearchPart
 from gambit.errors import EngineError, UserError
 from gambit.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start, Stop, Wake
-from gambit.results.record import fold
-from gambit.results.replay import replay
+from gambit.results.record import fold, replay
 from gambit.results.vote import Consensus
 from gambit.search import limits
-from gambit.search.batch import run_searches
-from gambit.search.consensus import CHECK_SECONDS
+from gambit.search.limits import CHECK_SECONDS
+from gambit.search.loop import run_searches
 from gambit.types import (
     Admission,
     EndReason,

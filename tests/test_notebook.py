@@ -11,9 +11,8 @@ import pytest
 from gambit import events as ev
 from gambit.errors import UserError
 from gambit.results.html import result_html, tree_svg
-from gambit.results.outline import TraceOutline
-from gambit.results.record import SearchResult
-from gambit.results.replay import replay
+from gambit.results.record import replay
+from gambit.results.result import SearchResult, TraceOutline
 from gambit.solver import Solver
 from gambit.tree import TraceState
 from gambit.view.notebook import NotebookProgress

@@ -22,11 +22,10 @@ from gambit.policies.base import (
     ThoughtView,
     TraceView,
 )
+from gambit.policies.baselines import StepPruning
 from gambit.policies.deepconf import DeepConf, DeepConfOptions, DeepConfState
 from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, redundancy
-from gambit.policies.step import StepPruning
-from gambit.results.ballots import ballots_of, count_votes
-from gambit.results.vote import VoteKind
+from gambit.results.vote import VoteKind, ballots_of, count_votes
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import TENSORS, MlpScorer
 from gambit.search.thoughts import ThoughtReader

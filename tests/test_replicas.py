@@ -19,7 +19,7 @@ from gambit.cluster.serving import ReplicaSolver
 from gambit.cluster.spreading import RemoteEngine
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
-from gambit.results.replay import replay_log
+from gambit.results.record import replay_log
 from gambit.serve.settings import KeyLimits, made_key
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver

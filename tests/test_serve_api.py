@@ -17,7 +17,7 @@ from gambit.config import registry
 from gambit.config.options import SearchConfig
 from gambit.errors import EngineError
 from gambit.pawn.puzzles import random_puzzle
-from gambit.policies.self_consistency import SelfConsistency
+from gambit.policies.baselines import SelfConsistency
 from gambit.search import limits
 from gambit.types import StopReason
 from gambit.view.page import write_page

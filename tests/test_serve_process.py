@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-from gambit.stopping import ONE_WISH_SECONDS
+from gambit.errors import ONE_WISH_SECONDS
 from serving import EASY
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gambit import events as ev
 from gambit.config.options import BranchPoint
 from gambit.results.record import fold
-from gambit.results.sharing import SearchSharing, sharing_of
+from gambit.results.result import SearchSharing, sharing_of
 from gambit.tree import TraceTree
 from gambit.types import Aggregation, EndReason, StepBatch, TraceKey
 from scripted import ScriptedEngine

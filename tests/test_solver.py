@@ -12,8 +12,7 @@ import torch
 from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.errors import EngineError, GambitWarning, UserError
-from gambit.results.record import fold
-from gambit.results.replay import replay
+from gambit.results.record import fold, replay
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import MlpScorer, save_mlp
 from gambit.solver import Solver

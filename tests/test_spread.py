@@ -13,8 +13,7 @@ from gambit.config.options import SearchConfig
 from gambit.config.trust import THOUGHTS, FallbackPool
 from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.policies.base import requirements_of
-from gambit.results.record import fold
-from gambit.results.replay import replay_log
+from gambit.results.record import fold, replay_log
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
 from gambit.search.driving import run_parts

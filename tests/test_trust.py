@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 from collected import header, make_collection, problem_record
 from gambit.config.options import SearchConfig
 from gambit.config.presets import ModelDefaults, Preset, resolve
-from gambit.config.trust import RULES, ScorerTrust, reason_for, rule_for
+from gambit.config.trust import FEWEST_PROBLEMS, RULES, ScorerTrust, reason_for, rule_for
 from gambit.errors import UserError
-from gambit.results.claims import FEWEST_PROBLEMS
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.scorers.mlp import METADATA_KEY, MlpScorer, info_json

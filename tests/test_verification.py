@@ -11,8 +11,7 @@ from gambit.config.options import SearchConfig
 from gambit.config.trust import ScorerTrust
 from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
-from gambit.results.record import fold
-from gambit.results.replay import replay
+from gambit.results.record import fold, replay
 from gambit.solver import Solver
 from gambit.types import Aggregation, Problem, StopReason
 from reading import DyingReader, FunctionReader, HeldReader, is_sound

@@ -20,7 +20,7 @@ from builders import tiny_sentencepiece_tokenizer, tiny_tokenizer
 from gambit import events as ev
 from gambit.cli.app import app
 from gambit.errors import UserError
-from gambit.event_chain import Chain
+from gambit.events import Chain
 from gambit.models.files import locate
 from gambit.storage.run_folder import find_log
 from gambit.text.tokenizers import load_tokenizer

@@ -36,7 +36,7 @@ from gambit.results.record import fold
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp
 from gambit.scorers.simple import ConfidenceScorer
-from gambit.search.batch import run_searches
+from gambit.search.loop import run_searches
 from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
 from remembering import check_search, sequence_scorer
 from searching import check_victims, make_search, make_settings, run_one

@@ -28,7 +28,7 @@ GROUPS = {
         ("loop", "judging", "limits", "log", "consensus", "islands", "doubt"),
     ),
     "tournament": Group(("gambit/policies/tournament.py",), ("tournament", "islands", "doubt")),
-    "vote": Group(("gambit/results/vote.py", "gambit/results/ballots.py"), ("vote", "ballots", "consensus", "log")),
+    "vote": Group(("gambit/results/vote.py",), ("vote", "ballots", "consensus", "log")),
     "answers": Group(
         tuple(
             f"{ANSWERS}/{name}.py"
@@ -39,7 +39,7 @@ GROUPS = {
     "grader": Group(
         tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")), ("algebra", "grader", "answer_forms")
     ),
-    "events": Group(("gambit/events.py", "gambit/event_chain.py"), ("log", "tree")),
+    "events": Group(("gambit/events.py",), ("log", "tree")),
     "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("rows", "files")),
 }
 GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}

@@ -10,8 +10,8 @@ from gambit.errors import check_host
 if TYPE_CHECKING:
     from gambit.config.options import SearchConfig
     from gambit.errors import GambitError, UserError
-    from gambit.results.record import SearchResult
-    from gambit.results.replay import replay
+    from gambit.results.record import replay
+    from gambit.results.result import SearchResult
     from gambit.solver import Solver
     from gambit.types import Problem
 
@@ -35,7 +35,7 @@ _HOME = {
     "SearchResult": "gambit.results.record",
     "Solver": "gambit.solver",
     "UserError": "gambit.errors",
-    "replay": "gambit.results.replay",
+    "replay": "gambit.results.record",
 }
 
 

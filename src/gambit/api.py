@@ -90,10 +90,18 @@ from gambit.policies.base import (
     Wake,
     top_up,
 )
-from gambit.results.outline import TraceOutline
-from gambit.results.record import Counts, PoolShape, SearchResult, Seconds, Tokens, VerifierCost, Waiting
-from gambit.results.replay import replay
-from gambit.results.sharing import SearchSharing
+from gambit.results.record import replay
+from gambit.results.result import (
+    Counts,
+    PoolShape,
+    SearchResult,
+    SearchSharing,
+    Seconds,
+    Tokens,
+    TraceOutline,
+    VerifierCost,
+    Waiting,
+)
 from gambit.results.vote import Consensus, VoteEntry, VoteKind
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint

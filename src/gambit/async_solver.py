@@ -15,7 +15,7 @@ from gambit.answers import Extractor
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.models.files import BUNDLED
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
 from gambit.solver import PendingSearch, Solver
 from gambit.types import ChatMessage, Problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Iterable
 
@@ -56,3 +57,20 @@ def check_host(platform: str = sys.platform) -> None:
     """Windows is refused: file locks, grading processes and signals are those of POSIX."""
     if platform == "win32":
         raise UserError("Gambit runs on Linux and macOS; on Windows, use it inside WSL (wsl --install)")
+
+
+ONE_WISH_SECONDS = 0.3  # coreutils' `timeout` signals a process, and at once again with its whole group
+
+
+class StopWish:
+    """Tells a user who asks to stop again from one whose wish arrives twice."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def is_repeated(self) -> bool:
+        """To be asked at every signal: whether this one comes from a user who has lost patience."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        return now - self._since > ONE_WISH_SECONDS

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, TypeAlias, get_args
+from typing import Any, TextIO, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from gambit.errors import UserError
-from gambit.event_chain import BrokenChainError, Chain
-from gambit.event_fields import check_fields
 from gambit.types import EndReason, StopReason, TraceConfidence
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
@@ -362,3 +363,108 @@ def _whole_lines(file: TextIO) -> Iterator[str]:
         for line in file:
             if line.endswith("\n"):
                 yield line
+
+
+DIGEST_BYTES = 8
+_LINE, _CHAIN = "line", "chain"
+_CHAIN_MARK = f',"{_CHAIN}":"'
+
+
+class BrokenChainError(ValueError):
+    """A line that does not follow the one before it; says what is wrong with it."""
+
+
+class Chain:
+    """Links JSON objects, one a line: each carries its number and a hash over itself and all lines before it."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self._last = b""
+
+    def link(self, text: str) -> str:
+        """The object with its two fields; `text` is encoded without spaces."""
+        self.num_lines += 1
+        body = f'{text[:-1]},"{_LINE}":{self.num_lines}}}'
+        return f'{body[:-1]}{_CHAIN_MARK}{self._advance(body)}"}}'
+
+    def unlink(self, line: str, record: dict[str, object]) -> None:
+        """Check a line against those before it, and take the two fields out of its `record`."""
+        self.num_lines += 1
+        number, digest = record.pop(_LINE, None), record.pop(_CHAIN, None)
+        if number != self.num_lines:
+            raise BrokenChainError(f"it is numbered {json.dumps(number)}: lines are missing, doubled or out of order")
+        body, mark, _ = line.rpartition(_CHAIN_MARK)
+        if not mark or self._advance(body + "}") != digest:
+            raise BrokenChainError("it does not fit the lines before it: it, or one of them, was changed")
+
+    def _advance(self, body: str) -> str:
+        self._last = blake2b(self._last + body.encode(), digest_size=DIGEST_BYTES).digest()
+        return self._last.hex()
+
+
+MOST = 2**63 - 1  # of counts and steps
+MOST_PACKED = 2**31 - 1  # tokens, which traces keep in 32 bits, and whatever else comes in arrays
+SHOWN_CHARS = 40
+
+Check = Callable[[Any], bool]
+
+
+def check_fields(event: Any) -> None:
+    """Raises ValueError with the first field that holds something else."""
+    kind: type = type(event)
+    for name, is_right in _checks(kind):
+        value = getattr(event, name)
+        if not is_right(value):
+            shown = repr(value)
+            raise ValueError(f"{name} is {shown[:SHOWN_CHARS]}{'…' if len(shown) > SHOWN_CHARS else ''}")
+
+
+@cache
+def _checks(kind: type) -> tuple[tuple[str, Check], ...]:
+    hints = get_type_hints(kind)
+    return tuple((name, _is_seed if name == "seed" else _check_of(hint)) for name, hint in hints.items())
+
+
+def _check_of(hint: Any) -> Check:
+    if hint is int:
+        return lambda value: type(value) is int and 0 <= value <= MOST
+    if hint is float:
+        return lambda value: type(value) is float or (type(value) is int and abs(value) <= MOST)
+    if hint == tuple[int, ...]:
+        return _is_packable
+    parts = get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return _any_of([_check_of(part) for part in parts])
+    if get_origin(hint) is tuple:
+        return _all_are(_check_of(parts[0]))
+    if hasattr(hint, "_fields"):  # a named tuple
+        return _has_right_fields(hint)
+    return _is_a(Mapping if get_origin(hint) is Mapping else hint)
+
+
+def _is_seed(value: Any) -> bool:
+    return type(value) is int and abs(value) <= MOST + 1
+
+
+def _is_packable(value: Any) -> bool:
+    """Asked about every token of a log, hence without a call for each."""
+    return isinstance(value, tuple) and (
+        not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MOST_PACKED)
+    )
+
+
+def _any_of(checks: list[Check]) -> Check:
+    return lambda value: any(check(value) for check in checks)
+
+
+def _all_are(check: Check) -> Check:
+    return lambda value: isinstance(value, tuple) and all(map(check, value))
+
+
+def _has_right_fields(kind: type) -> Check:
+    checks = _checks(kind)
+    return lambda value: isinstance(value, kind) and all(check(getattr(value, name)) for name, check in checks)
+
+
+def _is_a(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)

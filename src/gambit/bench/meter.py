@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from gambit import events as ev
 from gambit.bench.rows import Row, Series, Spent, TaskKey
-from gambit.results.ballots import ballots_of, count_votes
-from gambit.results.record import SearchRecord, SearchResult, fold
-from gambit.results.vote import VoteKind
+from gambit.results.record import SearchRecord, fold
+from gambit.results.result import SearchResult
+from gambit.results.vote import VoteKind, ballots_of, count_votes
 from gambit.tree import Trace, TraceState, TraceTree
 
 # What every completed trace can be weighed by.

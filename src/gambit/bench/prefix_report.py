@@ -18,7 +18,7 @@ from gambit.bench.prefix_value import PrefixPlan, PrefixSummary
 from gambit.bench.report import NO_FIGURES, BenchReport, made_with, write_files
 from gambit.bench.statistics import Interval
 from gambit.bench.tables import Table, number, percent, points
-from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
+from gambit.config.trust import FEWEST_PROBLEMS, supports_claim
 from gambit.training.storage import read_header
 from gambit.view.series import COLOURS, MARKERS
 

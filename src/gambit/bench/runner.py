@@ -16,7 +16,7 @@ from gambit.bench.recipe import BenchVariant
 from gambit.bench.rows import Row, RowWriter, TaskKey
 from gambit.bench.tasks import BenchTask, Searches, SearchGroup, TaskEnd
 from gambit.errors import GambitError
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 
 MOST_FAILURES_IN_A_ROW = 3
 OnRow = Callable[[Row], None]

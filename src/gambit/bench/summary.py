@@ -16,8 +16,8 @@ from gambit.bench.paired import Measure, ProblemTable, mean_of
 from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
 from gambit.bench.statistics import Floats, Interval
-from gambit.results.claims import supports_claim
-from gambit.results.early_ends import EarlyEnds
+from gambit.config.trust import supports_claim
+from gambit.results.result import EarlyEnds
 
 Turns = Sequence[st.Indices]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gambit.bench.statistics import Interval
 from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
-from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
+from gambit.config.trust import FEWEST_PROBLEMS, supports_claim
 
 MINUS = "−"
 MOST_POOLS = 3  # shown of a method whose searches differ

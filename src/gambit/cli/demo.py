@@ -20,9 +20,9 @@ from gambit.cli.terminal import exit_with, put
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.events import Event
 from gambit.pawn import Level, Split, generate
-from gambit.results.ballots import ballots_of
-from gambit.results.record import SearchRecord, SearchResult, fold
-from gambit.results.vote import Ballot, VoteKind, tally
+from gambit.results.record import SearchRecord, fold
+from gambit.results.result import SearchResult
+from gambit.results.vote import Ballot, VoteKind, ballots_of, tally
 from gambit.storage.problems import new_run_folder
 from gambit.storage.run_folder import check_free, check_writable
 from gambit.types import Problem

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from gambit import events as ev
 from gambit.cli.live import LiveScreen
-from gambit.results.record import STOP_WORDS, Counts, SearchRecord, SearchResult, VerifierCost
+from gambit.results.record import SearchRecord
+from gambit.results.result import STOP_WORDS, Counts, SearchResult, VerifierCost
 from gambit.tree import LIVE, TraceState
 
 MAX_VOTES_SHOWN = 10

@@ -193,7 +193,7 @@ def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
     """What a search with the bundled model and its scorer is set to where nothing is asked for."""
     if torch is None:
         return
-    from gambit.results.record import PoolShape
+    from gambit.results.result import PoolShape
     from gambit.scorers.checkpoint import load_checkpoint
 
     source = models.locate(models.BUNDLED)

@@ -28,7 +28,7 @@ def replay(
 
     def body() -> int:
         from gambit.answers import Grader
-        from gambit.results.replay import replay_log
+        from gambit.results.record import replay_log
         from gambit.storage.run_folder import find_logs
 
         logs, code = find_logs(run), OK

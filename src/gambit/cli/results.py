@@ -13,7 +13,7 @@ import typer
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, USER_MISTAKE, put
 
 if TYPE_CHECKING:
-    from gambit.results.record import SearchResult
+    from gambit.results.result import SearchResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TypeAlias
 
-from gambit.stopping import StopWish
+from gambit.errors import StopWish
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it

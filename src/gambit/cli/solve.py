@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gambit.cli.signals import StopSignal
     from gambit.cluster.plan import ClusterPlan
     from gambit.events import Event
-    from gambit.results.record import SearchResult
+    from gambit.results.result import SearchResult
     from gambit.solver import Solver
     from gambit.solver.spread import SpreadSolver
     from gambit.storage.problems import Problems

@@ -15,7 +15,7 @@ from gambit.cluster.actor import JobDesk
 from gambit.cluster.plan import EngineNeeds, workers_of
 from gambit.cluster.slots import TokensSoFar
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
 from gambit.solver import Solver
 from gambit.storage.run_folder import LOG_FILE

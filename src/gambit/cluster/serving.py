@@ -24,7 +24,8 @@ from gambit.config.options import SearchConfig
 from gambit.config.presets import resolved_capacity
 from gambit.errors import EngineError, UserError
 from gambit.models import files as models
-from gambit.results.record import SearchRecord, SearchResult, extended
+from gambit.results.record import SearchRecord, extended
+from gambit.results.result import SearchResult
 from gambit.search.choice import with_fixed_pool
 from gambit.solver import PendingSearch, Solver
 from gambit.storage.run_folder import EventSink

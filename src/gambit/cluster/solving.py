@@ -10,7 +10,7 @@ from gambit.cluster.pool import EnginePool
 from gambit.cluster.slots import Work
 from gambit.cluster.writing import write_search
 from gambit.config.options import SearchConfig
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.solver import Solver
 from gambit.types import Problem
 

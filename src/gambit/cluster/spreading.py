@@ -15,11 +15,10 @@ from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
-from gambit.search.lengths import LengthHistory
 from gambit.search.merging import PartNews
 from gambit.search.reporting import Tell
 from gambit.solver import Solver
-from gambit.solver.builder import SearchPlan
+from gambit.solver.builder import LengthHistory, SearchPlan
 from gambit.solver.part import PartOrder
 from gambit.solver.spread import SpreadSolver
 from gambit.types import Problem

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gambit.cluster.jobs import FinishedSearch
 from gambit.errors import StorageError
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.storage.run_folder import LOG_FILE, warn_incomplete, with_log_error, write_result
 
 

@@ -11,13 +11,13 @@ from gambit.errors import UserError
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
-        "best-of-n": "gambit.policies.best_of_n:BestOfN",
+        "best-of-n": "gambit.policies.baselines:BestOfN",
         "deepconf": "gambit.policies.deepconf:DeepConf",
         "gambit": "gambit.policies.tournament:Tournament",
-        "sc": "gambit.policies.self_consistency:SelfConsistency",
+        "sc": "gambit.policies.baselines:SelfConsistency",
         "slim-sc": "gambit.policies.slim_sc:SlimSc",
-        "single": "gambit.policies.single:Single",
-        "step": "gambit.policies.step:StepPruning",
+        "single": "gambit.policies.baselines:Single",
+        "step": "gambit.policies.baselines:StepPruning",
     },
     "gambit.scorers": {
         "confidence": "gambit.scorers.simple:ConfidenceScorer",

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from gambit.errors import UserError
 from gambit.events import Json
-from gambit.results.claims import FEWEST_PROBLEMS
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts
 HALFWAY = SHARES.index(0.5)
@@ -230,3 +229,14 @@ def spread_of(scores: Sequence[Sequence[float]]) -> float:
 def _variance(values: Sequence[float]) -> float:
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+FEWEST_PROBLEMS = 20  # bootstrap intervals of fewer are too narrow
+
+
+def supports_claim(low: float, high: float, num_problems: int, *, no_difference: float = 0.0) -> bool:
+    """Whether a 95 % interval shows a difference: over enough problems, with a width, and without `no_difference`.
+
+    An interval of width 0 comes from problems that all say the same, which resampling cannot doubt.
+    """
+    return num_problems >= FEWEST_PROBLEMS and low < high and not low <= no_difference <= high

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.config.presets import SearchSettings
+from gambit.errors import UserError
 from gambit.policies.base import (
     Decision,
     PoolView,
@@ -25,7 +28,6 @@ from gambit.policies.base import (
     Wake,
     top_up,
 )
-from gambit.policies.embedding import lacking_for
 from gambit.results.vote import VoteKind
 from gambit.tree import LIVE
 from gambit.types import OnPressure, PressureAction
@@ -225,3 +227,35 @@ def redundancy(own: Vectors) -> float:
         return 0.0
     pairwise = (own @ own.T)[np.triu_indices(count, k=1)]
     return round(float(pairwise.mean()) / count, DIGITS)
+
+
+Vector = tuple[float, ...]
+Embed = Callable[[Sequence[str]], Sequence[Vector]]
+PACKAGE = "sentence_transformers"
+
+
+def lacking_for(name: str) -> str | None:
+    """What is missing on this machine to load a sentence model with."""
+    if find_spec(PACKAGE) is not None:
+        return None
+    return (f"embedder = {name!r}: {PACKAGE} is not installed: pip install sentence-transformers, "
+            "or use embedder=states")  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def load_embedder(name: str) -> Embed:
+    """The embedder behind a hub name or a folder; it stays loaded for the next search."""
+    if (missing := lacking_for(name)) is not None:
+        raise UserError(missing)
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        model = SentenceTransformer(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the sentence model {name!r}: {str(error).partition(chr(10))[0]}") from error
+
+    def embed(texts: Sequence[str]) -> list[tuple[float, ...]]:
+        vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+        return [tuple(map(float, vector)) for vector in vectors]
+
+    return embed

@@ -8,11 +8,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from gambit.answers import canonical
-from gambit.results.outline import TraceOutline
 from gambit.tree import TraceState
 
 if TYPE_CHECKING:
-    from gambit.results.record import SearchResult
+    from gambit.results.result import SearchResult, TraceOutline
 
 MOST_ANSWERS = 8  # in the vote table
 MOST_LABELLED = 40  # traces, above which the rows are too thin for text

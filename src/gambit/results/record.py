@@ -3,181 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gambit import events as ev
+from gambit.answers import Equivalent
 from gambit.errors import UserError
-from gambit.results.ballots import ballots_of, count_votes
-from gambit.results.early_ends import EarlyEnds
-from gambit.results.html import result_html
-from gambit.results.outline import TraceOutline, outline_of
-from gambit.results.sharing import NOTHING_READ, SearchSharing, sharing_of
-from gambit.results.vote import Ballot, VoteEntry, VoteKind, VoteResult
+from gambit.results.result import (
+    Counts,
+    EarlyEnds,
+    PoolShape,
+    SearchResult,
+    Seconds,
+    Tokens,
+    VerifierCost,
+    Waiting,
+    outline_of,
+    sharing_of,
+)
+from gambit.results.vote import Ballot, VoteKind, VoteResult, ballots_of, count_votes, recount_votes
 from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, StopReason
-
-Equivalent = Callable[[str, str], bool]
-
-STOP_WORDS: Mapping[StopReason, str] = {
-    StopReason.COMPLETED: "the planned number of traces is complete",
-    StopReason.EXHAUSTED: "no trace was left to run",
-    StopReason.POLICY: "the search method had seen enough",
-    StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
-    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
-    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
-    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
-    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
-    StopReason.FAILED: "it failed before its end",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What became of the traces; `ghosts` are those still ghosts at the end, `evicted` all that ever were."""
-
-    roots: int = 0
-    branched: int = 0
-    pruned: int = 0
-    evicted: int = 0
-    completed: int = 0
-    cancelled: int = 0
-    ghosts: int = 0
-    discarded: int = 0  # completed, but without a vote
-
-    @property
-    def by_end(self) -> dict[str, int]:
-        """All traces, by what became of them, as displays call it."""
-        return {
-            "completed": self.completed, "pruned": self.pruned, "ghosts": self.ghosts, "cut off": self.cancelled,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """How long traces waited for KV cache, over all their admissions."""
-
-    traces: int = 0  # that waited at all
-    steps: int = 0  # of all traces together
-    seconds: float = 0.0
-    most_steps: int = 0  # of one trace
-    most_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The ledger: sampled, inherited from a cached prefix, and computed a second time."""
-
-    generated: int = 0
-    reused: int = 0
-    recomputed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """Wall clock; `engine` is the forward passes and `search` everything the search adds to them."""
-
-    total: float = 0.0
-    engine: float = 0.0
-    search: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierCost:
-    """What the second model read, and whether the search would go the same way again."""
-
-    name: str
-    thoughts: int
-    needed: int  # of these, by a tournament
-    in_time: int  # of the needed, those whose scores were there when it came
-    tokens: int  # computed, without those it had in its cache
-    seconds: float
-    seconds_waited: float  # for which the search stood still
-    is_repeatable: bool  # no: tournaments took what had arrived (--verifier-async)
-    lost: str | None = None  # why it was given up (--verifier-optional)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolShape:
-    """How the traces of a pool competed: M, K, Δ, w, and why so, in a sentence."""
-
-    islands: int
-    swap_size: int
-    check_interval: int
-    warmup_tokens: int
-    why: str
-    swap_margin: float = 0.0  # least lead of a parent, in log-odds where scores are chances
-
-    @classmethod
-    def of(cls, settings: Mapping[str, ev.Json]) -> PoolShape | None:
-        """As a log's header has it; None for methods without tournaments, and for logs that do not say why."""
-        fields = dataclasses.fields(cls)
-        found = {field.name: settings[field.name] for field in fields if field.name in settings}
-        is_whole = all(field.name in found for field in fields if field.default is dataclasses.MISSING)
-        return cls(**found) if is_whole and found["why"] else None  # type: ignore[arg-type]
-
-    def after(self, split: ev.IslandsSplit | None) -> PoolShape:
-        if split is None:
-            return self
-        why = f"{split.why} ({self.islands:,} islands up to step {split.step:,})"
-        return PoolShape(
-            split.islands, split.swap_size, self.check_interval, split.warmup_tokens, why, self.swap_margin
-        )
-
-    def __str__(self) -> str:
-        islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
-        lead = f" by a lead of {self.swap_margin:g} or more" if self.swap_margin else ""
-        return (
-            f"{islands} (M), swaps of {self.swap_size:,} (K){lead}, warm-up of {self.warmup_tokens:,} tokens (w): "
-            f"{self.why}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """What a search found and what it cost."""
-
-    problem_id: str
-    answer: str | None
-    votes: tuple[VoteEntry, ...]
-    margin: float
-    num_abstained: int
-    policy: str
-    seed: int
-    counts: Counts
-    tokens: Tokens
-    seconds: Seconds
-    stop_reason: StopReason
-    waiting: Waiting = Waiting()
-    sharing: SearchSharing = NOTHING_READ
-    verifier: VerifierCost | None = None  # where the search had one
-    pool: PoolShape | None = None  # of a search with tournaments
-    out_dir: str | None = None
-    warnings: tuple[str, ...] = ()
-    error: str | None = None  # why it failed, where it did
-    log_error: str | None = None  # why its log is incomplete, where it is
-    traces: tuple[TraceOutline, ...] = field(default=(), repr=False, compare=False)  # in this process only
-
-    @classmethod
-    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
-        """Of a search that has nothing to show but why."""
-        return cls(
-            problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error
-        )
-
-    def to_json(self) -> dict[str, ev.Json]:
-        """Plain values, ready for `json.dumps`; the traces are in the event log."""
-        values = dataclasses.asdict(dataclasses.replace(self, traces=()))
-        del values["traces"]
-        return values
-
-    @property
-    def num_islands(self) -> int:
-        return 1 if self.pool is None else self.pool.islands
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the answer, the vote table, the tree."""
-        return result_html(self)
 
 
 @dataclass(slots=True)
@@ -366,3 +214,71 @@ def extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
     assert record.stopped is None or is_late, "the search had stopped"
     record.apply(event)
     return record
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A search rebuilt from its log, and how far the log can be believed."""
+
+    result: SearchResult
+    num_lines: int
+    finding: str | None  # what is wrong: it has no end, or its vote is not that of its traces
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.finding is not None:
+            return f"not verified: {self.finding}"
+        return (
+            f"verified: {self.num_lines} lines, none changed or missing; the vote in the log is the vote of its traces"
+        )
+
+
+def replay_log(path: Path, equivalent: Equivalent) -> Replay:
+    """A log file, plain or .gz. Answers that the log held equal are so again; `equivalent` is asked for older logs."""
+    num_lines = 0
+
+    def counted() -> Iterator[ev.Event]:
+        nonlocal num_lines
+        for event in ev.read_log(path):
+            num_lines += 1
+            yield event
+
+    record = fold(counted(), path)
+    vote = _vote_again(record, equivalent)
+    result = dataclasses.replace(record.result(vote), out_dir=str(path.parent))
+    return Replay(result, num_lines, _finding(record, vote))
+
+
+def replay(path: Path, equivalent: Equivalent) -> SearchResult:
+    """The result, rebuilt from a log file alone."""
+    return replay_log(path, equivalent).result
+
+
+def _vote_again(record: SearchRecord, equivalent: Equivalent) -> VoteResult:
+    pools = [tuple(map(str, forms)) for entry in _recorded(record) if isinstance(forms := entry.get("forms"), list)]
+    if not pools:
+        return record.vote(equivalent)
+    try:
+        return recount_votes(record.ballots(), record.vote_kind, tuple(pools))
+    except (KeyError, ValueError):  # an answer that the recorded vote does not mention: the log was changed
+        return record.vote(equivalent)
+
+
+def _finding(record: SearchRecord, vote: VoteResult) -> str | None:
+    if record.voted is None:
+        return "the log ends before the vote"
+    again: list[dict[str, ev.Json]] = [json.loads(json.dumps(dataclasses.asdict(entry))) for entry in vote.entries]
+    known = [{name: entry.get(name) for name in told} for told, entry in zip(_recorded(record), again, strict=False)]
+    is_same = (record.voted.answer, record.voted.margin) == (vote.answer, vote.margin)
+    if is_same and len(again) == len(_recorded(record)) and known == _recorded(record):
+        return None
+    if record.voted.answer == vote.answer:
+        return (
+            f"the vote in the log is not the vote of its traces: {vote.answer!r} wins both, by other weights or counts"
+        )
+    return f"the vote in the log ({record.voted.answer!r}) is not the vote of its traces ({vote.answer!r})"
+
+
+def _recorded(record: SearchRecord) -> list[dict[str, ev.Json]]:
+    return [] if record.voted is None else [dict(entry) for entry in record.voted.votes]

@@ -1,5 +1,7 @@
 """Votes: the answers of completed traces, weighted, become a winner, a margin and a vote table."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +11,7 @@ from itertools import chain
 
 from gambit.answers import Equivalent, canonical
 from gambit.errors import UserError
+from gambit.tree import Trace, TraceTree
 
 
 class VoteKind(StrEnum):
@@ -45,7 +48,7 @@ class Consensus:
     min_traces: int  # completed before a fraction counts
 
     @classmethod
-    def parse(cls, text: str | float, min_traces: int) -> "Consensus | None":
+    def parse(cls, text: str | float, min_traces: int) -> Consensus | None:
         """`off`, `certain` or a share."""
         if text in ("off", "certain"):
             return None if text == "off" else cls(None, min_traces)
@@ -171,3 +174,102 @@ def _margin(entries: Sequence[VoteEntry]) -> float:
         return 0.0
     second = entries[1].weight if len(entries) > 1 else 0.0
     return min(1.0, (entries[0].weight - second) / math.fsum(entry.weight for entry in entries))
+
+
+TOP_PERCENTILE = 90.0  # DeepConf's filtered votes: of the traces that have an answer
+
+
+def ballots_of(tree: TraceTree, kind: VoteKind) -> list[Ballot]:
+    """One per voter, by id."""
+    ballots = [_ballot(tree, trace, kind) for trace in tree.voters()]
+    is_filtered = kind in (VoteKind.TOP_TAIL_CONFIDENCE, VoteKind.TOP_BOTTOM_CONFIDENCE)
+    return _top(ballots) if is_filtered else ballots
+
+
+def count_votes(ballots: Sequence[Ballot], kind: VoteKind, equivalent: Equivalent) -> VoteResult:
+    return tally(ballots, equivalent, _combine(kind))
+
+
+def recount_votes(ballots: Sequence[Ballot], kind: VoteKind, pools: Pools) -> VoteResult:
+    """The vote again, with the answers held equal that were so the first time (`VoteResult.pools`)."""
+    return tally_pools(ballots, pools, _combine(kind))
+
+
+def _combine(kind: VoteKind) -> Combine:
+    return max if kind is VoteKind.BEST else math.fsum
+
+
+def _ballot(tree: TraceTree, trace: Trace, kind: VoteKind) -> Ballot:
+    # A trace that finished without a single thought is worth nothing to a weighted vote (STEP counts it so too).
+    weight = max(_weight(tree, trace, kind) or 0.0, 0.0)
+    tie_break = float(trace.num_tokens) if kind is VoteKind.CONCISE else 0.0
+    return Ballot(trace.id, trace.answer, weight, trace.root, tie_break, trace.island)
+
+
+def _weight(tree: TraceTree, trace: Trace, kind: VoteKind) -> float | None:
+    if kind.needs_confidence:
+        return _confidence(trace, kind)
+    if kind is VoteKind.POSITION:
+        return trace.score.position_weighted
+    return tree.score_of(trace) if kind in (VoteKind.SCORE, VoteKind.BEST) else 1.0
+
+
+def _confidence(trace: Trace, kind: VoteKind) -> float | None:
+    measure = kind.value.removeprefix("top-").removesuffix("-confidence")
+    return None if trace.confidence is None else float(getattr(trace.confidence, measure))
+
+
+def _top(ballots: Sequence[Ballot]) -> list[Ballot]:
+    """Those at or above the 90th percentile of the weights, interpolated, as in DeepConf's own code: ties included.
+
+    Traces without an answer neither count nor are dropped, so that they are still seen to abstain.
+    """
+    import numpy as np  # not before it is needed: every command imports this module
+
+    weights = [ballot.weight for ballot in ballots if has_answer(ballot)]
+    threshold = float(np.percentile(weights, TOP_PERCENTILE)) if weights else 0.0
+    return [ballot for ballot in ballots if ballot.weight >= threshold or not has_answer(ballot)]
+
+
+def most_weight(kind: VoteKind, *, is_probability: bool) -> float | None:
+    """The most one trace can add to its answer; None where there is no bound, or where weights do not add up."""
+    if kind in (VoteKind.MAJORITY, VoteKind.CONCISE):
+        return 1.0
+    return 1.0 if kind in (VoteKind.SCORE, VoteKind.POSITION) and is_probability else None
+
+
+def check_consensus(consensus: Consensus | None, kind: VoteKind, *, is_probability: bool) -> None:
+    """Refuse to be certain where nobody can be."""
+    if consensus is None or consensus.fraction is not None or most_weight(kind, is_probability=is_probability):
+        return
+    is_scored = kind in (VoteKind.SCORE, VoteKind.POSITION)
+    why = ": the scorer's scores are no probabilities" if is_scored else ""
+    raise UserError(
+        f"consensus_stop = 'certain' cannot be known with the vote {kind.value!r}, where one trace may outweigh all "
+        f"others{why}. Use --vote majority, or a share such as --consensus-stop 0.95"
+    )
+
+
+def is_settled(
+    consensus: Consensus,
+    kind: VoteKind,
+    ballots: Sequence[Ballot],
+    vote: VoteResult,
+    most_to_come: int,
+    unseen: float = 0.0,
+) -> bool:
+    """Whether to stop now, when at most `most_to_come` more traces will vote.
+
+    `unseen`: what an answer that nobody has given yet has of the weight.
+    """
+    weights = [entry.weight for entry in vote.entries]
+    if not weights:
+        return False
+    if consensus.fraction is not None:
+        return weights[0] >= consensus.fraction * (sum(weights) + unseen)
+    if not any(ballot.weight for ballot in ballots):  # the traces were counted: the first real weight decides alone
+        return False
+    second = weights[1] if len(weights) > 1 else 0.0
+    bound = most_weight(kind, is_probability=True)
+    assert bound is not None, "checked before the search began"
+    return weights[0] > second + bound * most_to_come

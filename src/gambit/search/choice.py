@@ -11,9 +11,8 @@ from gambit.config.options import SearchConfig, build
 from gambit.config.presets import SearchSettings
 from gambit.errors import UserError
 from gambit.policies.base import NoOptions, Policy, Requirements, ScoreUse
-from gambit.policies.embedding import Embed, load_embedder
-from gambit.results.vote import VoteKind
-from gambit.search.consensus import check_consensus
+from gambit.policies.slim_sc import Embed, load_embedder
+from gambit.results.vote import VoteKind, check_consensus
 from gambit.types import Aggregation
 
 GROUP = "gambit.policies"

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from gambit.errors import EngineError
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.search.merging import MergedSearch, PartNews
 from gambit.search.reporting import Tell
 from gambit.types import StopReason

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from gambit.engines.base import Engine
 from gambit.errors import UserError
-from gambit.results.record import SearchResult
-from gambit.search.batch import SearchBatch
-from gambit.search.loop import Search
+from gambit.results.result import SearchResult
+from gambit.search.loop import Search, SearchBatch
 from gambit.types import StopReason
 
 

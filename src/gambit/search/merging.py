@@ -15,13 +15,14 @@ from itertools import chain
 from typing import TypeAlias
 
 from gambit import events as ev
+from gambit.answers import Equivalent
 from gambit.config.presets import SearchSettings
 from gambit.config.trust import Doubt
 from gambit.policies.base import Requirements
 from gambit.policies.islands import Islands
-from gambit.results.record import Equivalent, SearchRecord, SearchResult, voted
-from gambit.search.consensus import CHECK_SECONDS, is_over
-from gambit.search.limits import SearchLimits
+from gambit.results.record import SearchRecord, voted
+from gambit.results.result import SearchResult
+from gambit.search.limits import CHECK_SECONDS, SearchLimits, is_over
 from gambit.search.score_spread import DoubtWatch
 from gambit.tree import LIVE, Trace, TraceState
 from gambit.types import StopReason

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gambit import events as ev
-from gambit.policies.base import FinishedView, ScoreSpread
-from gambit.policies.embedding import Embed
-from gambit.results.record import Equivalent, SearchRecord
+from gambit.answers import Equivalent
+from gambit.policies.base import FinishedView, ScoreSpread, TraceView
+from gambit.policies.slim_sc import Embed
+from gambit.results.record import SearchRecord
 from gambit.search.score_spread import SpreadMeter
 from gambit.search.thoughts import Decode
-from gambit.search.views import finished_view
-from gambit.search.waits import WaitLedger
-from gambit.types import EndReason, Eviction, PressureAction, SearchStep, TraceEnd
+from gambit.tree import Trace, TraceTree
+from gambit.types import EndReason, Eviction, PressureAction, Progress, SearchStep, TraceEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +123,58 @@ class Recorder:
         if self._keeps_ghosts:
             self.ghost_tokens[trace_id] = tokens
         return tokens[self.record.tree.traces[trace_id].inherited :]
+
+
+def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> TraceView:
+    """A logically active trace; without progress it is a ghost."""
+    num_tokens = progress.num_tokens if progress else trace.num_tokens
+    return TraceView(
+        id=trace.id,
+        state=trace.state,
+        score=tree.score_of(trace),
+        num_scored=trace.score.count,
+        num_generated=num_tokens - trace.inherited,
+        num_tokens=num_tokens,
+        boundary_tokens=trace.boundary_tokens,
+        is_thinking=progress.is_thinking if progress else True,
+        island=trace.island,
+    )
+
+
+def finished_view(tree: TraceTree, trace: Trace) -> FinishedView:
+    return FinishedView(trace.id, trace.answer, tree.score_of(trace), trace.num_tokens, trace.confidence, trace.island)
+
+
+@dataclass(slots=True)
+class WaitLedger:
+    """Follows traces that wait; `total` is known for each once it was admitted, for the rest at the end."""
+
+    since: dict[int, tuple[int, float]] = field(default_factory=dict)  # trace -> step and time
+    total: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def begin(self, trace: int, step: int) -> None:
+        self.since[trace] = (step, time.monotonic())
+
+    def admit(self, trace: int, waited_steps: int) -> None:
+        _, began = self.since.pop(trace)
+        self._add(trace, waited_steps, began)
+
+    def give_up(self, trace: int, step: int) -> None:
+        """A trace that ended before it got its blocks; nothing for one that was not waiting."""
+        if trace in self.since:
+            since, began = self.since.pop(trace)
+            self._add(trace, step - since, began)
+
+    def _add(self, trace: int, steps: int, began: float) -> None:
+        if steps <= 0:  # got its blocks in the next step, as every trace at the start
+            return
+        steps_before, seconds_before = self.total.get(trace, (0, 0.0))
+        self.total[trace] = (steps_before + steps, seconds_before + time.monotonic() - began)
+
+    def event(self, step: int) -> ev.Waited | None:
+        """What the log says at the end; nothing where nobody waited."""
+        if not self.total:
+            return None
+        traces = tuple(sorted(self.total))
+        steps, seconds = zip(*(self.total[trace] for trace in traces), strict=True)
+        return ev.Waited(step, traces, steps, seconds)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from gambit.policies.base import ThoughtNeed, ThoughtSplit, ThoughtView
-from gambit.policies.embedding import Embed, Vector
+from gambit.policies.slim_sc import Embed, Vector
 from gambit.types import ThoughtScore
 
 Decode = Callable[[Sequence[int]], str]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gambit.answers import AnswerKind
 from gambit.cluster.serving import AnySearch, AnySolver
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.results.vote import Ballot, VoteEntry
 from gambit.serve.requests import SearchAsk
 from gambit.text.boundary import THINK_END, THINK_START

@@ -15,7 +15,7 @@ from gambit import events as ev
 from gambit.async_solver import result_of
 from gambit.cluster.serving import AnySearch, AnySolver, NoEngineError, ReplicaSolver
 from gambit.config.options import SearchConfig
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.serve.admission import AdmissionQueue, QueueTicket
 from gambit.serve.answers import SearchAnswer, answer_of
 from gambit.serve.errors import ApiError, as_api_error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gambit import events as ev
-from gambit.event_chain import Chain
+from gambit.events import Chain
 from gambit.results.record import SearchRecord
 from gambit.text.boundary import THINK_END, THINK_START
 

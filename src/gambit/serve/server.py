@@ -15,11 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
-from gambit.errors import UserError, reason_of
+from gambit.errors import StopWish, UserError, reason_of
 from gambit.serve.app import make_app
 from gambit.serve.desk import SearchDesk
 from gambit.serve.settings import ServeSettings
-from gambit.stopping import StopWish
 
 MAX_HEADER_BYTES = 32 * 1024
 FAREWELL_SECONDS = 5  # for streams of the page to end

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+import json
+import platform
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
 from gambit import events as ev
 from gambit.answers import Extractor, extractor_for
 from gambit.config.options import PresetSource, SearchConfig
-from gambit.config.presets import SearchSettings, resolve, system_prompt_of
+from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
 from gambit.engines.base import SearchSpec, check_prompt
 from gambit.errors import ToldOnce, UserError
 from gambit.policies.base import Policy, Requirements, ScoreUse, requirements_of
+from gambit.results.record import SearchRecord
+from gambit.results.result import SearchResult
 from gambit.results.vote import VoteKind
 from gambit.scorers.readers.base import Question
 from gambit.search.choice import (
@@ -25,19 +34,92 @@ from gambit.search.choice import (
     vote_of,
     with_fixed_pool,
 )
-from gambit.search.lengths import LengthHistory
 from gambit.search.loop import Search
 from gambit.search.recorder import Callbacks
+from gambit.search.reporting import PartReporter
 from gambit.search.verification import VerifierUse
-from gambit.solver.header import run_header
 from gambit.solver.parts import SolverParts
-from gambit.solver.pending import PreparedSearch, SearchRequest
-from gambit.storage.run_folder import EventSink
+from gambit.storage.run_folder import EventCallback, EventSink, check_writable
+from gambit.storage.versions import package_version
 from gambit.text.boundary import continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
+from gambit.tree import TraceState
 from gambit.types import Aggregation, ChatMessage, Problem
 
 LAG_PARTS = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
+
+
+@dataclass(frozen=True, slots=True)
+class PartRequest:
+    """What a part of a search has of the whole: its settings, resolved once for all, and whom it tells."""
+
+    settings: SearchSettings
+    reporter: PartReporter
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """What a caller asked for."""
+
+    problem: Problem
+    config: SearchConfig
+    out_dir: Path | None
+    extractor: Extractor | None
+    on_event: EventCallback | None
+    concurrency: int = 1
+    must_log: bool = True  # False: tried before, so that a folder that has become unwritable costs the log alone
+    part: PartRequest | None = None  # of a search that is spread over several engines; None: all of it
+
+    def failed(self, error: Exception) -> SearchResult:
+        """The result of a search that an error ended before it had one."""
+        return SearchResult.failed(self.problem.id, self.config.policy, self.config.seed, str(error))
+
+
+def request_of(
+    problem: str | Sequence[ChatMessage] | Problem,
+    config: SearchConfig | None,
+    out_dir: Path | str | None,
+    extractor: Extractor | None,
+    on_event: Callable[[ev.Event], None] | None,
+) -> SearchRequest:
+    """Of one problem, from the arguments of a solver's call."""
+    problem = problem if isinstance(problem, Problem) else Problem(problem)
+    callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
+    return SearchRequest(
+        problem, config or SearchConfig(), None if out_dir is None else Path(out_dir), extractor, callback
+    )
+
+
+def requests_of(
+    problems: Iterable[str | Problem],
+    config: SearchConfig | None,
+    out_dir: Path | str | None,
+    extractor: Extractor | None,
+    on_event: EventCallback | None,
+    concurrency: int = 1,
+) -> Iterator[SearchRequest]:
+    """Of many problems, each with a folder of its own in `out_dir`."""
+    asked, folder = config or SearchConfig(), None if out_dir is None else Path(out_dir)
+    if folder is not None:
+        check_writable(folder)
+
+    def request(number: int, given: str | Problem) -> SearchRequest:
+        problem = given if isinstance(given, Problem) else Problem(given, id=str(number))
+        own_folder = None if folder is None else folder / problem.id
+        return SearchRequest(problem, asked, own_folder, extractor, on_event, concurrency, must_log=False)
+
+    return itertools.starmap(request, enumerate(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSearch:
+    """A search, ready to begin, with its log."""
+
+    search: Search
+    sink: EventSink
+    news: tuple[str, ...]  # notes that nobody was told before
+    notes: tuple[str, ...]
+    thinks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +307,72 @@ def _with_own_noise(settings: SearchSettings, problem: Problem) -> SearchSetting
     digest = hashlib.sha256(f"{settings.sampling.seed} {problem.id}".encode()).digest()
     sampling = dataclasses.replace(settings.sampling, seed=int.from_bytes(digest[:6], "big"))
     return dataclasses.replace(settings, sampling=sampling)
+
+
+def run_header(
+    parts: SolverParts,
+    problem: Problem,
+    config: SearchConfig,
+    settings: SearchSettings,
+    policy: Policy[object],
+    prompt_tokens: tuple[int, ...],
+) -> ev.RunStarted:
+    """`prompt_tokens` with the prefix that the problem's traces continue."""
+    question = problem.question if isinstance(problem.question, str) else json.dumps(list(problem.question))
+    return ev.RunStarted(
+        format=ev.LOG_FORMAT,
+        problem_id=problem.id,
+        question=question,
+        policy=policy.name,
+        vote=str(vote_of(config, parts.judge.aggregation)),
+        aggregation=str(parts.judge.aggregation),
+        seed=settings.sampling.seed,
+        capacity=settings.capacity,
+        num_traces=settings.num_traces,
+        prompt_tokens=prompt_tokens,
+        settings=settings.to_json(),
+        environment=_environment(parts),
+    )
+
+
+def _environment(parts: SolverParts) -> dict[str, ev.Json]:
+    config, info = parts.config, cast("dict[str, ev.Json]", dataclasses.asdict(parts.engine.info))
+    names = ("gambit-search", "torch", "transformers")
+    packages: dict[str, ev.Json] = {name: package_version(name) or "unknown" for name in names}
+    scorer = config.scorer if config.scorer != "auto" else parts.scorer.info.architecture
+    found: dict[str, ev.Json] = {"engine": info, "scorer": scorer, "python": platform.python_version(), **packages}
+    if parts.verifier is not None:
+        verifier = parts.verifier.info
+        trust = None if verifier.trust is None else verifier.trust.to_json()
+        found["verifier"] = cast("dict[str, ev.Json]", {**dataclasses.asdict(verifier), "trust": trust})
+        found["memory"] = {"engine": parts.memory_ratio, "verifier": config.verifier_memory}
+    return found
+
+
+class LengthHistory:
+    """Lengths of completed traces and of thoughts in this solver's runs so far, for `preset="auto"`."""
+
+    def __init__(self) -> None:
+        self._has_told = False
+        self._lengths: deque[int] = deque(maxlen=4096)
+        self._thoughts: deque[float] = deque(maxlen=4096)
+
+    def remember(self, record: SearchRecord) -> tuple[str, ...]:
+        """Gives what there is to tell about them, once: that they are too short for the search's warm-up."""
+        for trace in record.tree.in_state(TraceState.FINISHED):
+            self._lengths.append(trace.num_tokens)
+            if trace.score.count:
+                self._thoughts.append(trace.boundary_tokens / trace.score.count)
+        ended = record.early_ends
+        if self._has_told or ended is None or not ended.are_most:
+            return ()
+        self._has_told = True
+        return ToldOnce().tell([ended.sentence("the traces")])
+
+    def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
+        if not self._lengths:
+            return defaults
+        thought = statistics.fmean(self._thoughts) if self._thoughts else None
+        return dataclasses.replace(
+            defaults, median_length=statistics.median(self._lengths), mean_thought_length=thought
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gambit.answers import Extractor
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.search.host import SearchTicket
 from gambit.search.reporting import PartReporter, ReportTimes, StepGate
 from gambit.types import Problem

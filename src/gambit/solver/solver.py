@@ -1,9 +1,11 @@
-"""The solver: one model, and the calls that search with it. The first file to read."""
+"""A search that was asked for, until its caller has its result."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -14,21 +16,105 @@ from gambit.config.presets import resolved_capacity
 from gambit.engines.base import Engine
 from gambit.errors import UserError
 from gambit.models import files as models
-from gambit.results.record import SearchResult
+from gambit.results.record import SearchRecord
+from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
 from gambit.scorers.choice import warn_of_other_weights
 from gambit.scorers.readers.base import Reader
 from gambit.search.choice import with_fixed_pool
-from gambit.search.lengths import LengthHistory
+from gambit.search.host import SearchTicket
 from gambit.search.loop import Search
 from gambit.search.reporting import PartReporter, StepGate, Tell
-from gambit.solver.builder import SearchBuilder, SearchPlan
+from gambit.solver.builder import (
+    LengthHistory,
+    PartRequest,
+    PreparedSearch,
+    SearchBuilder,
+    SearchPlan,
+    SearchRequest,
+    request_of,
+    requests_of,
+)
 from gambit.solver.part import PartOrder, StartedPart
 from gambit.solver.parts import load_parts
-from gambit.solver.pending import PartRequest, PendingSearch, SearchRequest, request_of, requests_of
 from gambit.storage.run_folder import EventCallback
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import ChatMessage, Problem
+
+
+@dataclass(slots=True, eq=False)
+class PendingSearch:
+    """A search that was handed in, until its caller has its result."""
+
+    request: SearchRequest
+    history: LengthHistory
+    ticket: SearchTicket = field(init=False)
+    run: PreparedSearch | None = None  # once the engine's thread has taken it in
+
+    def cancel(self) -> None:
+        """End it within two engine steps, with the best vote so far."""
+        self.ticket.cancel()
+
+    @property
+    def has_begun(self) -> bool:
+        return self.run is not None
+
+    @property
+    def record(self) -> SearchRecord:
+        """What its events say; it changes on the engine's thread until the search has ended."""
+        assert self.run is not None, "the search has not begun"
+        return self.run.search.record
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Every warning about this search, those that an earlier one got too."""
+        return () if self.run is None else self.run.notes
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its traces begin inside a think block."""
+        return self.run is not None and self.run.thinks
+
+    def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
+        """What a live trace has said so far; to be called from `on_event`, on the engine's thread."""
+        assert self.run is not None, "the search has not begun"
+        return self.run.search.tokens_of(trace, start)
+
+    def result(self) -> SearchResult:
+        """Waits for it; an interrupted wait ends the search first, so that its log has an end."""
+        try:
+            return self._finished(self.ticket.result.result())
+        except BaseException:
+            self.abandon()
+            raise
+
+    def result_or_error(self) -> SearchResult:
+        """What went wrong in this search alone is in its result."""
+        try:
+            return self.result()
+        except Exception as error:
+            if not self.ticket.failed_alone:
+                raise
+            return self._failed(error)
+
+    def abandon(self) -> None:
+        """End it, and wait for that."""
+        self.ticket.cancel()
+        self.ticket.result.exception()
+        if self.run is not None:
+            self.run.sink.close()
+
+    def _finished(self, result: SearchResult) -> SearchResult:
+        assert self.run is not None
+        news = self.run.news
+        if not self.request.problem.prefix_tokens:  # the rest of a trace says little about the length of one
+            news += self.history.remember(self.run.search.record)
+        return self.run.sink.finish(dataclasses.replace(result, warnings=news))
+
+    def _failed(self, error: Exception) -> SearchResult:
+        if self.run is not None and self.run.search.result is not None:
+            return self._finished(self.run.search.result)
+        return self.request.failed(error)
 
 
 class Solver:

@@ -16,15 +16,13 @@ from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
 from gambit.errors import EngineError, ToldOnce, UserError
 from gambit.policies.base import SplitBy
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.search.driving import EngineDiedError, RunningPart, run_parts
-from gambit.search.lengths import LengthHistory
 from gambit.search.merging import MergedSearch
 from gambit.search.parts import split
 from gambit.search.reporting import ReportTimes, Tell
-from gambit.solver.builder import SearchPlan
+from gambit.solver.builder import LengthHistory, SearchPlan, SearchRequest, request_of, requests_of
 from gambit.solver.part import PartOrder
-from gambit.solver.pending import SearchRequest, request_of, requests_of
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.types import ChatMessage, Problem
 

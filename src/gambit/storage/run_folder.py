@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gambit import events as ev
 from gambit.errors import GambitWarning, StorageError, UserError, reason_of
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.storage.folders import made_folder, refusal
 from gambit.storage.lines import write_whole
 

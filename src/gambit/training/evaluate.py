@@ -10,10 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.config.trust import FEWEST_TRACES, LEAST_CHANCE, THOUGHTS, ScorerTrust, spread_of
+from gambit.config.trust import (
+    FEWEST_PROBLEMS,
+    FEWEST_TRACES,
+    LEAST_CHANCE,
+    THOUGHTS,
+    ScorerTrust,
+    spread_of,
+    supports_claim,
+)
 from gambit.config.trust import SHARES as TRUST_SHARES
 from gambit.errors import UserError
-from gambit.results.claims import FEWEST_PROBLEMS, supports_claim
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
 from gambit.training.perfect_judge import PerfectJudge

@@ -15,7 +15,7 @@ from gambit.cluster.slots import TokensSoFar, Work
 from gambit.config.options import SearchConfig
 from gambit.engines.base import EngineInfo
 from gambit.errors import EngineError
-from gambit.results.record import SearchResult
+from gambit.results.result import SearchResult
 from gambit.solver import Solver
 from gambit.training.collect import CollectPlan, readings_of, state_reader
 from gambit.training.sampling import WHOLE, Sampled, SamplingOrder, Task, Watch

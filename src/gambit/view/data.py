@@ -9,7 +9,8 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gambit.results.record import STOP_WORDS, Equivalent, SearchResult
+from gambit.answers import Equivalent
+from gambit.results.result import STOP_WORDS, SearchResult
 from gambit.results.vote import Ballot, VoteEntry, has_answer
 from gambit.tree import Trace, TraceState
 from gambit.types import StopReason

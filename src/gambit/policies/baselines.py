@@ -1,0 +1,132 @@
+"""Self-consistency: independent traces and an unweighted majority vote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gambit.config.presets import SearchSettings
+from gambit.policies.base import Decision, NoOptions, PoolView, Requirements, ScoreUse, SplitBy, Start, Wake, top_up
+from gambit.results.vote import VoteKind
+from gambit.types import OnPressure, PressureAction
+
+
+@dataclass(frozen=True, slots=True)
+class SelfConsistency:
+    """Self-Consistency (Wang et al. 2023). At most `capacity` traces run at once; under memory pressure the engine
+    queues and later recomputes them, as plain serving does."""
+
+    name: ClassVar[str] = "sc"
+    default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
+    Options: ClassVar[type[NoOptions]] = NoOptions
+    num_traces: int
+    capacity: int
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> Self:
+        return cls(settings.num_traces, settings.capacity)
+
+    @property
+    def wake(self) -> Wake:
+        return Wake(on_completion=True)
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True, split_by=SplitBy.TRACES)
+
+    def initial_state(self) -> None:
+        return None
+
+    def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
+        return None, top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE))
+
+
+@dataclass(frozen=True, slots=True)
+class BestOfN(SelfConsistency):
+    """Best-of-N by verifier score (Cobbe et al. 2021), the verifier being the search's own thought scorer.
+
+    Ours: a trace's score is that of its thoughts (their mean, or as the scorer's checkpoint says), not of a separate
+    model that reads the whole text; a trace without an answer cannot be the best.
+    """
+
+    name: ClassVar[str] = "best-of-n"
+    default_vote: ClassVar[VoteKind] = VoteKind.BEST
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """Plain sampling: one trace, whatever `capacity` and `num_traces` say, and its answer."""
+
+    name: ClassVar[str] = "single"
+    default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
+    Options: ClassVar[type[NoOptions]] = NoOptions
+    fixed_traces: ClassVar[int] = 1
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> Single:
+        return cls()
+
+    @property
+    def wake(self) -> Wake:
+        return Wake()
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True)
+
+    def initial_state(self) -> None:
+        return None
+
+    def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
+        return None, [] if view.num_created else [Start(1, OnPressure(PressureAction.QUEUE))]
+
+
+class StepOptions(BaseModel):
+    """Options of STEP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pruned_vote: bool = Field(
+        False, description="let a pruned trace vote if its text already has an answer, as the public code does"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepPruning:
+    """STEP: memory-triggered pruning by hidden-state scores.
+
+    A trace without a finished thought counts as 0 and goes first, then the lowest mean, the latest on a tie. What is
+    pruned is gone: no ghost, no replacement, and nothing is ever queued again. The vote sums final mean scores.
+
+    Ours: the paper lets completed traces vote, its public code also pruned ones that had boxed an answer by then;
+    both are here (`pruned_vote`). STEP's own scorer reads the state of the boundary token; with another scorer the
+    checkpoint says which state is read. Where `num_traces` is above `capacity`, the rest start as places become free.
+    """
+
+    name: ClassVar[str] = "step"
+    default_vote: ClassVar[VoteKind] = VoteKind.SCORE
+    Options: ClassVar[type[StepOptions]] = StepOptions
+    num_traces: int
+    capacity: int
+    pruned_vote: bool = False
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> StepPruning:
+        return cls(settings.num_traces, settings.capacity, settings.options_of(StepOptions).pruned_vote)
+
+    @property
+    def wake(self) -> Wake:
+        return Wake(on_completion=True)
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(has_fixed_size=True, pruned_answers=self.pruned_vote, split_by=SplitBy.TRACES)
+
+    def initial_state(self) -> None:
+        return None
+
+    def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
+        pressure = OnPressure(PressureAction.PRUNE, unscored_first=True)
+        return None, top_up(view, self.capacity, self.num_traces, pressure)

@@ -1,0 +1,348 @@
+"""The result of a search: its answer, its votes, and what it cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from gambit import events as ev
+from gambit.results.html import result_html
+from gambit.results.vote import VoteEntry
+from gambit.tree import Trace, TraceState, TraceTree
+from gambit.types import StopReason
+
+STOP_WORDS: Mapping[StopReason, str] = {
+    StopReason.COMPLETED: "the planned number of traces is complete",
+    StopReason.EXHAUSTED: "no trace was left to run",
+    StopReason.POLICY: "the search method had seen enough",
+    StopReason.CONSENSUS: "the vote was settled (--consensus-stop)",
+    StopReason.BUDGET_TOKENS: "the token budget is used up (--budget-tokens)",
+    StopReason.BUDGET_SECONDS: "the time is up (--budget-seconds)",
+    StopReason.BUDGET_TRACES: "the trace budget is used up (--budget-traces)",
+    StopReason.INTERRUPTED: "interrupted; this is the best vote so far",
+    StopReason.FAILED: "it failed before its end",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of the traces; `ghosts` are those still ghosts at the end, `evicted` all that ever were."""
+
+    roots: int = 0
+    branched: int = 0
+    pruned: int = 0
+    evicted: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    ghosts: int = 0
+    discarded: int = 0  # completed, but without a vote
+
+    @property
+    def by_end(self) -> dict[str, int]:
+        """All traces, by what became of them, as displays call it."""
+        return {
+            "completed": self.completed, "pruned": self.pruned, "ghosts": self.ghosts, "cut off": self.cancelled,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long traces waited for KV cache, over all their admissions."""
+
+    traces: int = 0  # that waited at all
+    steps: int = 0  # of all traces together
+    seconds: float = 0.0
+    most_steps: int = 0  # of one trace
+    most_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The ledger: sampled, inherited from a cached prefix, and computed a second time."""
+
+    generated: int = 0
+    reused: int = 0
+    recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Wall clock; `engine` is the forward passes and `search` everything the search adds to them."""
+
+    total: float = 0.0
+    engine: float = 0.0
+    search: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierCost:
+    """What the second model read, and whether the search would go the same way again."""
+
+    name: str
+    thoughts: int
+    needed: int  # of these, by a tournament
+    in_time: int  # of the needed, those whose scores were there when it came
+    tokens: int  # computed, without those it had in its cache
+    seconds: float
+    seconds_waited: float  # for which the search stood still
+    is_repeatable: bool  # no: tournaments took what had arrived (--verifier-async)
+    lost: str | None = None  # why it was given up (--verifier-optional)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """How the traces of a pool competed: M, K, Δ, w, and why so, in a sentence."""
+
+    islands: int
+    swap_size: int
+    check_interval: int
+    warmup_tokens: int
+    why: str
+    swap_margin: float = 0.0  # least lead of a parent, in log-odds where scores are chances
+
+    @classmethod
+    def of(cls, settings: Mapping[str, ev.Json]) -> PoolShape | None:
+        """As a log's header has it; None for methods without tournaments, and for logs that do not say why."""
+        fields = dataclasses.fields(cls)
+        found = {field.name: settings[field.name] for field in fields if field.name in settings}
+        is_whole = all(field.name in found for field in fields if field.default is dataclasses.MISSING)
+        return cls(**found) if is_whole and found["why"] else None  # type: ignore[arg-type]
+
+    def after(self, split: ev.IslandsSplit | None) -> PoolShape:
+        if split is None:
+            return self
+        why = f"{split.why} ({self.islands:,} islands up to step {split.step:,})"
+        return PoolShape(
+            split.islands, split.swap_size, self.check_interval, split.warmup_tokens, why, self.swap_margin
+        )
+
+    def __str__(self) -> str:
+        islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
+        lead = f" by a lead of {self.swap_margin:g} or more" if self.swap_margin else ""
+        return (
+            f"{islands} (M), swaps of {self.swap_size:,} (K){lead}, warm-up of {self.warmup_tokens:,} tokens (w): "
+            f"{self.why}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOutline:
+    """One trace; a trace's number is its place among all."""
+
+    parent: int | None
+    state: TraceState  # at the end of the search
+    begin_step: int
+    end_step: int
+    num_tokens: int  # inherited part included
+    score: float | None  # None: it finished no thought
+    answer: str | None
+    island: int = 0
+
+
+def outline_of(tree: TraceTree) -> tuple[TraceOutline, ...]:
+    """Of every trace, by number; one that has no end yet ends with the last step seen."""
+    last = max((max(trace.created_step, trace.ended_step or 0) for trace in tree.traces), default=0)
+    return tuple(_outline(tree, trace, last) for trace in tree.traces)
+
+
+def _outline(tree: TraceTree, trace: Trace, last: int) -> TraceOutline:
+    return TraceOutline(
+        parent=trace.parent,
+        state=trace.state,
+        begin_step=trace.created_step,
+        end_step=last if trace.ended_step is None else trace.ended_step,
+        num_tokens=trace.num_tokens,
+        score=tree.score_of(trace),
+        answer=trace.answer,
+        island=trace.island,
+    )
+
+
+MOST_EARLY = 0.5  # share of traces that may end within the warm-up: a search is meant to judge most of them
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyEnds:
+    """Completed traces that no tournament could judge, because they ended within the warm-up."""
+
+    warmup_tokens: float
+    median_length: float  # of a completed trace, in tokens
+    share: float
+
+    @classmethod
+    def of(cls, ended: Iterable[tuple[int, int]]) -> EarlyEnds | None:
+        """From the tokens of each completed trace and of its search's warm-up; None where none has completed."""
+        pairs = list(ended)
+        if not pairs:
+            return None
+        lengths, warmups = zip(*pairs, strict=True)
+        share = statistics.fmean(length <= warmup for length, warmup in pairs)
+        return cls(statistics.median(warmups), statistics.median(lengths), share)
+
+    @property
+    def are_most(self) -> bool:
+        return self.share > MOST_EARLY
+
+    def sentence(self, whose: str) -> str:
+        return (
+            f"{self.share:.0%} of {whose} ended within the warm-up of {self.warmup_tokens:,.0f} tokens, before a "
+            f"tournament could judge them: give --warmup-tokens {max(1, self.median_length // 2):.0f}, half a trace"
+        )
+
+
+Steps: TypeAlias = list[tuple[int, int]]  # apart and in order, each from a first step to one past the last
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSharing:
+    """Tokens whose keys and values the decode steps of a search read, summed over steps: the cost of attention."""
+
+    total_tokens: int = 0  # each trace reads its whole path: prompt, inherited tokens, its own so far
+    unique_tokens: int = 0  # what several paths of a step have in common is read once
+    factor: float = 1.0  # total / unique, the most that reading once can save; 1: nothing is shared
+
+
+NOTHING_READ = SearchSharing()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found and what it cost."""
+
+    problem_id: str
+    answer: str | None
+    votes: tuple[VoteEntry, ...]
+    margin: float
+    num_abstained: int
+    policy: str
+    seed: int
+    counts: Counts
+    tokens: Tokens
+    seconds: Seconds
+    stop_reason: StopReason
+    waiting: Waiting = Waiting()
+    sharing: SearchSharing = NOTHING_READ
+    verifier: VerifierCost | None = None  # where the search had one
+    pool: PoolShape | None = None  # of a search with tournaments
+    out_dir: str | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None  # why it failed, where it did
+    log_error: str | None = None  # why its log is incomplete, where it is
+    traces: tuple[TraceOutline, ...] = field(default=(), repr=False, compare=False)  # in this process only
+
+    @classmethod
+    def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
+        """Of a search that has nothing to show but why."""
+        return cls(
+            problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error
+        )
+
+    def to_json(self) -> dict[str, ev.Json]:
+        """Plain values, ready for `json.dumps`; the traces are in the event log."""
+        values = dataclasses.asdict(dataclasses.replace(self, traces=()))
+        del values["traces"]
+        return values
+
+    @property
+    def num_islands(self) -> int:
+        return 1 if self.pool is None else self.pool.islands
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, the vote table, the tree."""
+        return result_html(self)
+
+
+class _Stint(NamedTuple):
+    """Steps without a gap in which a trace decodes one token each."""
+
+    first_step: int
+    num_steps: int
+    num_said: int  # own tokens before the first of them
+
+    @property
+    def own_tokens(self) -> int:
+        """Read in these steps: all that it had said before each."""
+        return self.num_steps * self.num_said + self.num_steps * (self.num_steps - 1) // 2
+
+
+class _Branch(NamedTuple):
+    """Traces that have the first `length` tokens of a stretch in common, and the steps in which any of them decodes."""
+
+    length: int
+    steps: Steps
+
+
+def sharing_of(tree: TraceTree, prompt_tokens: int) -> SearchSharing:
+    """Of an ended search, as if on one engine.
+
+    A trace is taken to decode one token in every step from its admission on, until it has said what the log gives it;
+    time as a ghost or in the queue is left out. The step that admits a trace counts like any other.
+    """
+    total = unique = 0
+    branches: list[list[_Branch]] = [[] for _ in tree.traces]  # by the trace whose own tokens they begin with
+    from_prompt: list[_Branch] = []
+    for trace in reversed(tree.traces):  # children come after their parents
+        stints = list(_stints(trace))
+        own = sum(stint.own_tokens for stint in stints)
+        total += own + (prompt_tokens + trace.inherited) * sum(stint.num_steps for stint in stints)
+        steps = _joined((stint.first_step, stint.first_step + stint.num_steps) for stint in stints)
+        read, steps = _read_again(branches[trace.id], steps)
+        unique += own + read
+        holder = _holder_of_last_inherited(tree, trace)
+        if holder is None:
+            from_prompt.append(_Branch(prompt_tokens, steps))
+        else:
+            branches[holder.id].append(_Branch(trace.inherited - holder.inherited, steps))
+    unique += _read_again(from_prompt, [])[0]
+    return SearchSharing(total, unique, total / unique if unique else 1.0)
+
+
+def _stints(trace: Trace) -> Iterator[_Stint]:
+    said = 0
+    for step, until in zip(trace.admitted_steps, (*trace.queued_tokens, trace.num_own_tokens), strict=False):
+        if until > said:  # not so where it was never told what a trace had said: the log or the engine broke off
+            yield _Stint(step, until - said, said)
+            said = until
+
+
+def _holder_of_last_inherited(tree: TraceTree, trace: Trace) -> Trace | None:
+    """Whose own token is the last that a trace inherited; None: it has the prompt alone.
+
+    Not always its parent: a child may leave where its parent began, or before.
+    """
+    holder = trace
+    while holder.parent is not None:
+        holder = tree.traces[holder.parent]
+        if holder.inherited < trace.inherited:
+            return holder
+    return None
+
+
+def _read_again(branches: Iterable[_Branch], covered: Steps) -> tuple[int, Steps]:
+    """Tokens of a stretch that branches read in steps that are not covered, and all the steps in which it is read.
+
+    The longest branch of a step reads what the others do. A trace that decodes is as long as any of its branches.
+    """
+    read = 0
+    for branch in sorted(branches, reverse=True):
+        together = _joined((*covered, *branch.steps))
+        read += branch.length * (_num_steps(together) - _num_steps(covered))
+        covered = together
+    return read, covered
+
+
+def _num_steps(steps: Steps) -> int:
+    return sum(end - begin for begin, end in steps)
+
+
+def _joined(steps: Iterable[tuple[int, int]]) -> Steps:
+    joined: Steps = []
+    for begin, end in sorted(steps):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
