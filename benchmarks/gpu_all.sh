@@ -4,10 +4,9 @@
 #     OUT=DIR bash benchmarks/gpu_all.sh check speed                                 # an H200: about 3 + 10 minutes
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh scorers bench report prefix_value
 #     OUT=DIR MODEL=DIR DATA=DIR SHARDS=4 bash benchmarks/gpu_all.sh collect verifier    # about 8 + 8 minutes
-#     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh values verifier verifier_eval curve    # about 6 + 6 + 1 + 6 minutes
+#     … COLLECTED=DIR START=DIR bash benchmarks/gpu_all.sh verifier verifier_eval curve    # about 6 + 6 + 1 + 6 minutes
 #     … bash benchmarks/gpu_all.sh settings    # which islands, swaps and warm-up; about 4 minutes
 #     … bash benchmarks/gpu_all.sh verifier_bench; ROOM=90112 bash benchmarks/gpu_all.sh verifier_bench    # about 7 minutes each
-#     … bash benchmarks/gpu_all.sh collect values state_values                            # about 7 + 7 + 2 minutes
 #
 # MODEL is a transformers folder (the figures here: Qwen2.5-Coder-1.5B-Instruct); DATA holds math_train.jsonl,
 # math500_dev.jsonl and gsm8k_dev.jsonl, each line with id, question and answer. What is worth keeping ends up in
@@ -89,39 +88,6 @@ scorer_recipe() {
     ${SCORERS:-} "$@"
 }
 
-# The rest of the training problems, and values of prefixes as labels: ROLLOUTS continuations from one thought of every trace of a
-# problem with right and wrong ones. What is there already is kept; cut short by VALUES_SECONDS, it leaves what it has.
-# LAYERS must be those of the collection: none for one without states, which is all that a verifier needs. Four engines
-# generate about 32 k tokens/s (1.5B, C = 1024): 747 problems × 8 traces × 540 tokens 100 s, 4 rollouts of 270 tokens from
-# the traces of 1,090 mixed problems 290 s (of 690: 190 s), and the engines start for 60 to 110 s.
-values() {
-  local data="$OUT/scorers/data"
-  collect || return
-  for shard in $(seq "$shards"); do cp -rL "$data/train" "$data/train-$shard" || return; done
-  in_shards values values_shard
-  "$python" -m gambit scorer merge "$data/train-"* --out "$data/train-all" || return
-  rm -r "$data/train-"[0-9]*
-}
-
-values_shard() {
-  timeout --signal INT --kill-after 25 "${VALUES_SECONDS:-360}" \
-    "$python" -m gambit scorer collect --problems "$OUT/math_fit.jsonl" --model "$MODEL" --engine vllm \
-    --out "$OUT/scorers/data/train-${2%/*}" --traces 8 --layers "${LAYERS:-none}" --state-position boundary \
-    --rollouts "${ROLLOUTS:-4}" --mixed-only --max-new-tokens 1024 --temperature 0.8 --top-p 1 --top-k 0 \
-    --traces-at-once "$rows" --memory-ratio "$(share 0.4)" --graders 3 --engine-option own_process=true \
-    --engine-option max_model_len=2048 --engine-option kv_cache_memory_bytes="$kv_bytes" "$@"
-}
-
-# What `values` made, where it was run, else what was collected; and the labels that go with it.
-training_data() {
-  local data="$OUT/scorers/data"
-  if [ -d "$data/train-all" ]; then echo "$data/train-all"; else echo "$data/train"; fi
-}
-
-labels_of() {
-  if [ -f "$1/values.jsonl" ]; then echo "--labels values"; fi
-}
-
 # A verifier on the generator's weights and a state scorer beside it where the collection holds states, which
 # `verifier_eval` judges on problems none of them has seen. START goes on from an adapter; its split must hold out no more
 # than it did then.
@@ -132,12 +98,12 @@ labels_of() {
 verifier() {
   local made="$OUT/verifier" split="${SPLIT:---validation 0.06 --test 0.14}" train
   collect || return
-  train=$(training_data)
+  train="$OUT/scorers/data/train"
   mkdir -p "$made"
-  train_verifier --data "$train" $(labels_of "$train") --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split \
+  train_verifier --data "$train" --seconds "${VERIFIER_SECONDS:-300}" --out "$made/lora" $split \
     ${START:+--start "$START"} ${VERIFIER:-} &
   if has_states "$train"; then
-    "$python" -m gambit scorer train --data "$train" --objective ridge $split $(labels_of "$train") \
+    "$python" -m gambit scorer train --data "$train" --objective ridge $split \
       --out "$made/ridge.safetensors"
   fi
   wait $!
@@ -165,29 +131,14 @@ train_verifier() {
 curve() {
   local data="$OUT/scorers/data" train folders=()
   collect || return
-  train=$(training_data)
+  train="$OUT/scorers/data/train"
   for count in ${CURVE:-100 200 400 800}; do
     folders+=("$OUT/curve/$count")
-    train_verifier --data "$train" $(labels_of "$train") --train-problems "$count" --epochs 2 --seconds 120 \
+    train_verifier --data "$train" --train-problems "$count" --epochs 2 --seconds 120 \
       --out "$OUT/curve/$count" || return
   done
   "$python" -m gambit scorer eval "${folders[@]}" --data "$data/test" --model "$MODEL" \
     --out "$OUT/results/verifier_curve.json"
-}
-
-# What values alone bring a state scorer: the same states, layers and problems, with either kind of label.
-state_values() {
-  local train made="$OUT/state_values"
-  train=$(training_data)
-  mkdir -p "$made"
-  for labels in outcomes values; do
-    for objective in ridge pairwise; do
-      "$python" -m gambit scorer train --data "$train" --labels "$labels" --objective "$objective" \
-        --validation 0.1 --test 0.1 --out "$made/$objective-$labels.safetensors" || return
-    done
-  done
-  "$python" -m gambit scorer eval "$made"/*.safetensors --data "$OUT/scorers/data/test" \
-    --out "$OUT/results/state_values.json"
 }
 
 # Cut short by its time or by anything else, it leaves what it has.

@@ -13,11 +13,10 @@ are still on their way; once FILE is there, those that then lie in DIR are loade
 - test, other: traces of the problems that they are judged on;
 - held: traces of training problems that no judge is fitted to (`simulated_search.py` works out from them which settings
   suit a search by a judge);
-- prefixes: those of held cut at 25, 50 and 75 %, each continued several times;
-- values: continuations from one random thought of each training trace, where a problem has right and wrong ones.
+- prefixes: those of held cut at 25, 50 and 75 %, each continued several times.
 
 On an H200 four engines of 512 rows, each a shard, make 57,000 tokens/s of a 1.5B model with `--confidence`, which sorts
-the vocabulary at every token: train takes 140 s, values and prefixes as long together, with nothing else on the GPU.
+the vocabulary at every token: train takes 140 s with nothing else on the GPU.
 With hidden states of thoughts (`--layers`) half as many; `collection_states.py` adds those later.
 """
 
@@ -31,13 +30,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from gambit.bench.prefix_rollouts import Rollouts, at_fractions
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.solver import Solver
 from gambit.storage.locks import locked
 from gambit.storage.problems import read_problem_file, shard_of
 from gambit.training.collect import Collector, CollectPlan, LocalEngines
 from gambit.training.sampling import Task
-from gambit.training.values import Cut, at_fractions, at_random
 
 CUTS = (0.25, 0.5, 0.75)
 
@@ -67,13 +66,14 @@ class Run:
             )  # fmt: skip
         self.say(f"{part}: {summary}")
 
-    def roll_out(self, part: str, traces: int, cut: Cut) -> None:
+    def roll_out(self, part: str, traces: int) -> None:
         folder, refused = self.folder(part), list[str]()
         with locked(folder):
-            values = self._collector.roll_out(
-                self.tasks(part), folder, getattr(self._options, part).name, cut, refused, should_stop=self._is_late,
-                chosen=lambda problem: problem.is_mixed, traces_per_problem=traces,
+            rollouts = Rollouts(
+                self._collector, self._options.rollouts, at_fractions(CUTS), lambda problem: problem.is_mixed,
+                should_stop=self._is_late,
             )  # fmt: skip
+            values = rollouts.add(self.tasks(part), folder, getattr(self._options, part).name, refused, traces)
         tokens = sum(value.num_tokens for value in values)
         self.say(f"{part}: {len(values):,} prefixes continued, {tokens:,} tokens, {len(refused)} refused")
 
@@ -103,7 +103,6 @@ def plan_of(options: argparse.Namespace) -> CollectPlan:
         layers=options.layers,
         with_confidence=options.confidence,
         num_graders=options.graders,
-        num_rollouts=options.rollouts,
     )  # fmt: skip
 
 
@@ -154,7 +153,7 @@ def main() -> None:
     parser.add_argument("--weights-at", type=Path, help="a file that says when the weights are those to use")
     parser.add_argument("--graders", type=int, default=3)
     parser.add_argument("--shard", default="1/1", help="i/n")
-    parser.add_argument("--parts", default="train,test,held,prefixes,values")
+    parser.add_argument("--parts", default="train,test,held,prefixes")
     options = parser.parse_args()
     held_traces = options.held_traces or options.traces
     parts: dict[str, Callable[[Run], None]] = {
@@ -162,8 +161,7 @@ def main() -> None:
         "test": lambda run: run.collect("test", options.traces),
         "other": lambda run: run.collect("other", options.traces),
         "held": lambda run: run.collect("held", held_traces),
-        "prefixes": lambda run: run.roll_out("held", held_traces, at_fractions(CUTS)),
-        "values": lambda run: run.roll_out("train", options.train_traces, at_random(1, options.seed)),
+        "prefixes": lambda run: run.roll_out("held", held_traces),
     }
     if unknown := set(options.parts.split(",")) - parts.keys():
         parser.error(f"unknown parts {', '.join(sorted(unknown))}: use {', '.join(parts)}")

@@ -358,7 +358,6 @@ COMMANDS = [
     (("scorer", "collect", "--problems", "pawn:dev", "--out", "o", "--layers", "last"), "layers 'last'"),
     (("scorer", "collect", "--problems", "pawn:dev", "--out", "o", "--layers", "None"), "layers 'None': give numbers "
      "such as -1,-9, or none"),
-    (("scorer", "collect", "--problems", "pawn:dev", "--out", "o", "--mixed-only"), "--mixed-only says which traces"),
     (("scorer", "collect", "--problems", "pawn:dev", "--out", "/dev/null/x"), "cannot write to /dev/null/x"),
     (("scorer", "train", "--data", "nowhere", "--out", "o"), "no collection.json in nowhere"),
     (("scorer", "train", "--data", "nowhere", "--out", "/dev/null/x/y"), "cannot write to /dev/null/x"),

@@ -26,7 +26,6 @@ COMMANDS = {
     "bench on Ray": (*BENCH, "--ray", "--engines", "2", "--out", "out"),
     "collect": ("scorer", "collect", "--problems", "pawn:dev", "--limit", "1", "--out", "out"),
     "collect on Ray": ("scorer", "collect", "--problems", "pawn:dev", "--limit", "1", "--out", "out", "--ray"),
-    "collect rollouts": ("scorer", "collect", "--problems", "pawn:dev", "--out", "out", "--rollouts", "2"),
     "merge collections": ("scorer", "merge", "part", "--out", "out"),
     "prefix-value": ("prefix-value", "--benchmark", "pawn", "--limit", "1", "--out", "out"),
 }  # fmt: skip

@@ -9,8 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from collected import problem_record
 from gambit.bench.prefix_judges import VerifierJudge
 from gambit.bench.prefix_report import cautions, findings, write_prefix_report
+from gambit.bench.prefix_rollouts import VALUES_FILE, TraceText, nearest_step, read_texts, read_values
 from gambit.bench.prefix_statistics import (
     NO_ANSWER,
     RIGHT,
@@ -23,11 +25,11 @@ from gambit.bench.prefix_statistics import (
 )
 from gambit.bench.prefix_value import PLAN_FILE, PrefixPlan, PrefixSummary, answer_classes
 from gambit.cli.app import app
+from gambit.errors import UserError
 from gambit.models.files import locate
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.training.loading import CollectionReader
-from gambit.training.values import VALUES_FILE, read_texts, read_values
 from gambit.types import Aggregation
 
 # -- statistics --------------------------------------------------------------------------------------------------
@@ -271,3 +273,29 @@ def test_a_report_without_matplotlib_says_so(folder, tmp_path, monkeypatch):
     plan = PrefixPlan(BenchmarkInfo(**raw["benchmark"]), raw["shard"], (0.5,), 4, all_problems=False)
     report = write_prefix_report(tmp_path / "run", plan, summary_of(20))
     assert "matplotlib is not installed" in report.markdown and not (tmp_path / "run" / "figures").exists()
+
+
+def test_the_nearest_thought_is_never_the_end():
+    def text(ends, num_tokens):
+        return TraceText(problem_record("p", []), 0, np.arange(num_tokens, dtype=np.int32), np.array(ends, np.int32))
+
+    long = text([10, 40, 50, 100], 100)
+    assert [nearest_step(long, share) for share in (0.01, 0.25, 0.44, 0.5, 0.99)] == [1, 1, 2, 3, 3]
+    assert nearest_step(text([100], 100), 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "culprit"),
+    [
+        ({"is_right": [True]}, "2 answers, 1 of them graded"),
+        ({"answers": [], "is_right": []}, "at least 1 item"),
+        ({"step": 0}, "greater than or equal to 1"),
+        ({"trace": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_line(tmp_path, changes, culprit):
+    value = {"problem": "p", "trace": 0, "step": 1, "answers": ["1", None], "is_right": [True, False], "num_tokens": 9}
+    lines = [json.dumps(value), json.dumps({**value, **changes})]
+    (tmp_path / VALUES_FILE).write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=f"line 2: not the value of a prefix .*{culprit}"):
+        list(read_values(tmp_path))

@@ -26,7 +26,6 @@ from gambit.cluster.pool import EnginePool
 from gambit.cluster.slots import EngineState, Work
 from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.training.storage import read_shards
-from gambit.training.values import read_values
 
 pytestmark = pytest.mark.slow
 PAWN = ("--benchmark", "pawn", "--limit", "4", "--capacity", "6", "--policies", "sc,gambit")
@@ -112,7 +111,7 @@ def test_a_file_is_solved_as_without_ray(ray_cluster, tmp_path: Path) -> None:
 
 
 def test_a_collection_has_the_traces_and_states_of_a_local_one(ray_cluster, tmp_path: Path) -> None:
-    words = ("scorer", "collect", "--problems", "pawn:dev", "--limit", "2", "--traces", "2", "--rollouts", "2",
+    words = ("scorer", "collect", "--problems", "pawn:dev", "--limit", "2", "--traces", "2",
              "--traces-at-once", "2")  # fmt: skip
     gambit(*words, "--out", str(tmp_path / "here"))
     gambit(*words, "--out", str(tmp_path / "there"), "--ray", ray_cluster.address, "--engines", "2")
@@ -128,8 +127,6 @@ def test_a_collection_has_the_traces_and_states_of_a_local_one(ray_cluster, tmp_
     assert there == here
     # Problems are read by themselves there and together here; the last bit of half precision may differ.
     torch.testing.assert_close(other_states, states, rtol=1e-2, atol=1e-2)
-    values = [{v.key: v for v in read_values(tmp_path / name)} for name in ("here", "there")]
-    assert values[0] == values[1] and values[0]
 
 
 # -- deaths ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gambit.errors import UserError
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
-from gambit.training.dataset import Division, Part, load_dataset
+from gambit.training.dataset import Division, Part, load_dataset, read_labels
 from gambit.training.evaluate import ScorerComparison, conclusions, evaluate, trust_of
 from gambit.training.fit import Fitted, fit, parts_of, spread_of
 from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
@@ -391,6 +391,62 @@ def test_no_line_remembers_thoughts(folder):
     plan = TrainPlan(folder, "sequence", "ridge", "boundary")
     with pytest.raises(UserError, match="cannot be a straight line"):
         train(plan, datasets_of(plan))
+
+
+# -- labels ----------------------------------------------------------------------------------------------------
+
+
+def labels_file(path, data, label_of):
+    """A label of every thought of the traces for which there is one."""
+    lines = []
+    for problem in data.problems:
+        for number, trace in enumerate(problem.traces):
+            if (label := label_of(number)) is not None:
+                lines.append({"problem": problem.id, "trace": number, "labels": [label] * trace.num_steps})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_a_file_labels_each_thought_and_traces_without_labels_keep_their_outcome(data, tmp_path):
+    found = read_labels(labels_file(tmp_path / "l.jsonl", data, lambda trace: 0.25 if trace == 2 else None)).on(data)
+    outcomes, second = data.step_labels, np.isin(np.arange(len(data.traces.starts)) % 6, 2)
+    is_second = np.repeat(second, data.traces.num_steps)
+    assert set(found.step_labels[is_second]) == {0.25} and found.labelled_by == "l.jsonl"
+    assert (found.step_labels[~is_second] == outcomes[~is_second]).all() and read_labels("outcomes").on(data) is data
+
+
+@pytest.mark.parametrize("objective", ["ridge", "bce", "prefix+pairwise"])
+def test_a_fit_follows_the_labels(tmp_path, objective):
+    """Labels that contradict the outcomes turn the scorer round; even traces are right."""
+    made = make_collection(tmp_path / "data", signal=3.0)
+    plan = TrainPlan(made, objective=objective, state_position="before", division=Division(0.3, 0.0), device="cpu",
+                     changes={"max_epochs": 1, "rate": 0.01, "normalises": True})  # fmt: skip
+    by_outcome = train(plan, datasets_of(plan)).best.held_out_auc
+    labels = labels_file(tmp_path / "l.jsonl", load_dataset(made, StatePosition.BEFORE), lambda trace: trace % 2)
+    turned = dataclasses.replace(plan, labels=labels)
+    trained = train(turned, datasets_of(turned))
+    assert by_outcome > 0.8 and trained.best.held_out_auc < 0.5
+    assert trained.metadata["training"]["labels"] == "l.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            {"problem": "p0", "trace": 0, "labels": [0.5]},
+            r"1 labels for trace 0 of p0, which has \d thoughts",
+        ),
+        ({"problem": "none", "trace": 0, "labels": [0.5]}, "labels no trace of this collection: name its problems"),
+        ({"problem": "p0", "trace": 0, "labels": [1.5]}, r"line 1: damaged \(labels.0: .*less than or equal to 1"),
+        ({"problem": "p0", "trace": -1, "labels": []}, r"line 1: damaged \(trace: .*greater than or equal to 0"),
+    ],
+)
+def test_labels_that_fit_no_trace_are_refused(data, tmp_path, line, message):
+    (tmp_path / "l.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=message):
+        read_labels(str(tmp_path / "l.jsonl")).on(data)
+    with pytest.raises(UserError, match=r"unknown labels 'values': use outcomes, or a \.jsonl file"):
+        read_labels("values")
 
 
 def test_confidence_beside_states_tells_what_states_cannot(tmp_path):

@@ -26,7 +26,6 @@ from gambit.scorers.verifier.model import Passage, Verifier, info_for
 from gambit.solver import Solver
 from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.ranking import QUARTERS
-from gambit.training.values import VALUES_FILE
 from gambit.training.verifier import memory
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
 from gambit.training.verifier.beginning import continued
@@ -113,26 +112,25 @@ def test_its_probabilities_are_calibrated(collection, loaded):
     assert abs(chances[0.25].mean() - right.mean()) < 0.2, "without knowledge: the share of right traces"
 
 
-def test_values_are_its_labels_where_they_are_asked_for(tmp_path, model):
+def test_its_labels_may_come_from_a_file(tmp_path, model):
     folder = told_traces(tmp_path / "c", model, 20)
-    plan = VerifierPlan(folder, str(model), dataclasses.replace(RECIPE, epochs=1), DIVISION, "values", "cpu")
-    with pytest.raises(UserError, match="holds no values"):
-        train_verifier(plan)
-    value = {"problem": "0-0", "trace": 0, "step": 2, "answers": ["7", "8"], "is_right": [True, False], "num_tokens": 9}
-    (folder / VALUES_FILE).write_text(json.dumps(value) + "\n")
-    assert train_verifier(plan).verifier.info.training["labels"] == "values"
+    labels = tmp_path / "labels.jsonl"
+    recipe = dataclasses.replace(RECIPE, epochs=1)
+    plan = VerifierPlan(folder, str(model), recipe, DIVISION, str(labels), "cpu")
+    labels.write_text(json.dumps({"problem": "0-0", "trace": 0, "labels": [0.5] * (NUM_STEPS - 1) + [0]}) + "\n")
+    assert train_verifier(plan).verifier.info.training["labels"] == "labels.jsonl"
     passages = passages_of(plan)
-    assert passages.labels_of(0).tolist() == [0.5, 0.5, 0.75, 1, 1], "values between, the outcome at the end"
-    assert passages.labels_of(1).tolist() == [0.0] * (NUM_STEPS + 1), "a trace without a value has its outcome"
+    assert passages.labels_of(0).tolist() == [0.5] * (NUM_STEPS - 1) + [0, 1], "the outcome at the end"
+    assert passages.labels_of(1).tolist() == [0.0] * (NUM_STEPS + 1), "a trace without labels has its outcome"
 
 
-def test_values_rank_traces_with_the_same_outcome(tmp_path, model):
+def test_labels_rank_traces_with_the_same_outcome(tmp_path, model):
     """Of two wrong traces the one that was nearer to being right is to be above the other."""
     folder = told_traces(tmp_path / "c", model, 6)
-    values = [{"problem": "0-0", "trace": trace, "step": 2, "answers": ["7"] * 4, "num_tokens": 9,
-               "is_right": [i < right for i in range(4)]} for trace, right in ((1, 3), (3, 0))]  # fmt: skip
-    (folder / VALUES_FILE).write_text("".join(json.dumps(value) + "\n" for value in values))
-    passages = passages_of(VerifierPlan(folder, str(model), labels="values"))
+    labels = tmp_path / "labels.jsonl"
+    lines = [{"problem": "0-0", "trace": trace, "labels": [label] * NUM_STEPS} for trace, label in ((1, 0.75), (3, 0))]
+    labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    passages = passages_of(VerifierPlan(folder, str(model), labels=str(labels)))
     verifier = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
     use_packing(verifier)
     batch = TrainingPass.of([np.array([1, 3])], passages).batch(verifier)

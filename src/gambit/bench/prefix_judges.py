@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from gambit.bench.prefix_rollouts import TraceText
 from gambit.scorers.base import Scorer
 from gambit.scorers.verifier.folder import VerifierInfo
 from gambit.scorers.verifier.model import Verifier
@@ -17,7 +18,6 @@ from gambit.training.dataset import Traces, load_dataset
 from gambit.training.loading import CollectionReader
 from gambit.training.ranking import Floats
 from gambit.training.scoring import step_scores
-from gambit.training.values import TraceText
 from gambit.training.verifier.reading import read_traces
 from gambit.types import Aggregation, StatePosition
 

@@ -21,6 +21,16 @@ from gambit.answers import Grader, canonical
 from gambit.bench.datasets import Benchmark, digest
 from gambit.bench.folder import BenchmarkInfo, add_environment, differences
 from gambit.bench.prefix_judges import PrefixJudge, StepScores
+from gambit.bench.prefix_rollouts import (
+    PrefixKey,
+    PrefixValue,
+    Rollouts,
+    TraceText,
+    at_fractions,
+    nearest_step,
+    read_texts,
+    read_values,
+)
 from gambit.bench.prefix_statistics import NO_ANSWER, RIGHT, CutProblem, CutSummary, summarise_cut
 from gambit.bench.stamp import identity_of, stamp
 from gambit.engines.local.model import pick_device
@@ -33,15 +43,6 @@ from gambit.training.collect import Collector, CollectPlan
 from gambit.training.ranking import Floats, Ints
 from gambit.training.sampling import Task
 from gambit.training.storage import HEADER_FILE, ProblemRecord, read_header, read_index
-from gambit.training.values import (
-    PrefixKey,
-    PrefixValue,
-    TraceText,
-    at_fractions,
-    nearest_step,
-    read_texts,
-    read_values,
-)
 from gambit.types import Problem
 
 FORMAT = 1
@@ -142,10 +143,11 @@ def run(
         summary = collector.collect(tasks, folder, name, lambda *at: progress("traces", *at), should_stop)
         report.refused += summary.refused
         if not should_stop():
-            collector.roll_out(
-                tasks, folder, name, at_fractions(plan.fractions), report.refused,
-                lambda *at: progress("prefixes", *at), should_stop, plan.wants,
+            rollouts = Rollouts(
+                collector, plan.num_rollouts, at_fractions(plan.fractions), plan.wants,
+                lambda *at: progress("prefixes", *at), should_stop,
             )  # fmt: skip
+            rollouts.add(tasks, folder, name, report.refused)
     report.was_stopped = should_stop()
     return report
 

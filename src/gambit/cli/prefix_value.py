@@ -86,7 +86,7 @@ def prefix_value(
         )
         answer = {} if found.answer is None else {"answer": found.answer}
         given = {**answer, "memory_ratio": memory_ratio, **{k: v for k, v in flags.items() if v is not None}}
-        collecting = _collecting(out, found.name, given, traces, rollouts, traces_at_once, graders)
+        collecting = _collecting(out, found.name, given, traces, traces_at_once, graders)
         check_engine(collecting.engine)
         check_model(collecting.engine.model, is_quiet=quiet)
         judges = _judges(scorer, collecting.engine)
@@ -111,14 +111,14 @@ def _fractions(text: str) -> tuple[float, ...]:
 
 
 def _collecting(
-    out: Path, source: str, given: Mapping[str, object], traces: int, rollouts: int, at_once: int | None, graders: int
+    out: Path, source: str, given: Mapping[str, object], traces: int, at_once: int | None, graders: int
 ) -> CollectPlan:
     from gambit.training.collect import CollectPlan
 
     engine = build(EngineConfig, {key: given[key] for key in given if key in EngineConfig.model_fields})
     search = build(SearchConfig, {key: given[key] for key in given if key in SearchConfig.model_fields})
     return CollectPlan(
-        out, source, engine, search, traces_per_problem=traces, num_rollouts=rollouts, num_graders=graders,
+        out, source, engine, search, traces_per_problem=traces, num_graders=graders,
         traces_at_once=at_once or usual_traces_at_once(engine.device),
     )  # fmt: skip
 

@@ -67,7 +67,7 @@ def train(
     ] = AUTO,
     labels: Annotated[
         str,
-        typer.Option(metavar="TEXT", help="outcomes, or values: of the prefixes that `collect --rollouts` continued."),
+        typer.Option(metavar="TEXT", help="outcomes of traces, or a .jsonl with a label of each thought."),
     ] = "outcomes",
     validation: Annotated[
         float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems to choose by (0.15).")

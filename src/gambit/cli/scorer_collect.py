@@ -102,18 +102,6 @@ def collect(
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, max=10**9, metavar="INT", help="Tokens a pass of the states' model.")
     ] = None,
-    rollouts: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65_536, metavar="INT", help="Continuations of each prefix, for `train --labels values`."
-        ),
-    ] = 0,
-    prefixes: Annotated[
-        int, typer.Option(min=1, max=MANY, metavar="INT", help="Prefixes a trace, each up to a random thought.")
-    ] = 1,
-    mixed_only: Annotated[
-        bool, typer.Option(help="With --rollouts: of problems with right and wrong traces only.")
-    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
     ray: Ray = None,
     engines: Engines = None,
@@ -151,12 +139,7 @@ def collect(
             with_confidence=confidence,
             batch_tokens=batch_tokens,
             num_graders=graders,
-            num_rollouts=rollouts,
-            prefixes_per_trace=prefixes,
-            rolls_out_mixed_only=mixed_only,
         )
-        if mixed_only and not rollouts:
-            raise UserError("--mixed-only says which traces --rollouts continues: add --rollouts 8, or leave it out")
         check_engine(plan.engine)
         check_model(plan.engine.model, is_quiet=quiet)
         check_writable(out)
@@ -178,9 +161,9 @@ def merge(
     """Put collections that were made in the same way together."""
 
     def body() -> int:
+        from gambit.bench.prefix_rollouts import merge_values
         from gambit.storage.run_folder import check_writable
         from gambit.training.storage import merge as run
-        from gambit.training.values import merge_values
 
         check_writable(out)
         with sole_writer(out):

@@ -51,12 +51,11 @@ def progress(
 def summary_line(summary: CollectSummary, out: Path, seconds: float) -> str:
     share = summary.num_correct / max(1, summary.num_traces)
     before = f", {summary.num_before} were there before" if summary.num_before else ""
-    rolled_out = f"; {summary.num_prefixes} prefixes rolled out" if summary.num_prefixes else ""
     stopped = "; stopped early, the same command goes on" if summary.was_stopped else ""
     return (
         f"{out}: {summary.num_problems} problems{before}; {summary.num_traces} traces, {share:.1%} right; "
         f"{summary.num_mixed} problems with both; {summary.num_steps} steps, {summary.num_tokens} tokens"
-        f"{rolled_out}, {seconds:.0f} s{stopped}"
+        f", {seconds:.0f} s{stopped}"
     )
 
 

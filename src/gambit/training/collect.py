@@ -35,7 +35,6 @@ from gambit.training.sampling import (
 )
 from gambit.training.states import NoStates, Reading, StateReader
 from gambit.training.storage import CollectionWriter, Header, ProblemRecord, TraceRecord, new_id, opened_collection
-from gambit.training.values import Cut, PrefixValue, ValueRun, at_random, read_texts
 from gambit.types import StatePosition
 
 _KEPT_SETTINGS = (
@@ -58,15 +57,11 @@ class CollectPlan:
     with_confidence: bool = True
     batch_tokens: int | None = None  # of the pass that reads states; None: what suits the device
     num_graders: int = 2
-    num_rollouts: int = 0  # from each prefix
-    prefixes_per_trace: int = 1
-    rolls_out_mixed_only: bool = False  # problems with right and wrong traces
 
     @property
     def most_problems_at_once(self) -> int:
-        """On one engine, sampled or rolled out."""
-        fewest = min(self.traces_per_problem, self.num_rollouts or self.traces_per_problem)
-        return max(1, self.traces_at_once // fewest)
+        """Problems that one engine samples at a time."""
+        return max(1, self.traces_at_once // self.traces_per_problem)
 
 
 @dataclass(slots=True)
@@ -80,7 +75,6 @@ class CollectSummary:
     num_steps: int = 0
     num_tokens: int = 0
     num_mixed: int = 0  # problems with right and wrong traces: the only ones that say something about ranking
-    num_prefixes: int = 0  # rolled out by this run
     refused: list[str] = field(default_factory=list)
     was_stopped: bool = False
 
@@ -101,25 +95,14 @@ def collect(
     The caller holds the folder's lock: to find it taken is of use before an engine is loaded.
     """
     with Collector(plan, engines) as collector:
-        summary = collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
-        if plan.num_rollouts and not summary.was_stopped:
-            cut = at_random(plan.prefixes_per_trace, plan.search.seed)
-            values = collector.roll_out(tasks, plan.out, plan.source, cut, summary.refused, on_progress, should_stop,
-                                        lambda problem: problem.is_mixed or not plan.rolls_out_mixed_only)  # fmt: skip
-            summary.num_prefixes, summary.was_stopped = len(values), should_stop()
-        return summary
+        return collector.collect(tasks, plan.out, plan.source, on_progress, should_stop)
 
 
 class CollectEngines(Protocol):
     """What samples traces and reads their states, here or in a cluster."""
 
     @property
-    def sampler(self) -> Sampler:
-        """Of traces whose states are wanted."""
-
-    @property
-    def roller(self) -> Sampler:
-        """Of those whose states are not."""
+    def sampler(self) -> Sampler: ...
 
     @property
     def hidden_size(self) -> int: ...
@@ -148,7 +131,7 @@ class LocalEngines:
         except BaseException:
             self.solver.close()
             raise
-        self.sampler = self.roller = LocalSampler(self.solver)
+        self.sampler = LocalSampler(self.solver)
 
     @property
     def hidden_size(self) -> int:
@@ -173,7 +156,7 @@ class Collector:
     """Serves several collections in turn with the same engines, which it closes. The caller holds their locks."""
 
     def __init__(self, plan: CollectPlan, engines: CollectEngines | None = None) -> None:
-        self._plan = plan
+        self.plan = plan
         self._engines: CollectEngines = engines or LocalEngines(plan)
 
     def collect(
@@ -190,10 +173,9 @@ class Collector:
 
         `traces_per_problem`: instead of the plan's.
         """
-        plan = self._plan
-        count = traces_per_problem or plan.traces_per_problem
-        order = SamplingOrder(plan.search, count, plan.traces_at_once)
-        writer = opened_collection(out, self._header(source, count))
+        plan = self.plan
+        order = SamplingOrder(plan.search, traces_per_problem or plan.traces_per_problem, plan.traces_at_once)
+        writer = self.open(out, source, traces_per_problem)
         with Grading(plan.search.answer, plan.num_graders) as grading:
             summary = CollectSummary(num_before=len(writer.done))
             todo = [task for task in tasks if task.id not in writer.done]
@@ -211,28 +193,13 @@ class Collector:
         summary.was_stopped = should_stop()
         return summary
 
-    def roll_out(
-        self,
-        tasks: Sequence[Task],
-        out: Path,
-        source: str,
-        cut: Cut,
-        refused: list[str],
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-        should_stop: Callable[[], bool] = lambda: False,
-        chosen: Callable[[ProblemRecord], bool] = lambda problem: True,
-        traces_per_problem: int | None = None,
-    ) -> list[PrefixValue]:
-        """Continue collected traces from prefixes that have no value yet, where their problem is `chosen`.
+    def open(self, out: Path, source: str, traces_per_problem: int | None = None) -> CollectionWriter:
+        """Begins or resumes a collection; one that was made otherwise is refused."""
+        return opened_collection(out, self._header(source, traces_per_problem or self.plan.traces_per_problem))
 
-        `traces_per_problem`: that were collected, if not the plan's.
-        """
-        plan = self._plan
-        order = SamplingOrder(plan.search, plan.num_rollouts, plan.traces_at_once)
-        opened_collection(out, self._header(source, traces_per_problem or plan.traces_per_problem))
-        with Grading(plan.search.answer, plan.num_graders) as grading:
-            run = ValueRun(self._engines.roller, out, order, grading, refused, on_progress, should_stop)
-            return run.add(tasks, [text for text in read_texts(out) if chosen(text.problem)], cut)
+    @property
+    def sampler(self) -> Sampler:
+        return self._engines.sampler
 
     @property
     def engine_info(self) -> EngineInfo:
@@ -248,7 +215,7 @@ class Collector:
         self.close()
 
     def _header(self, source: str, traces_per_problem: int) -> Header:
-        plan = self._plan
+        plan = self.plan
         return Header(
             id=new_id(),
             source=source,

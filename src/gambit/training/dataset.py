@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 
 from gambit.errors import UserError
-from gambit.training.storage import Header, ProblemRecord, Shard, read_header, read_shards, state_name
+from gambit.storage.lines import whole_lines
+from gambit.training.storage import Header, ProblemRecord, Record, Shard, parsed, read_header, read_shards, state_name
 from gambit.types import StatePosition
+
+OUTCOMES = "outcomes"  # a thought's label is the outcome of its trace
 
 
 class Part(StrEnum):
@@ -72,6 +77,7 @@ class Dataset:
     tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, where they were asked for
     prompts: tuple[tuple[int, ...], ...] = ()  # of each problem; none in a collection of version 0.1
     labels: npt.NDArray[np.float32] | None = None  # [step] to fit to; None: the outcome of its trace
+    labelled_by: str = OUTCOMES  # or the name of a file
 
     @property
     def num_features(self) -> int:
@@ -169,3 +175,59 @@ def _prompts(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
         return []
     parts = (torch.split(each.tensors["prompts"], each.tensors["prompt_lengths"].tolist()) for each in shards)
     return [tuple(prompt.tolist()) for shard in parts for prompt in shard]
+
+
+# -- labels ----------------------------------------------------------------------------------------------------
+
+
+class TraceLabels(Record):
+    """One line of a file of labels: a label of every thought of one trace."""
+
+    problem: str
+    trace: int = Field(ge=0)  # its number among the problem's traces
+    labels: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What thoughts are fitted to: the outcomes of their traces, or what a file says of them."""
+
+    path: Path | None = None
+    by_trace: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
+
+    def on(self, data: Dataset) -> Dataset:
+        """Returns the dataset with these labels; a trace without any keeps its outcome at every thought."""
+        if self.path is None:
+            return data
+        found, num_labelled = data.step_labels.copy(), 0
+        for trace, number in enumerate(_numbers_in_problem(data.traces.problem_of)):
+            problem = data.problems[data.traces.problem_of[trace]].id
+            labels = self.by_trace.get((problem, number))
+            if labels is None:
+                continue
+            start, count = data.traces.starts[trace], data.traces.num_steps[trace]
+            if len(labels) != count:
+                raise UserError(f"{self.path}: {len(labels)} labels for trace {number} of {problem}, which has {count} "
+                                "thoughts: give one for each")  # fmt: skip
+            found[start : start + count] = labels
+            num_labelled += 1
+        if not num_labelled:
+            raise UserError(f"{self.path} labels no trace of this collection: name its problems by their ids")
+        return dataclasses.replace(data, labels=found, labelled_by=self.path.name)
+
+
+def _numbers_in_problem(problem_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[trace]: its number among the traces of its problem, which lie together."""
+    found: npt.NDArray[np.int64] = np.arange(len(problem_of)) - np.searchsorted(problem_of, problem_of)
+    return found
+
+
+def read_labels(source: str) -> Labels:
+    """Returns the labels that `--labels` names: `outcomes`, or a file of JSON lines."""
+    if source == OUTCOMES:
+        return Labels()
+    path = Path(source)
+    if not path.is_file():
+        raise UserError(f"unknown labels {source!r}: use {OUTCOMES}, or a .jsonl file with a label of each thought")
+    lines = (parsed(TraceLabels, line, f"{path}, line {number}") for number, line in whole_lines(path))
+    return Labels(path, {(line.problem, line.trace): line.labels for line in lines})

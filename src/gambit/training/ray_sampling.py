@@ -83,7 +83,6 @@ class SampleJob:
     task: Task
     config: SearchConfig
     concurrency: int
-    wants_states: bool
 
     def __call__(self, engine: CollectEngine, desk: JobDesk) -> SampleEnd:
         watch = Watch()
@@ -91,8 +90,7 @@ class SampleJob:
         sampled = watch.take(self.task)
         if result is None or result.stop_reason not in WHOLE or not sampled.traces:
             return SampleEnd(None, None if result is None else result.error)
-        if self.wants_states:
-            sampled.states = engine.read(sampled)
+        sampled.states = engine.read(sampled)
         return SampleEnd(sampled, result.error)
 
     def _search(self, solver: Solver, desk: JobDesk, watch: Watch) -> SearchResult | None:
@@ -113,13 +111,12 @@ class PoolSampler:
     """Samples on every engine of a pool."""
 
     pool: EnginePool[CollectEngine]
-    wants_states: bool
 
     def sample(
         self, tasks: Iterable[Task], order: SamplingOrder, refused: list[str], should_stop: Callable[[], bool]
     ) -> Iterator[Sampled]:
         config, most = order.search, order.concurrency
-        work = (Work(SampleJob(task, config, most, self.wants_states), task.id) for task in tasks)
+        work = (Work(SampleJob(task, config, most), task.id) for task in tasks)
         for end in self.pool.run(work, jobs_per_engine=most, should_stop=should_stop):
             found = end.value if isinstance(end.value, SampleEnd) else SampleEnd(None, end.error)
             if found.error is not None:
@@ -132,8 +129,7 @@ class RayEngines:
     """The engines of a collection under Ray; the pool is its caller's to close."""
 
     def __init__(self, pool: EnginePool[CollectEngine], should_stop: Callable[[], bool] = lambda: False) -> None:
-        self.sampler = PoolSampler(pool, wants_states=True)
-        self.roller = PoolSampler(pool, wants_states=False)
+        self.sampler = PoolSampler(pool)
         facts = pool.ask(facts_of, should_stop)
         if facts is None:
             raise EngineError("stopped before an engine was ready: nothing was collected")

@@ -28,11 +28,13 @@ HEADER_FILE, INDEX_FILE = "collection.json", "index.jsonl"
 _MAY_DIFFER = ("id", "source")  # more problems may join a collection; how its traces were made may not change
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """A JSON object of a collection."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class Header(_Record):
+class Header(Record):
     """How every trace of a collection was made."""
 
     format: int = FORMAT
@@ -49,7 +51,7 @@ class Header(_Record):
     sampling: dict[str, float | int | str | None]
 
 
-class TraceRecord(_Record):
+class TraceRecord(Record):
     """One sampled trace; its steps are rows of the shard's tensors."""
 
     answer: str | None
@@ -59,7 +61,7 @@ class TraceRecord(_Record):
     end: str
 
 
-class ProblemRecord(_Record):
+class ProblemRecord(Record):
     id: str
     question: str
     gold: str
@@ -71,7 +73,7 @@ class ProblemRecord(_Record):
         return len({trace.is_correct for trace in self.traces}) > 1
 
 
-class ShardEntry(_Record):
+class ShardEntry(Record):
     """One line of the index. Rows of the shard follow its problems, their traces and their steps in this order."""
 
     file: str = Field(pattern=r"^shard-\d+\.safetensors$")
@@ -212,14 +214,14 @@ def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, obje
 
 # -- reading ---------------------------------------------------------------------------------------------------
 
-Record = TypeVar("Record", bound=_Record)
+SomeRecord = TypeVar("SomeRecord", bound=Record)
 
 
 def read_header(folder: Path) -> Header:
     path = folder / HEADER_FILE
     if not path.is_file():
         raise UserError(f"no {HEADER_FILE} in {folder}: give a folder that `gambit scorer collect` wrote")
-    header = _parsed(Header, path.read_bytes(), str(path))
+    header = parsed(Header, path.read_bytes(), str(path))
     if header.format != FORMAT:
         raise UserError(f"{path}: format {header.format}, this version reads {FORMAT}")
     return header
@@ -229,7 +231,7 @@ def read_index(folder: Path) -> Iterator[ShardEntry]:
     """Every complete line of the index; a problem that is there twice would count twice."""
     path, seen = folder / INDEX_FILE, set[str]()
     for number, line in whole_lines(path):
-        entry = _parsed(ShardEntry, line, f"{path}, line {number}")
+        entry = parsed(ShardEntry, line, f"{path}, line {number}")
         for problem in entry.problems:
             if problem.id in seen:
                 raise UserError(f"{path}, line {number}: the problem {problem.id!r} is there twice: delete that line, "
@@ -238,7 +240,8 @@ def read_index(folder: Path) -> Iterator[ShardEntry]:
         yield entry
 
 
-def _parsed(kind: type[Record], content: str | bytes, where: str) -> Record:
+def parsed(kind: type[SomeRecord], content: str | bytes, where: str) -> SomeRecord:
+    """Returns a record from its JSON; `where` is named where it is damaged."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

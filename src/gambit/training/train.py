@@ -15,18 +15,16 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.mlp import BLEND
-from gambit.training.dataset import Dataset, Division, Part, load_dataset
+from gambit.training.dataset import OUTCOMES, Dataset, Division, Part, load_dataset, read_labels
 from gambit.training.evaluate import evaluate, trust_of
 from gambit.training.fit import Fitted, Say, fit
 from gambit.training.networks import ARCHITECTURES
 from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecipe, recipe_for
 from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header
-from gambit.training.values import with_value_labels
 from gambit.types import StatePosition
 
 AUTO = "auto"
-OUTCOMES, VALUES = "outcomes", "values"  # what steps are labelled with
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +124,18 @@ def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Datas
     known = [str(each) for each in StatePosition]
     if plan.state_position not in (AUTO, *known):
         raise UserError(f"unknown state position {plan.state_position!r}: use auto, {', '.join(known)}")
-    if plan.labels not in (OUTCOMES, VALUES):
-        raise UserError(f"unknown labels {plan.labels!r}: use {OUTCOMES} or {VALUES}")
+    labels = read_labels(plan.labels)
     header = read_header(plan.data)
     if not header.layers:
         raise UserError(f"{plan.data} holds no states, by which a scorer judges: collect them without --layers none, "
                         "or train a verifier (--architecture verifier)")  # fmt: skip
     positions = header.positions if plan.state_position == AUTO else (plan.state_position,)
     choices = layer_choices(header.layers) if plan.layers is None else [plan.layers]
-    found = [
-        load_dataset(plan.data, StatePosition(position), layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
-        for position in positions
+    return [
+        labels.on(load_dataset(plan.data, position, layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped))
+        for position in map(StatePosition, positions)
         for layers in choices
     ]
-    return [with_value_labels(data, plan.data) for data in found] if plan.labels == VALUES else found
 
 
 def layer_choices(layers: Sequence[int]) -> list[tuple[int, ...]]:
@@ -177,7 +173,7 @@ def metadata_of(
         "traces_per_problem": data.header.traces_per_problem,
         "traces": {name: len(traces) for name, traces in parts.items()},
         "steps": int(data.traces.num_steps.sum()),
-        "labels": OUTCOMES if data.labels is None else VALUES,
+        "labels": data.labelled_by,
         "division": dataclasses.asdict(division),
         "device": device.type,
         "epochs": best.epochs,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gambit.scorers.verifier.folder import ALL_LINEAR
-from gambit.training.dataset import Division
-from gambit.training.train import AUTO, OUTCOMES
+from gambit.training.dataset import OUTCOMES, Division
+from gambit.training.train import AUTO
 
 # Tokens of one step of the optimiser and, at most, of one pass, which keeps about 3 MB a token of a 1.5B model to go
 # back; on CUDA it is measured how many of them the memory holds.

@@ -18,12 +18,10 @@ from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Verifier
-from gambit.training.dataset import Division, Part
+from gambit.training.dataset import Division, Part, read_labels
 from gambit.training.fit import Say, parts_of
 from gambit.training.logistic import calibrating_line
 from gambit.training.ranking import QUARTERS, Floats, Ints
-from gambit.training.train import OUTCOMES, VALUES
-from gambit.training.values import with_value_labels
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
 from gambit.training.verifier.beginning import beginning
 from gambit.training.verifier.fused import use_fused_layers
@@ -77,10 +75,10 @@ def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Sa
 
 
 def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Passages:
-    if plan.labels not in (OUTCOMES, VALUES):
-        raise UserError(f"unknown labels {plan.labels!r}: use {OUTCOMES} or {VALUES}")
+    """Reads what a plan trains on; `skipped` gathers shards that were left out."""
+    labels = read_labels(plan.labels)
     passages = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
-    return Passages.of(with_value_labels(passages.data, plan.data)) if plan.labels == VALUES else passages
+    return Passages.of(labels.on(passages.data))
 
 
 def drawn_problems(train: Ints, passages: Passages, recipe: VerifierRecipe) -> Ints:
@@ -325,7 +323,7 @@ def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
         "source": data.header.source,
         "problems": len(data.problems),
         "traces": {str(part): len(data.of_part(plan.division, part)) for part in Part},
-        "labels": plan.labels,
+        "labels": data.labelled_by,
         "start": None if plan.start is None else start_of(plan.start),
         "division": dataclasses.asdict(plan.division),
         "recipe": dataclasses.asdict(plan.recipe),

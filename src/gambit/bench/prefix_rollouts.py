@@ -1,13 +1,10 @@
-"""Values of prefixes: how often traces that continue a collected one from one of its thoughts end right.
+"""Values of prefixes: the share of right traces among those that continue a collected one from one of its thoughts.
 
-They lie in a file of their own beside the collection, one line a prefix, so that they can be added to any collection.
+The values stand in a file of their own beside the collection, one line per prefix.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import random
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -22,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gambit.errors import UserError
 from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
-from gambit.training.dataset import Dataset
-from gambit.training.sampling import Grading, Sampled, Sampler, SamplingOrder, Task, sample
+from gambit.training.collect import Collector
+from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample
 from gambit.training.storage import ProblemRecord, Shard, read_shards
 from gambit.types import Problem
 
@@ -43,7 +40,7 @@ class PrefixKey(NamedTuple):
 
 
 class PrefixValue(BaseModel):
-    """What became of the continuations (rollouts) of one prefix."""
+    """The continuations (rollouts) of one prefix, graded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,7 +78,7 @@ class TraceText:
 
     @property
     def inner_ends(self) -> npt.NDArray[np.int32]:
-        """Of the thoughts after which the trace goes on."""
+        """Token counts up to the end of each thought that is not the last."""
         return self.step_ends[self.step_ends < len(self.tokens)]
 
     def key(self, step: int) -> PrefixKey:
@@ -92,7 +89,7 @@ class TraceText:
 
 
 def read_values(folder: Path) -> Iterator[PrefixValue]:
-    """The values beside a collection; none where there are none."""
+    """Yields the values beside a collection; none where the file is missing."""
     for number, line in whole_lines(folder / VALUES_FILE):
         try:
             yield PrefixValue.model_validate_json(line)
@@ -102,7 +99,7 @@ def read_values(folder: Path) -> Iterator[PrefixValue]:
 
 
 def merge_values(parts: Sequence[Path], out: Path) -> None:
-    """Add the values of several collections to those of another."""
+    """Adds the values of several collections to those of another."""
     drop_torn_line(out / VALUES_FILE)
     known = {value.key for value in read_values(out)}
     found = [value for part in parts for value in read_values(part) if value.key not in known]
@@ -113,7 +110,7 @@ def merge_values(parts: Sequence[Path], out: Path) -> None:
 
 
 def read_texts(folder: Path) -> list[TraceText]:
-    """Every trace of a collection."""
+    """Returns every trace of a collection."""
     return [text for shard in read_shards(folder, skip_corrupted=False) for text in _texts(shard)]
 
 
@@ -131,19 +128,8 @@ def _texts(shard: Shard) -> Iterator[TraceText]:
 Cut = Callable[[TraceText], Iterable[int]]  # the steps after which a trace is cut
 
 
-def at_random(count: int, seed: int) -> Cut:
-    """So many thoughts of each trace, or all it has; always the same ones with the same seed."""
-
-    def steps(text: TraceText) -> list[int]:
-        rng = random.Random(f"{seed} {text.problem.id} {text.number}")
-        inner = range(1, len(text.inner_ends) + 1)
-        return sorted(rng.sample(inner, min(count, len(inner))))
-
-    return steps
-
-
 def nearest_step(text: TraceText, fraction: float) -> int | None:
-    """The thought that ends nearest to a share of the trace's tokens; None where it goes on after no thought."""
+    """Returns the thought that ends nearest to a share of the trace's tokens; None for a trace of one thought."""
     gaps = np.abs(text.inner_ends - fraction * len(text.tokens))
     return int(gaps.argmin()) + 1 if len(gaps) else None
 
@@ -160,45 +146,56 @@ def at_fractions(fractions: Sequence[float]) -> Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueRun:
-    """One run that adds values to a collection."""
+class Rollouts:
+    """Continues collected traces from prefixes that have no value yet."""
 
-    sampler: Sampler
-    folder: Path
-    order: SamplingOrder  # as many traces a problem as there are to be rollouts a prefix
-    grading: Grading
-    refused: list[str]
+    collector: Collector
+    num_rollouts: int  # from each prefix
+    cut: Cut
+    chosen: Callable[[ProblemRecord], bool] = lambda problem: True
     on_progress: Callable[[int, int], None] = lambda done, total: None
     should_stop: Callable[[], bool] = lambda: False
 
-    def add(self, tasks: Iterable[Task], texts: Iterable[TraceText], cut: Cut) -> list[PrefixValue]:
-        """Roll out every prefix that has no value yet, and give the new ones; the caller holds the folder's lock."""
+    def add(
+        self, tasks: Iterable[Task], folder: Path, source: str, refused: list[str], num_traces: int | None = None
+    ) -> list[PrefixValue]:
+        """Returns the new values; the caller holds the folder's lock.
+
+        `num_traces` were collected of each problem, if not the plan's.
+        """
+        self.collector.open(folder, source, num_traces)
         problems = {task.id: task for task in tasks}
-        path = self.folder / VALUES_FILE
+        path = folder / VALUES_FILE
         drop_torn_line(path)
-        done = {value.key for value in read_values(self.folder)}
-        wanted = [(text, step) for text in texts if text.problem.id in problems for step in cut(text)]
+        done = {value.key for value in read_values(folder)}
+        texts = [text for text in read_texts(folder) if self.chosen(text.problem) and text.problem.id in problems]
+        wanted = [(text, step) for text in texts for step in self.cut(text)]
         todo = [(text, step) for text, step in wanted if text.key(step) not in done]
         num_before, found = len(wanted) - len(todo), []
         self.on_progress(num_before, len(wanted))
         with opened_to_append(path) as file:
-            for value in self._rolled_out(problems, todo):
+            for value in self._rolled_out(problems, todo, refused):
                 append_synced(file, value.model_dump_json())
                 found.append(value)
                 self.on_progress(num_before + len(found), len(wanted))
         return found
 
-    def _rolled_out(self, problems: Mapping[str, Task], todo: Sequence[tuple[TraceText, int]]) -> Iterator[PrefixValue]:
-        """As they are graded: the engine does not wait for a slow comparison."""
+    def _rolled_out(
+        self, problems: Mapping[str, Task], todo: Sequence[tuple[TraceText, int]], refused: list[str]
+    ) -> Iterator[PrefixValue]:
+        """Yields values as they are graded: the engine does not wait for a slow comparison."""
+        plan = self.collector.plan
+        order = SamplingOrder(plan.search, self.num_rollouts, plan.traces_at_once)
         keys = {text.key(step).id: text.key(step) for text, step in todo}
         tasks = (_continued(problems[text.problem.id], text, step) for text, step in todo)
         waiting: list[Sampled] = []
-        for sampled in sample(self.sampler, tasks, self.order, self.grading, self.refused, self.should_stop):
-            waiting.append(sampled)
-            is_ready = [all(grade.done() for grade in each.grades) for each in waiting]
-            yield from (_value(keys[each.task.id], each) for each in compress(waiting, is_ready))
-            waiting = list(compress(waiting, map(not_, is_ready)))
-        yield from (_value(keys[each.task.id], each) for each in waiting)
+        with Grading(plan.search.answer, plan.num_graders) as grading:
+            for sampled in sample(self.collector.sampler, tasks, order, grading, refused, self.should_stop):
+                waiting.append(sampled)
+                is_ready = [all(grade.done() for grade in each.grades) for each in waiting]
+                yield from (_value(keys[each.task.id], each) for each in compress(waiting, is_ready))
+                waiting = list(compress(waiting, map(not_, is_ready)))
+            yield from (_value(keys[each.task.id], each) for each in waiting)
 
 
 def _continued(task: Task, text: TraceText, step: int) -> Task:
@@ -211,41 +208,3 @@ def _value(key: PrefixKey, sampled: Sampled) -> PrefixValue:
     answers, is_right = zip(*(grade.result() for grade in sampled.grades), strict=True)
     num_tokens = sum(len(trace.tokens) for trace in sampled.traces)
     return PrefixValue(**key._asdict(), answers=answers, is_right=is_right, num_tokens=num_tokens)
-
-
-# -- as labels -------------------------------------------------------------------------------------------------
-
-
-def with_value_labels(data: Dataset, folder: Path) -> Dataset:
-    """The same steps, labelled by values. Those between known values are interpolated.
-
-    Known are the problem's share of right traces before the first thought, the values, and the outcome at the end. The
-    chance to end right is a martingale, so that a straight line between two known points is its best guess. A trace
-    without a value keeps its outcome at every step.
-    """
-    known: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
-    for value in read_values(folder):
-        known[value.problem, value.trace][value.step] = value.value
-    if not known:
-        raise UserError(f"{folder} holds no values: add some with `gambit scorer collect --rollouts 8`, or leave "
-                        "--labels out")  # fmt: skip
-    labels = [
-        _labels(problem, number, known.get((problem.id, number), {}))
-        for problem in data.problems
-        for number in range(len(problem.traces))
-    ]
-    return dataclasses.replace(data, labels=np.concatenate(labels).astype(np.float32))
-
-
-def _labels(problem: ProblemRecord, number: int, values: Mapping[int, float]) -> npt.NDArray[np.float64]:
-    """[step]."""
-    trace = problem.traces[number]
-    if not values:
-        return np.full(trace.num_steps, float(trace.is_correct))
-    start = float(np.mean([each.is_correct for each in problem.traces]))
-    points = {0: start, trace.num_steps: float(trace.is_correct), **values}
-    places = sorted(points)
-    found: npt.NDArray[np.float64] = np.interp(
-        np.arange(1, trace.num_steps + 1), places, [points[place] for place in places]
-    )
-    return found
