@@ -645,8 +645,3 @@ def test_a_scorer_for_other_states_is_refused(checkpoints, tmp_path):
     said = []
     judge_scorers([str(checkpoints["mlp"])], other, "all", device="cpu", warn=said.append)
     assert len(said) == 1 and "0000" in said[0] and "1111" in said[0]
-
-
-def test_only_pawn_has_a_perfect_judge(checkpoints, folder):
-    with pytest.raises(UserError, match="only pawn's puzzles have a perfect judge"):
-        judge_scorers([str(checkpoints["mlp"])], folder, "all", device="cpu", with_judge=True)

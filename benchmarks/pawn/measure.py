@@ -7,8 +7,8 @@ from statistics import fmean
 
 import numpy as np
 import torch
+from benchmarks.pawn.judge import Judgement
 
-from gambit.pawn.judge import Judgement
 from gambit.pawn.puzzles import Level, parse_puzzle
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset

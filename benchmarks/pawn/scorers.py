@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from benchmarks.pawn.folder import MAX_NEW_TOKENS
+from benchmarks.pawn.judge import FRACTIONS, Judgement, judge
 
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.pawn.judge import Judgement
-from gambit.pawn.puzzles import Split
+from gambit.pawn.puzzles import Split, parse_puzzle
+from gambit.pawn.vocabulary import END, decode
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.storage.locks import locked
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Dataset, Division, load_dataset
-from gambit.training.evaluate import ScorerReport, evaluate
+from gambit.training.evaluate import Rated, ScorerReport, compare, evaluate, rated_by
 from gambit.training.fit import Fitted, fit
 from gambit.training.judging import write_figures
 from gambit.training.objectives import recipe_for
-from gambit.training.perfect_judge import chances_by_share, judge_traces
 from gambit.training.ranking import Ints
 from gambit.training.sampling import PAWN_SOURCE, pawn_tasks
 from gambit.training.train import TrainPlan, info_for, train
@@ -97,10 +97,20 @@ def _division() -> Division:
 
 def judge_checkpoints(paths: Sequence[Path], data: Dataset, device: torch.device) -> ScorerReport:
     """All scorers on the development split, beside the perfect judge; each checkpoint then quotes its own figures."""
-    scorers = {path.stem: (load_checkpoint(path), data) for path in paths}
-    report = evaluate(scorers, data.all_traces(), device, perfect_judge=chances_by_share)
+    traces = data.all_traces()
+    rated = {path.stem: rated_by(load_checkpoint(path), data, traces, device) for path in paths}
+    chances = np.array([judgement.chances for judgement in judge_traces(data, traces)])
+    rated["perfect judge"] = Rated(dict(zip(FRACTIONS, chances.T, strict=True)))
+    report = compare(rated, data, traces)
     write_figures([str(path) for path in paths], report)
     return report
+
+
+def judge_traces(data: Dataset, traces: Ints) -> list[Judgement]:
+    """Returns what the perfect judge knows of each of these traces."""
+    puzzles = [parse_puzzle(problem.question) for problem in data.problems]
+    texts = [decode(list(data.tokens[trace])).removesuffix(END) for trace in traces]
+    return [judge(puzzles[data.traces.problem_of[trace]], text) for trace, text in zip(traces, texts, strict=True)]
 
 
 # -- what scorers cannot know ----------------------------------------------------------------------------------

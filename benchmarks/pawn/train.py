@@ -78,12 +78,12 @@ def make_scorers(options: argparse.Namespace, device: "torch.device") -> None:
         collect_splits,
         fit_scorers,
         judge_checkpoints,
+        judge_traces,
         judge_unseen,
     )
 
     from gambit.scorers.checkpoint import load_checkpoint
     from gambit.training.judging import report_json
-    from gambit.training.perfect_judge import judge_traces
 
     plan = replace(TINY_SCORERS if options.tiny else ScorerPlan(), seed=options.seed)
     run, began = read_run(options.out), time.monotonic()

@@ -5,10 +5,10 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from benchmarks.pawn.judge import FRACTIONS, chance_of_success, judge
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.pawn.judge import FRACTIONS, chance_of_success, judge
 from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Puzzle, Split, generate, parse_puzzle
 from gambit.pawn.puzzles import random_puzzle as draw
 from gambit.pawn.traces import (

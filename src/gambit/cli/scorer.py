@@ -212,9 +212,6 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the ranking curves as PNG (needs matplotlib).")
     ] = None,
-    judge: Annotated[
-        bool, typer.Option("--judge", help="pawn only: add the perfect judge, which knows each trace's exact state.")
-    ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Write the figures into the checkpoints: searches trust them by these.")
     ] = False,
@@ -246,9 +243,8 @@ def evaluate(
             check_installed()
         with only_our_warnings():
             found = judge_scorers(
-                names, data, part, device=device, model=model, with_judge=judge, skip_corrupted=skip_corrupted,
-                warn=warn,
-            )  # fmt: skip
+                names, data, part, device=device, model=model, skip_corrupted=skip_corrupted, warn=warn
+            )
         if write:
             write_figures(names, found)
         text = json.dumps(report_json(found), indent=2)

@@ -23,7 +23,6 @@ from gambit.config.trust import SHARES as TRUST_SHARES
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
-from gambit.training.perfect_judge import PerfectJudge
 from gambit.training.ranking import (
     CURVE,
     QUARTERS,
@@ -42,7 +41,6 @@ from gambit.training.scoring import step_scores
 from gambit.types import Aggregation
 
 NUM_BINS = 10
-JUDGE = "perfect judge"
 SHARES = tuple(sorted({*CURVE, *QUARTERS}))
 
 
@@ -123,33 +121,20 @@ class Rated:
     spread: tuple[float | None, ...] = ()  # as `ScorerTrust` has it
 
 
-def evaluate(
-    scorers: Mapping[str, tuple[Scorer, Dataset]],
-    traces: Ints,
-    device: torch.device,
-    *,
-    perfect_judge: PerfectJudge | None = None,
-) -> ScorerReport:
-    """Scorers by name, each with the collection at its own state position; a perfect judge adds the ceiling."""
+def evaluate(scorers: Mapping[str, tuple[Scorer, Dataset]], traces: Ints, device: torch.device) -> ScorerReport:
+    """Compares scorers by name, each with the collection at its own state position."""
     data = next(iter(scorers.values()))[1]
     rated = {name: rated_by(scorer, own, traces, device) for name, (scorer, own) in scorers.items()}
-    return compare(rated, data, traces, perfect_judge=perfect_judge)
+    return compare(rated, data, traces)
 
 
-def compare(
-    rated: Mapping[str, Rated],
-    data: Dataset,
-    traces: Ints,
-    *,
-    perfect_judge: PerfectJudge | None = None,
-) -> ScorerReport:
-    """Judges by name, beside what needs no training; a perfect judge adds the ceiling."""
+def compare(rated: Mapping[str, Rated], data: Dataset, traces: Ints) -> ScorerReport:
+    """Compares scorers and verifiers by name with each other and with what needs no training."""
     if not len(traces):
         raise UserError("no problem is left to judge by: collect more, or choose another --part")
     measured = {name: _judge_ranking(name, each, data, traces) for name, each in rated.items()}
     baselines = _baselines(data, traces)
-    ceiling = [_ranked(JUDGE, data, traces, perfect_judge(data, traces), is_baseline=False)] if perfect_judge else []
-    everything = [*measured.values(), *baselines, *ceiling]
+    everything = [*measured.values(), *baselines]
     return ScorerReport(
         model=data.header.model,
         source=data.header.source,

@@ -24,10 +24,8 @@ from gambit.scorers.verifier.folder import VerifierInfo, is_verifier, read_info,
 from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.evaluate import (
-    JUDGE,
     SHARES,
     Rated,
-    ScorerRanking,
     ScorerReport,
     compare,
     conclusions,
@@ -36,7 +34,6 @@ from gambit.training.evaluate import (
     trust_of,
 )
 from gambit.training.loading import CollectionReader
-from gambit.training.perfect_judge import chances_by_share
 from gambit.training.ranking import QUARTERS, Estimate, Ints
 from gambit.training.storage import Header, read_header
 from gambit.training.verifier.reading import read_traces
@@ -52,12 +49,11 @@ def judge_scorers(
     *,
     device: str = AUTO,
     model: str | None = None,
-    with_judge: bool = False,
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
     """Checkpoints, registered scorers, folders of verifiers, judged on the same problems of a collection."""
-    reader = CollectionReader(folder, skip_corrupted=skip_corrupted, with_tokens=with_judge)
+    reader = CollectionReader(folder, skip_corrupted=skip_corrupted)
     names = [_found(name, model or reader.header.model) for name in names]
     if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
         raise UserError(f"two scorers are called {twice[0]!r}: rename one, or judge one at a time")
@@ -68,8 +64,7 @@ def judge_scorers(
     rated = {_label(name): _rated(name, reader, traces, pick_device(device), model) for name in names}
     for line in dict.fromkeys(reader.skipped):
         warn(line)
-    perfect_judge = chances_by_share if with_judge else None
-    return compare(rated, data, traces, perfect_judge=perfect_judge)
+    return compare(rated, data, traces)
 
 
 def held_out_traces(data: Dataset, part: str, names: Sequence[str], folder: Path) -> Ints:
@@ -78,7 +73,7 @@ def held_out_traces(data: Dataset, part: str, names: Sequence[str], folder: Path
 
 
 def _data_of(name: str, reader: CollectionReader) -> Dataset:
-    """What is judged by: baselines and a perfect judge need no states, so that any will do."""
+    """Returns the dataset that baselines are taken from: they need no states, so that any will do."""
     if _folder_info(name) is not None:
         return reader.without_states
     info = _load(name).info
@@ -236,22 +231,14 @@ def report_json(report: ScorerReport) -> dict[str, Json]:
 
 
 def metrics_of(report: ScorerReport, name: str) -> dict[str, Json]:
-    """What a checkpoint's metadata quotes of a report: its own figures, and the perfect judge's where there is one."""
-    rankings = {ranking.name: ranking for ranking in report.rankings}
-    mine, judge = rankings[name], rankings.get(JUDGE)
+    """Returns a scorer's own figures of a report, for its checkpoint's metadata."""
+    mine = next(ranking for ranking in report.rankings if ranking.name == name)
     return {
         "source": report.source,
         "problems": report.num_mixed,
-        **_aucs(mine),
+        "mean_auc": _plain(mine.mean_auc),
+        "auc": {f"{share:g}": _plain(mine.auc[share]) for share in QUARTERS},
         "calibration_error": mine.calibration[-1].error if mine.calibration else None,
-        "ceiling": _aucs(judge) if judge else None,
-    }
-
-
-def _aucs(ranking: ScorerRanking) -> dict[str, Json]:
-    return {
-        "mean_auc": _plain(ranking.mean_auc),
-        "auc": {f"{share:g}": _plain(ranking.auc[share]) for share in QUARTERS},
     }
 
 

@@ -13,17 +13,17 @@ from gambit.types import StatePosition
 class CollectionReader:
     """Datasets of one collection; `skipped` gathers what was left out and why."""
 
-    def __init__(self, folder: Path, *, skip_corrupted: bool = False, with_tokens: bool = False) -> None:
+    def __init__(self, folder: Path, *, skip_corrupted: bool = False) -> None:
         self.header = read_header(folder)
         self.skipped: list[str] = []
-        self.folder, self._skips, self._with_tokens = folder, skip_corrupted, with_tokens
+        self.folder, self._skips = folder, skip_corrupted
         self._found: dict[tuple[StatePosition, tuple[int, ...], bool], Dataset] = {}
 
     def at(self, position: StatePosition, layers: tuple[int, ...], *, with_tokens: bool = False) -> Dataset:
-        key = position, layers, with_tokens or self._with_tokens
+        key = position, layers, with_tokens
         if key not in self._found:
             self._found[key] = load_dataset(
-                self.folder, position, layers, skip_corrupted=self._skips, with_tokens=key[2], on_skip=self.skipped
+                self.folder, position, layers, skip_corrupted=self._skips, with_tokens=with_tokens, on_skip=self.skipped
             )
         return self._found[key]
 

@@ -84,14 +84,10 @@ def _curves(axes: Axes, report: ScorerReport, styles: Mapping[str, SeriesStyle],
     has_bands = sum(bool(ranking.calibration) for ranking in report.rankings) <= MOST_BANDS
     for ranking in report.rankings:
         found = ranking.auc if is_auc else ranking.pairwise
-        known = [share for share in shares if share in found]
-        is_partial = len(known) < len(shares)
-        if is_partial and not is_auc:
-            continue  # the judge is known at the quarters only
-        styles[ranking.name].line(axes, known, [found[share].value for share in known], ranking.name)
-        if has_bands and not is_partial and not ranking.is_baseline:
-            low, high = [found[share].low for share in known], [found[share].high for share in known]
-            axes.fill_between(known, low, high, color=styles[ranking.name].colour, alpha=0.15, linewidth=0)
+        styles[ranking.name].line(axes, shares, [found[share].value for share in shares], ranking.name)
+        if has_bands and not ranking.is_baseline:
+            low, high = [found[share].low for share in shares], [found[share].high for share in shares]
+            axes.fill_between(shares, low, high, color=styles[ranking.name].colour, alpha=0.15, linewidth=0)
     axes.axhline(0.5, color="#dddddd", linewidth=1, zorder=0)
     axes.set_xlabel("share of steps seen")
     axes.set_title("AUC within problems" if is_auc else "pairs ranked right")
