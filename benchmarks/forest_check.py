@@ -35,16 +35,16 @@ def on_this_device() -> Any:
         return nullcontext()
     import os
 
-    from forest_on_cpu import forest_on_cpu
+    from support.forest_on_cpu import forest_on_cpu
 
     return forest_on_cpu(interprets="TRITON_INTERPRET" in os.environ)
 
 
 def check_forest(start: Callable[..., Any], model: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Greedy and sampled trees of branches with stock and forest attention, and traces that share nothing."""
-    from engine_setups import GREEDY, worker_of
     from gambit.engines.vllm.compat.forest_switch import forest_error
     from gambit.engines.vllm.messages import DecodeAttention
+    from support.engine_setups import GREEDY, worker_of
 
     with on_this_device():
         # The engine's own self-check runs as it starts, with forest attention in every decode step.
@@ -83,7 +83,7 @@ def check_found(found: dict[str, Any], most: float) -> None:
 
 def distributions(say: Callable[..., Said]) -> dict[str, float]:
     """How far the tokens of sampled trees are from those of stock attention: half the sum of differences in share."""
-    from engine_setups import SAMPLED
+    from support.engine_setups import SAMPLED
 
     counts = {
         name: Counter(
@@ -102,8 +102,8 @@ def distance(one: Counter[int], other: Counter[int]) -> float:
 
 def said(engine: Any, search: int, *, sampling: Any, is_shared: bool = True) -> Said:
     """Eight roots with a long prompt and branches of them; or, with nothing shared, as many roots with a short one."""
-    from engine_setups import PROMPT, finish, open_search, run, spec, tokens_of
     from gambit.types import TraceKey
+    from support.engine_setups import PROMPT, finish, open_search, run, spec, tokens_of
 
     logs: Logs = {}
     open_search(engine, search, prompt=PROMPT * 5 if is_shared else PROMPT[:4], stops=())
@@ -122,7 +122,7 @@ def said(engine: Any, search: int, *, sampling: Any, is_shared: bool = True) -> 
 @contextmanager
 def watching(engine: Any, search: int, logs: Logs) -> Iterator[None]:
     """Notes what the sampler sees, on an engine that schedules synchronously: the front knows all earlier tokens."""
-    from engine_setups import worker_of
+    from support.engine_setups import worker_of
 
     worker = worker_of(engine)
     tap, sample = worker.model_runner.sampler, worker.sample_tokens
@@ -172,10 +172,10 @@ def pawn_accuracy(
     options: dict[str, Any], count: int, seconds: float, tell: Callable[[dict[str, Any]], None], **search: Any
 ) -> dict[str, Any]:
     """The same puzzles with stock and forest attention, in turns: shares of right answers and of their difference."""
-    from engine_setups import worker_of
     from gambit import Solver
     from gambit.engines.vllm.messages import DecodeAttention
     from gambit.pawn.puzzles import Split, generate
+    from support.engine_setups import worker_of
 
     end, longest = time.monotonic() + seconds, 0.0
     puzzles = list(islice(generate(Split.DEV, seed=6), count))

@@ -181,7 +181,7 @@ def run_apart(args: argparse.Namespace, shape: str, left: float) -> None:
 @contextmanager
 def on_cpu() -> Iterator[None]:
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR"}
-    from forest_on_cpu import forest_on_cpu
+    from support.forest_on_cpu import forest_on_cpu
 
     with forest_on_cpu():
         yield
@@ -927,7 +927,7 @@ class Attention:
 
     def errors(self, *found: Any) -> dict[str, float]:
         """Of a few traces against float32, relative to the result's norm."""
-        from forests import attend, keys_of
+        from support.forests import attend, keys_of
 
         names, sums = ("forest against float32", "stock against float32"), [0.0, 0.0]
         for row in range(4):

@@ -38,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     import vllm
 
-    from tiny import save_tiny
+    from support.tiny import save_tiny
 
     with tempfile.TemporaryDirectory() as folder:
         model = str(save_tiny(Path(folder)))

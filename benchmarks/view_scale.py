@@ -30,7 +30,7 @@ from gambit.types import EndReason, StopReason
 from gambit.view import write_page
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from browser import Browser, find_browser
+from support.browser import Browser, find_browser
 
 SWAP, INTERVAL, KV_ROOM = 16, 200, 4_000_000
 

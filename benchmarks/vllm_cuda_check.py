@@ -97,12 +97,12 @@ def tell(name: str, found: object) -> None:
 
 def check(args: argparse.Namespace) -> None:
     if not is_cuda() and os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1":
-        import v2_on_cpu
+        from support import v2_on_cpu
 
         v2_on_cpu.pytest_configure()
     import vllm
 
-    from tiny import save_tiny
+    from support.tiny import save_tiny
 
     def left() -> float:
         return args.seconds - (time.monotonic() - BEGAN)
@@ -159,9 +159,9 @@ def is_cuda() -> bool:
 def start(model: str, scorer: object = None, *, kv_budget_tokens: int | None = None, **options: object) -> object:
     import torch
 
-    from engine_setups import ProjectionScorer
     from gambit.config.options import EngineConfig
     from gambit.engines.vllm.start import start_vllm
+    from support.engine_setups import ProjectionScorer
 
     is_cpu = not torch.cuda.is_available()
     config = EngineConfig(
@@ -186,7 +186,7 @@ def small_engine() -> dict:
 
 def layers(model: str) -> dict:
     """The same of inner layers, which vLLM gives as it does for drafts."""
-    from engine_setups import ProjectionScorer
+    from support.engine_setups import ProjectionScorer
 
     wanted = (-1, 0, 1)
     engine = start(model, ProjectionScorer(layers=wanted))
@@ -200,7 +200,7 @@ def states(engine: object, model: str, layers: tuple[int, ...] = (-1,)) -> dict:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from engine_setups import PROMPT, finish, open_search, projection, spec, tokens_of
+    from support.engine_setups import PROMPT, finish, open_search, projection, spec, tokens_of
 
     info, device = engine.info, "cuda" if torch.cuda.is_available() else "cpu"
     open_search(engine, stops=())
@@ -229,8 +229,8 @@ def states(engine: object, model: str, layers: tuple[int, ...] = (-1,)) -> dict:
 
 def branch(engine: object) -> dict:
     """Greedy children and the ledger; in half precision a near tie may part a child from its parent."""
-    from engine_setups import GREEDY, finish, open_search, run, spec, tokens_of
     from gambit.types import TraceKey
+    from support.engine_setups import GREEDY, finish, open_search, run, spec, tokens_of
 
     open_search(engine, stops=())
     engine.submit([spec(0, sampling=GREEDY), spec(1)])
@@ -249,9 +249,9 @@ def branch(engine: object) -> dict:
 
 def pressure(model: str) -> dict:
     """Gambit in a third of the room: nothing queued, every victim right, every invariant."""
-    from engine_setups import PROMPT, RULE
     from gambit import events as ev
-    from searching import check_victims, make_settings, run_one
+    from support.engine_setups import PROMPT, RULE
+    from support.searching import check_victims, make_settings, run_one
 
     found = {}
     for is_async in (False, True):
@@ -276,7 +276,7 @@ def pressure(model: str) -> dict:
 
 def repeat(engine: object) -> dict:
     """The same noise twice; a sampled run repeats itself as far as the kernels do."""
-    from engine_setups import finish, open_search, spec, tokens_of
+    from support.engine_setups import finish, open_search, spec, tokens_of
 
     said = []
     for search in (1, 2):
@@ -291,8 +291,8 @@ def repeat(engine: object) -> dict:
 
 def confidence(model: str) -> dict:
     """Token confidence on the device, and stock sampling, whose traces are others in every run."""
-    from engine_setups import finish, open_search, spec
     from gambit.scorers.simple import ConfidenceScorer
+    from support.engine_setups import finish, open_search, spec
 
     engine = start(model, ConfidenceScorer(), exact_noise=False)
     open_search(engine, stops=())
@@ -307,7 +307,7 @@ def one_launch(model: str, way: str, **options: bool) -> dict:
     """A scorer launched as one recording, or as one kernel, against the same one kernel by kernel."""
     import torch
 
-    from engine_setups import finish, open_search, random_mlp, spec, worker_of
+    from support.engine_setups import finish, open_search, random_mlp, spec, worker_of
 
     engine = start(model, random_mlp(), **options)
     scoring = worker_of(engine)._scoring
@@ -351,7 +351,7 @@ def pawn() -> dict:
 
 
 def own_process(model: str) -> dict:
-    from engine_setups import finish, open_search, spec, tokens_of
+    from support.engine_setups import finish, open_search, spec, tokens_of
 
     # The backend of forest attention has to be known in that process too.
     engine = start(model, own_process=True, attention="auto")

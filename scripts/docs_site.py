@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 FIRST_PAGE = ROOT / "README.md"
 # [text](path#anchor) of a relative link; the path may be empty, and images are links too.
 LINK = re.compile(r"\]\((?!\w+:|/)([^)#\s]*)(#[^)\s]+)?\)")
-NOT_RUN = re.compile(r"^(```\w+) no-run:.*$", re.MULTILINE)  # a note for tests/test_docs.py
+NOT_RUN = re.compile(r"^(```\w+) no-run:.*$", re.MULTILINE)  # a note for tests/repository/test_docs.py
 API = ROOT / "src" / "gambit" / "api.py"
 API_HERE = "<!-- api -->"
 GROUP_OR_NAME = re.compile(r'^    (?:# (.+)|"(\w+)",)$', re.MULTILINE)

@@ -4,7 +4,7 @@
     python scripts/house.py --root PATH --json     the same for another tree, as JSON
     python scripts/house.py --walk --cases         also runs a search under a profiler, and collects the tests
 
-`FRAGMENTS` are first words of docstrings that have neither subject nor verb; tests/test_prose.py limits their share.
+`FRAGMENTS` are first words of docstrings that have neither subject nor verb; test_prose.py limits their share.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: two threads waitin
 import hypothesis
 import pytest
 
+from support import ROOT
+
 # Nothing is timed in tests: these machines are shared. No example of a slow or an interrupted run is kept either.
 # The same examples every time: what fails has failed for the change at hand.
 hypothesis.settings.register_profile(
@@ -32,9 +34,12 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("untimed")
 
-ROOT = Path(__file__).resolve().parents[1]
 # ../shared next to the repository, or further up where this is a git worktree of it
 SHARED = next((folder / "shared" for folder in ROOT.parents if (folder / "shared").is_dir()), ROOT.parent / "shared")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew", action="store_true", help="write what the tests of this file compare with anew")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,8 +63,8 @@ def pytest_xdist_make_scheduler(config, log):  # type: ignore[no-untyped-def] # 
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    of_cluster = {path.stem for path in ROOT.glob("tests/test_*.py") if "ray_cluster" in path.read_text()}
-    of_vllm = {path.stem for path in ROOT.glob("tests/test_vllm_*.py")}
+    of_cluster = {path.stem for path in ROOT.glob("tests/*/test_*.py") if "ray_cluster" in path.read_text()}
+    of_vllm = {path.stem for path in ROOT.glob("tests/*/test_vllm_*.py")}
     of_vllm |= {"test_engine_contract", "test_engine_histories"}
     of_vllm -= {"test_vllm_model_runner_v2"}  # it starts a process of its own
 
@@ -89,7 +94,7 @@ def _own_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model that `--model` takes."""
-    from tiny import save_tiny  # torch and transformers take seconds, which most unit tests do without
+    from support.tiny import save_tiny  # torch and transformers take seconds, which most unit tests do without
 
     return save_tiny(tmp_path_factory.mktemp("model"))
 
@@ -106,7 +111,7 @@ def pawn_solver():  # type: ignore[no-untyped-def] # importing it takes its time
 @pytest.fixture
 def gate(pawn_solver):  # type: ignore[no-untyped-def] # as above
     """Lets pawn's engine take as many steps as a test allows."""
-    from serving import Gate
+    from support.serving import Gate
 
     gate = Gate(pawn_solver.engine)
     yield gate

@@ -66,8 +66,8 @@ def with_imports(path: Path, found: set[Path]) -> set[Path]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for name in [node.module] if isinstance(node, ast.ImportFrom) else names:
-            with_imports(path.with_name(f"{name}.py"), found)
-    return with_imports(path.with_name("conftest.py"), found)
+            with_imports((ROOT / "tests" / (name or "").replace(".", "/")).with_suffix(".py"), found)
+    return with_imports(ROOT / "tests" / "conftest.py", found)
 
 
 def watched(bench: Bench, file: str, watch: Watch) -> Json:

@@ -22,35 +22,59 @@ class Group(NamedTuple):
 
 ANSWERS = "gambit/answers"
 GROUPS = {
-    "tree": Group(("gambit/tree.py",), ("tree", "loop", "log", "islands", "doubt")),
+    "tree": Group(
+        ("gambit/tree.py",), ("search/tree", "search/loop", "search/log", "policies/islands", "policies/doubt")
+    ),
     "loop": Group(
         tuple(f"gambit/search/{name}.py" for name in ("loop", "execution", "judging", "limits")),
-        ("loop", "judging", "limits", "log", "consensus", "islands", "doubt"),
+        (
+            "search/loop",
+            "search/judging",
+            "search/limits",
+            "search/log",
+            "search/consensus",
+            "policies/islands",
+            "policies/doubt",
+        ),
     ),
-    "tournament": Group(("gambit/policies/tournament.py",), ("tournament", "islands", "doubt")),
-    "vote": Group(("gambit/results/vote.py",), ("vote", "ballots", "consensus", "log")),
+    "tournament": Group(
+        ("gambit/policies/tournament.py",), ("policies/tournament", "policies/islands", "policies/doubt")
+    ),
+    "vote": Group(
+        ("gambit/results/vote.py",),
+        ("results/vote", "results/ballots", "search/consensus", "search/log"),
+    ),
     "answers": Group(
         tuple(
             f"{ANSWERS}/{name}.py"
             for name in ("brackets", "equality", "extraction", "forms", "notation", "numbers", "relations", "units")
         ),
-        ("answer_forms", "answer_equality", "answer_extraction"),
+        ("answers/answer_forms", "answers/answer_equality", "answers/answer_extraction"),
     ),
     "grader": Group(
-        tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")), ("algebra", "grader", "answer_forms")
+        tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")),
+        ("answers/algebra", "answers/grader", "answers/answer_forms"),
     ),
-    "events": Group(("gambit/events.py",), ("log", "tree")),
-    "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("rows", "files")),
+    "events": Group(("gambit/events.py",), ("search/log", "search/tree")),
+    "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("bench/rows", "storage/files")),
 }
 GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}
 MODULES = tuple(GROUP_OF)
 # Files that concern none of them in the first place, but look at what they do.
-OTHERS = ("baselines", "deepconf", "slim_sc")
-TESTS = tuple(f"test_{name}.py" for name in sorted({*OTHERS, *(n for group in GROUPS.values() for n in group.tests)}))
+OTHERS = ("policies/baselines", "policies/deepconf", "policies/slim_sc")
+
+
+def path_of(name: str) -> str:
+    """Returns the path of a test file in the folder `tests`: "search/loop" is search/test_loop.py."""
+    folder, stem = name.split("/")
+    return f"{folder}/test_{stem}.py"
+
+
+TESTS = tuple(map(path_of, sorted({*OTHERS, *(name for group in GROUPS.values() for name in group.tests)})))
 
 
 def concerns(file: str, module: str) -> bool:
-    return file.removeprefix("test_").removesuffix(".py") in GROUPS[GROUP_OF[module]].tests
+    return file in map(path_of, GROUPS[GROUP_OF[module]].tests)
 
 
 def all_mutants() -> list[Mutant]:

@@ -73,7 +73,7 @@ def _whole_blocks(num_tokens: int, info: EngineInfo) -> int:
 class Engine(Protocol):
     """What a search needs of an engine. Calls come from one thread; nothing happens between calls to `step`.
 
-    The contract, tested for every engine in `tests/test_engine_contract.py`:
+    The contract, tested for every engine in `tests/engines/test_engine_contract.py`:
 
     - a running trace gets exactly one token per step; a trace that was stopped, evicted or has finished gets none;
     - a child's next token depends on its tokens, its sampling and its own id alone: greedy, it continues its parent;

@@ -1,6 +1,6 @@
 """Fast path for plain decode steps: one more token of a running request, planned and booked in a fraction of the time.
 
-Whatever is not surely a plain decode is left to vLLM. Both leave the same state behind: tests/test_vllm_fast_decode.py
+Whatever is not surely a plain decode is left to vLLM. Both leave the same state behind: test_vllm_fast_decode.py
 compares it field by field. vLLM hashes and caches blocks by counts, so that it catches up in the next step with what is
 not done in one.
 """

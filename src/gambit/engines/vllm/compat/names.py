@@ -1,6 +1,6 @@
 """What Gambit uses of vLLM, by class: what is called, overridden, read and set, and in which versions it exists.
 
-tests/test_vllm_names.py compares this list with the source of this package and with the installed vLLM;
+tests/engines/test_vllm_names.py compares this list with the source of this package and with the installed vLLM;
 scripts/vllm_names.py checks it against the source of another version and writes it to docs/vllm.md.
 """
 

@@ -1,0 +1,103 @@
+"""`gambit bench --dry-run`: what would run and how large it is, also for every recipe of the paper."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gambit.bench.dry_run import planned_searches
+from gambit.bench.recipe import read_recipe, recipe_from
+from gambit.cli.app import app
+from gambit.policies import embedding
+from support import ROOT
+
+PAPER = ROOT / "benchmarks" / "paper"
+CONTESTS = {"aime_2025": 30, "aime_2026": 30, "hmmt_feb_2024": 30, "hmmt_feb_2025": 30, "gpqa_diamond": 198}
+# searches of each recipe: problems × methods
+SIZES = {
+    "main_results_qwen3_4b": 318 * 5,
+    "main_results_deepseek_8b": 318 * 5,
+    "main_results_phi4_14b": 318 * 5,
+    "lengths_qwen3_4b": 30 * 3,
+    "lengths_deepseek_8b": 30 * 3,
+    "lengths_phi4_14b": 30 * 3,
+    "trace_throughput": 30 * 3,
+    "utilization": 7 * 3,
+    "latency_decomposition": 30,
+    "sequence_scorer_qwen3_4b": 318 * 2,
+    "sequence_scorer_deepseek_8b": 318 * 2,
+    "hyperparameters": 30 * (1 + 3 + 2 + 2 + 1),
+}
+
+
+def dry_run(*words: object) -> tuple[int, str, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "--dry-run", *map(str, words)])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def _no_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slim-SC's own embedder needs it; a plan does not."""
+    monkeypatch.setattr(embedding, "find_spec", lambda name: None)
+
+
+def test_every_recipe_of_the_paper_is_listed_and_has_a_size() -> None:
+    assert {path.stem for path in PAPER.glob("*.yaml")} == SIZES.keys()
+    page = (PAPER / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}.yaml`" in page for name in SIZES)
+
+
+@pytest.mark.usefixtures("_no_sentence_transformers")
+@pytest.mark.parametrize("name", SIZES)
+def test_a_recipe_of_the_paper_would_run(name: str) -> None:
+    code, out, err = dry_run("--recipe", PAPER / f"{name}.yaml")
+    assert code == 0, err
+    assert f"{SIZES[name]:,} searches, about " in out.splitlines()[-1]
+    planned = list(planned_searches(recipe_from(read_recipe(PAPER / f"{name}.yaml"))))
+    assert {part.num_traces for part in planned} == {256} and {part.trace_tokens for part in planned} == {24_000}
+    assert all(
+        part.num_problems == min(CONTESTS[part.benchmark], 7 if name == "utilization" else 999) for part in planned
+    )
+
+
+@pytest.mark.usefixtures("_no_sentence_transformers")
+def test_the_papers_main_table_has_its_methods_with_their_settings() -> None:
+    recipe = recipe_from(read_recipe(PAPER / "main_results_qwen3_4b.yaml"))
+    configs = {variant.label: recipe.search_config(variant, 0, {}) for variant in recipe.variants()}
+    assert list(configs) == ["sc", "step", "slim-sc", "deepconf", "gambit"]
+    assert configs["gambit"].vote == "position" and configs["sc"].vote is None
+    assert configs["slim-sc"].policy_options["threshold"] == 0.95
+    assert recipe.engine["memory_ratio"] == 0.9
+
+
+@pytest.mark.usefixtures("_no_sentence_transformers")
+def test_what_the_run_itself_would_lack_is_said_once_and_refused_there(tmp_path: Path) -> None:
+    recipe = PAPER / "main_results_qwen3_4b.yaml"
+    code, _, err = dry_run("--recipe", recipe)
+    assert code == 0 and err.count("sentence_transformers is not installed: pip install sentence-transformers") == 1
+    assert "warning: the run itself would be refused here: policy 'slim-sc'" in err
+    run = CliRunner().invoke(app, ["bench", "--recipe", str(recipe), "--out", str(tmp_path / "run")])
+    assert run.exit_code == 2 and "sentence_transformers is not installed" in run.stderr
+    assert not (tmp_path / "run").exists()
+    assert dry_run("--recipe", PAPER / "hyperparameters.yaml")[2] == ""
+
+
+def test_a_small_run_is_counted_out(tmp_path: Path) -> None:
+    problems = tmp_path / "sums.jsonl"
+    problems.write_text("".join(json.dumps({"question": f"a={i}", "answer": "7"}) + "\n" for i in range(5)))
+    code, out, err = dry_run("--benchmark", problems, "--policies", "sc,single", "--seeds", "0,1", "--shard", "2/2",
+                             "--capacity", 8, "--max-new-tokens", 100, "--out", tmp_path / "run")  # fmt: skip
+    assert code == 0, err
+    lines = [line.split() for line in out.splitlines()]
+    # of five problems the second shard has two
+    assert lines[1] == ["sc", "sums", "2", "4", "8", "100", "3.2", "k"]
+    assert lines[2] == ["single", "sums", "2", "4", "1", "100", "400"]
+    assert lines[3][:5] == ["8", "searches,", "about", "3.6", "k"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_could_not_run_is_refused() -> None:
+    assert dry_run("--benchmark", "pawn", "--policies", "beam")[0] == 2
+    assert dry_run("--policies", "sc")[0] == 2

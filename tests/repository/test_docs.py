@@ -1,0 +1,201 @@
+"""The README and the docs: every code block runs or says why not, shown output is real, links lead somewhere."""
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from scripts import floors
+from scripts.shown_output import printed, shown
+
+from gambit.cli.bench import command as bench_command
+from gambit.config.options import SearchConfig
+from gambit.errors import UserError
+from gambit.pawn.puzzles import parse_puzzle
+from support import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, *ROOT.glob("[A-Z]*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob(".github/*.md")]
+# A fence may carry "no-run: reason" after its language: installs, hub names, CUDA.
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PUZZLE = re.compile(r"(?:[a-z] = [^;\"'`]+; )+[a-z]\?")
+STATED = re.compile(rf"({PUZZLE.pattern})(?:[^\n]*# answer: |['`] \(|\", \")(\d+)")
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
+MOST_NOT_RUN = 8
+MOST_README_LINES = 130
+INSTALL_BEFORE_LINE = 40
+
+
+def blocks(page, *languages):
+    return [(lang, note.strip(), code) for lang, note, code in FENCE.findall(page.read_text()) if lang in languages]
+
+
+def to_run(page, *languages):
+    """What runs in one go; blocks with shown output are run by themselves."""
+    apart = {block.code for block in shown(page.read_text())}
+    return [code for _, note, code in blocks(page, *languages) if not note and code not in apart]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "python")], ids=lambda page: page.name)
+def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
+    """The blocks of one page build on each other, as a reader takes them."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(to_run(page, "python")))
+    only_current_names = ("-W", "ignore", "-W", "error::DeprecationWarning:__main__")
+    subprocess.run([sys.executable, *only_current_names, str(script)], check=True, cwd=tmp_path, timeout=300)
+
+
+def on_free_ports(script):
+    """Somebody else may serve at the port that a page names."""
+    for named in set(re.findall(r"--port (\d+)", script)):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            script = script.replace(named, str(free.getsockname()[1]))
+    return script
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "bash", "sh")], ids=lambda page: page.name)
+def test_shell_blocks_run(page, tmp_path, tmp_path_factory):
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache"),  # the step is compiled once for all pages
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",  # other tests run beside
+        "RAY_worker_niceness": "0",
+    }
+    script = on_free_ports("set -e\n" + "\n".join(to_run(page, "bash", "sh")))
+    subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path, timeout=600, env=environment)
+
+
+def test_blocks_that_do_not_run_say_why_and_are_few():
+    notes = [note for page in PAGES for _, note, _ in blocks(page, "python", "bash", "sh") if note]
+    assert all(re.fullmatch(r"no-run: \w.*", note) for note in notes), notes
+    assert len(notes) <= MOST_NOT_RUN
+
+
+def shape(output):
+    """Lines of an output without its figures, which depend on the machine; equal neighbours then count once."""
+    lines = [re.sub(r"\s+", " ", re.sub(r"runs/\S+|[\d.,]+", "#", line)) for line in output.splitlines()]
+    return [line for line, before in zip(lines, [None, *lines], strict=False) if line != before]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", list(shown(PAGES[0].read_text())), ids=lambda block: block.language)
+def test_the_readme_shows_what_its_blocks_print(block, tmp_path):
+    """If it does not: `python scripts/shown_output.py`."""
+    output = printed(block, tmp_path)
+    assert output.splitlines()[0] == block.output.splitlines()[0], "the answer"
+    assert shape(output) == shape(block.output)
+
+
+def puzzle_texts():
+    """Pages and error texts that print puzzles, by name."""
+    yield from ((page.name, page.read_text()) for page in PAGES)
+    yield "model card", (ROOT / "src" / "gambit" / "pawn" / "model" / "README.md").read_text()
+    with pytest.raises(UserError) as refused:
+        parse_puzzle("1 + 1?")
+    yield "error text", str(refused.value)
+
+
+def stated_answers(text):
+    """Puzzles with the answers stated beside them: by an output, a comment, in brackets, or as a benchmark's item."""
+    for block in shown(text):
+        for puzzle in PUZZLE.findall(block.code):
+            yield puzzle, re.findall(r"\d+", block.output.splitlines()[0])[-1]
+    yield from STATED.findall(text)
+
+
+def test_stated_answers_of_puzzles_are_right():
+    found = {name: list(stated_answers(text)) for name, text in puzzle_texts()}
+    stated = [each for pairs in found.values() for each in pairs]
+    assert [(puzzle, answer) for puzzle, answer in stated if str(parse_puzzle(puzzle).answer) != answer] == []
+    assert {name for name, pairs in found.items() if pairs} >= {"README.md", "serve.md", "model card", "error text"}
+    assert len(stated) >= 10
+
+
+def test_printed_puzzles_are_solved_rightly(pawn_solver):
+    """A newcomer who runs what a page prints should not be answered wrongly."""
+    puzzles = {puzzle for _, text in puzzle_texts() for puzzle in PUZZLE.findall(text)}
+    answers = {puzzle: pawn_solver.solve(puzzle, SearchConfig(capacity=16, seed=0)).answer for puzzle in puzzles}
+    assert answers == {puzzle: str(parse_puzzle(puzzle).answer) for puzzle in puzzles}
+    assert len(puzzles) >= 8
+
+
+def test_the_readme_is_short_and_begins_with_the_installation():
+    lines = PAGES[0].read_text().splitlines()
+    assert len(lines) <= MOST_README_LINES
+    assert any("pip install" in line for line in lines[:INSTALL_BEFORE_LINE])
+
+
+def without_code(text):
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+
+
+def anchors(page):
+    """Of a page's headings, as GitHub and MkDocs make them; a heading that comes again gets a number."""
+    found = []
+    for heading in HEADING.findall(FENCE.sub("", page.read_text())):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        found.append(re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", plain.strip().lower())))
+    return found
+
+
+def broken_links(page):
+    for path, anchor in LINK.findall(without_code(page.read_text())):
+        target = page.parent / path if path else page
+        if not target.exists():
+            yield f"{page.name} links to {path}, which is not there"
+        elif anchor and anchor not in anchors(target):
+            yield f"{page.name} links to {target.name}#{anchor}, which has only {anchors(target)}"
+
+
+def test_links_between_pages_lead_somewhere():
+    assert [sentence for page in LINKED for sentence in broken_links(page)] == []
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One thing\n[a](gone.md) [b](#one-thing) [c](page.md#another) `[d](code.md)` [e](https://e.org)\n"
+    )
+    assert [sentence.split(", ")[0] for sentence in broken_links(page)] == [
+        "page.md links to gone.md",
+        "page.md links to page.md#another",
+    ]
+
+
+def test_extending_needs_the_public_names_alone():
+    code = "\n".join(code for _, _, code in blocks(ROOT / "docs" / "extending.md", "python"))
+    assert set(re.findall(r"from (gambit[\w.]*) import", code)) == {"gambit.api"}
+    assert "import gambit" not in code.replace("from gambit.api import", "")
+
+
+def test_the_map_of_packages_is_the_one_that_is_checked():
+    """If it is not: `python scripts/floors.py`."""
+    text = floors.PAGE.read_text()
+    assert floors.renewed(text) == text
+
+
+def test_the_manifest_for_kuberay_gives_options_that_exist():
+    manifests = list(yaml.safe_load_all((ROOT / "deploy" / "kuberay.yaml").read_text()))
+    [job] = [each for each in manifests if each["kind"] == "RayJob"]
+    entrypoint = job["spec"]["entrypoint"]
+    known = {name for parameter in bench_command().params for name in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", entrypoint)) <= known
+    assert subprocess.run(["sh", "-n", "-c", entrypoint], check=False).returncode == 0
+    workers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert f"--engines {sum(group['replicas'] for group in workers)}" in entrypoint
+
+
+def test_every_result_that_is_kept_is_told_somewhere():
+    results = ROOT / "benchmarks" / "results"
+    pages = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
+    told = " ".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [path.name for path in sorted(results.iterdir()) if path.name not in told] == []

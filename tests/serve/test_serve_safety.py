@@ -1,0 +1,348 @@
+"""`gambit serve` against those who mean ill: no key, other keys' ids, forged forms, strange and slow requests."""
+
+import json
+import re
+import socket
+import ssl
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from gambit.serve import page
+from gambit.serve.sessions import SESSION_COOKIE
+from support.serving import EASY, KEY, OTHER_KEY, SMALL, serving
+
+PATHS = [
+    ("GET", "/v1/models"), ("GET", "/v1/models/pawn"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"), ("GET", "/v1/responses/resp_1"), ("DELETE", "/v1/responses/resp_1"),
+    ("POST", "/v1/responses/resp_1/cancel"), ("GET", "/version"), ("GET", "/metrics"), ("GET", "/page/events"),
+    ("GET", "/page/searches"), ("POST", "/page/ask"), ("GET", "/page/searches/x/live"), ("GET", "/page/searches/x/log"),
+    ("POST", "/page/searches/x/cancel"), ("GET", "/nothing"), ("GET", "/v1/../health/x"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served(pawn_solver):
+    with serving(pawn_solver) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def open_server(pawn_solver):
+    """One that asks for no key, on this machine alone."""
+    with serving(pawn_solver, keys=()) as running:
+        yield running
+
+
+BODY = {"model": "pawn", "messages": [{"role": "user", "content": EASY}]}
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-wrong"}, {"authorization": KEY},
+                                     {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer"},
+                                     {"cookie": f"{SESSION_COOKIE}=guess"}], ids=str)  # fmt: skip
+def test_without_a_key_there_is_health_and_nothing_else(served, headers):
+    with served.http(None) as client:
+        for method, path in PATHS:
+            assert client.request(method, path, headers=headers, json=BODY).status_code == 401, path
+        assert (
+            client.get("/health", headers=headers).status_code
+            == client.get("/ping", headers=headers).status_code
+            == 200
+        )
+        assert "API key" in client.get("/", headers=headers).text and "csrf-token" not in client.get("/").text
+
+
+def test_every_key_is_compared_whatever_is_presented(monkeypatch, served):
+    """Constant time: neither the first match nor a wrong length ends the comparison."""
+    from gambit.serve import settings
+
+    seen = []
+    real = settings.hmac.compare_digest
+    monkeypatch.setattr(settings.hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or real(a, b))
+    for presented in (KEY, OTHER_KEY, "x", "y" * 1000):
+        settings.key_of(presented, served.server.config.app._settings.keys)
+    assert seen == [(32, 32)] * 8
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/x", "search-0", "a\\b", "%00"])
+def test_ids_are_names_and_no_paths(served, name):
+    with served.http() as client:
+        for path in (f"/page/searches/{name}/log", f"/page/searches/{name}/live", f"/v1/responses/{name}"):
+            reply = client.get(path)
+            assert reply.status_code == 404 and "root:" not in reply.text
+
+
+# -- a browser on this machine ---------------------------------------------------------------------------------------
+
+
+def test_other_sites_cannot_use_a_server_without_keys(open_server):
+    with open_server.http(None) as client:
+        assert client.post("/v1/chat/completions", json=BODY).status_code == 200
+        evil = {"origin": "https://evil.example"}
+        assert client.post("/v1/chat/completions", json=BODY, headers=evil).status_code == 403
+        assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403  # DNS rebinding
+        assert client.get("/", headers={"host": "evil.example:80"}).status_code == 403
+
+
+def token_of(text):
+    return re.search(r'name="(?:csrf-token|token)" (?:content|value)="([^"]+)"', text)[1]
+
+
+def logged_in(served, key=KEY):
+    client = served.http(None)
+    form = {"token": token_of(client.get("/").text), "key": key}
+    return client, client.post("/login", data=form)
+
+
+def test_logging_in_gives_a_cookie_that_scripts_and_other_sites_cannot_use(served):
+    client, reply = logged_in(served)
+    cookie = next(value for value in reply.headers.get_list("set-cookie") if value.startswith(SESSION_COOKIE))
+    assert reply.status_code == 303 and "httponly" in cookie.lower() and "samesite=strict" in cookie.lower()
+    assert KEY not in cookie
+    shown = client.get("/")
+    policy = shown.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe-inline" not in policy
+    assert client.get("/page/searches").status_code == 200
+    assert client.get("/v1/models").status_code == 401, "the API takes keys alone"
+    token = token_of(shown.text)
+    assert client.post("/logout", data={"token": "x"}).status_code == 403
+    assert client.post("/logout", data={"token": token}).status_code == 303
+    assert client.get("/page/searches").status_code == 401
+
+
+def test_forms_need_the_token_of_the_session(served, monkeypatch):
+    monkeypatch.setattr(page, "LOGIN_SECONDS", 0)
+    assert served.http(None).post("/login", data={"key": KEY, "token": "guess"}).status_code == 403
+    assert logged_in(served, "sk-wrong")[1].status_code == 401
+    client, _ = logged_in(served)
+    other, _ = logged_in(served, OTHER_KEY)
+    ask = {"question": EASY, "model": "pawn:single"}
+    for headers in ({}, {"x-csrf-token": "guess"}, {"x-csrf-token": token_of(other.get("/").text)}):
+        assert client.post("/page/ask", json=ask, headers=headers).status_code == 403
+    right = {"x-csrf-token": token_of(client.get("/").text)}
+    assert client.post("/page/ask", json=ask, headers={**right, "origin": "https://evil.example"}).status_code == 403
+    asked = client.post("/page/ask", json=ask, headers=right)
+    assert asked.status_code == 200
+    assert other.get(f"/page/searches/{asked.json()['id']}/log").status_code == 404
+    assert other.get("/page/searches").json() == [] or asked.json()["id"] not in other.get("/page/searches").text
+
+
+def test_what_a_question_says_is_no_markup(open_server):
+    text = "<script>alert(1)</script>"
+    with open_server.http(None) as client:
+        reply = client.post("/page/ask", json={"question": text, "model": text},
+                            headers={"x-csrf-token": token_of(client.get("/").text)})  # fmt: skip
+        assert (
+            reply.headers["content-type"] == "application/json" and reply.headers["x-content-type-options"] == "nosniff"
+        )
+        assert text not in client.get("/").text
+
+
+# -- requests that are none ------------------------------------------------------------------------------------------
+
+
+def raw(served, *parts: bytes) -> bytes:
+    with served.connect() as connection:
+        for part in parts:
+            connection.sendall(part)
+        return received(connection)
+
+
+def received(connection: socket.socket) -> bytes:
+    """Until the server closes."""
+    found = b""
+    try:
+        while chunk := connection.recv(65536):
+            found += chunk
+    except ConnectionResetError:
+        pass
+    return found
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer sk-first\r\n"
+HIDDEN = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("headers", [
+    b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nX" + HIDDEN,
+    b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n" + HIDDEN,
+    b"Content-Length: 0\r\nContent-Length: 50\r\n\r\n" + HIDDEN,
+    b"Content-Length: +5\r\n\r\nhello" + HIDDEN,
+    b"Content-Length : 5\r\n\r\nhello" + HIDDEN,
+    b"Transfer-Encoding: xchunked\r\n\r\n" + HIDDEN,
+    b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + HIDDEN,
+    b"Host: other\r\n\r\n" + HIDDEN,
+    b"X: a\r\n b: c\r\nBad Header\r\n\r\n" + HIDDEN,
+    b"X-\x00: a\r\n\r\n" + HIDDEN,
+], ids=lambda headers: repr(headers[:30]))  # fmt: skip
+def test_a_request_inside_another_is_not_answered(served, headers):
+    reply = raw(served, HEAD, headers)
+    assert (
+        reply.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501"))
+        and reply.count(b"HTTP/1.1 ") == 1
+        and b"gambit:" not in reply
+    )
+
+
+CHUNKED = b"POST %s HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/health", b"/", b"/nothing"])
+@pytest.mark.parametrize("chunk", [b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}XX0\r\n\r\n"])
+def test_a_body_in_broken_chunks_is_answered_once(open_server, caplog, path, chunk):
+    assert raw(open_server, CHUNKED % path + chunk).startswith(b"HTTP/1.1 400")
+    with open_server.connect() as connection:  # broken only after it was answered
+        connection.sendall(CHUNKED % path + b"2\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 403"
+        connection.sendall(b"{}XX0\r\n\r\n")
+        assert received(connection).count(b"HTTP/1.1") == 0
+    assert open_server.http(None).get("/health").status_code == 200  # all of the above has been logged by now
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == [
+        "Invalid HTTP request received."
+    ] * 2
+
+
+@pytest.mark.parametrize(("header", "status"), [(b"Host: [::1", 400), (b"Host: 127.0.0.1\r\nOrigin: http://[::1", 403)])
+def test_a_host_that_is_none_is_refused(open_server, header, status):
+    request = b"POST /login HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n%s\r\n\r\n" % header
+    assert raw(open_server, request).startswith(b"HTTP/1.1 %d" % status)
+
+
+def test_bodies_that_are_too_large_are_not_read(served):
+    reply = raw(served, HEAD, b"Content-Length: 10000000\r\n\r\n" + b"x" * 1000)
+    assert b" 413 " in reply and json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    with served.http() as client:
+        chunks = (b"x" * 100_000 for _ in range(100))  # 10 MB without a word about their number
+        with suppress(httpx.WriteError, httpx.ReadError):  # the server had closed before everything was sent
+            assert client.post("/v1/chat/completions", content=chunks).status_code == 413
+    assert raw(served, b"GET / HTTP/1.1\r\nX: " + b"y" * 100_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_deep_and_broken_json_is_a_400(served):
+    with served.http() as client:
+        for body in (
+            b"[" * 200_000,
+            b'{"a":' * 200_000,
+            b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+            b"\x00",
+            b"{",
+        ):
+            assert client.post("/v1/chat/completions", content=body).status_code == 400
+
+
+def test_slow_requests_are_cut_off(pawn_solver):
+    with serving(pawn_solver, body_timeout=0.3) as served:
+        assert b" 408 " in raw(served, HEAD, b"Content-Length: 100\r\n\r\n{")  # the rest never comes
+    with serving(pawn_solver, header_timeout=0.3) as served:
+        assert raw(served, b"GET /health HT") == b""
+        assert raw(served) == b"", "a connection that says nothing"
+
+
+def test_many_silent_connections_keep_nobody_out(pawn_solver):
+    """Ten times as many as there may be; serve_load.py does it with 10,000."""
+    with serving(pawn_solver, max_connections=40, header_timeout=600) as served, ExitStack() as stack:
+        silent = [stack.enter_context(served.connect()) for _ in range(400)]
+        assert served.http(None).get("/health").status_code == 200
+        assert received(silent[0]) == b"", "the oldest went"
+        assert len(served.server.server_state.connections) <= 40
+
+
+def test_https(pawn_solver, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    with serving(pawn_solver, ssl_certfile=certificate, ssl_keyfile=key) as served:
+        trusted = ssl.create_default_context(cafile=certificate)
+        with httpx.Client(base_url=served.url.replace("http:", "https:"), verify=trusted, timeout=60) as client:
+            assert client.get("/health").status_code == 200
+            form = {"token": token_of(client.get("/").text), "key": KEY}
+            assert "secure" in client.post("/login", data=form).headers["set-cookie"].lower()
+
+
+def test_strange_requests_are_answered_in_one_shape(served):
+    with served.http() as client:
+        strange = [("GET", "/v1/chat/completions", 405), ("PUT", "/", 405), ("GET", "/v2", 404),
+                   ("POST", "/v1/models", 405), ("GET", "/v1/responses/x?stream=true", 400)]  # fmt: skip
+        for method, path, status in strange:
+            reply = client.request(method, path)
+            assert reply.status_code == status and reply.json()["error"]["message"]
+        reply = client.get("/health", headers={"x-request-id": "mine-1"})
+        assert reply.headers["x-request-id"] == "mine-1"
+        assert client.get("/health", headers={"x-request-id": "no\tid;"}).headers["x-request-id"].startswith("req-")
+    with served.connect() as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 401"
+
+
+def request_lines(caplog, *ids):
+    """Those of the requests asked for: a server of another test may still have something to log."""
+    logged = [json.loads(record.getMessage()) for record in caplog.records if record.name == "gambit.serve.requests"]
+    return [line for line in logged if line["request_id"] in ids]
+
+
+def called(request_id):
+    return {"x-request-id": request_id}
+
+
+def test_the_log_has_a_line_per_request_without_what_was_asked(pawn_solver, caplog):
+    caplog.set_level("INFO", "gambit.serve.requests")
+    with serving(pawn_solver, SMALL) as served:
+        served.ask(user="u-1", extra_headers=called("right"))
+        with pytest.raises(Exception, match="401"):
+            served.client("sk-wrong").models.list(extra_headers=called("wrong"))
+    lines = request_lines(caplog, "right", "wrong")
+    assert [line["status"] for line in lines] == [200, 401]
+    asked = lines[0]
+    assert (
+        asked["key"] == "first"
+        and asked["policy"] == "gambit"
+        and asked["generated_tokens"] > 0
+        and asked["user"] == "u-1"
+    )
+    assert EASY not in caplog.text and KEY not in caplog.text and "sk-wrong" not in caplog.text
+    caplog.clear()
+    with serving(pawn_solver, SMALL, log_prompts=True) as served:
+        served.ask(extra_headers=called("prompted"))
+    assert [line["question"] for line in request_lines(caplog, "prompted")] == [EASY]
+
+
+class FakeSpan:
+    def __init__(self, name, context):
+        self.name, self.context, self.attributes, self.is_ended = name, context, {}, False
+
+    def set_attribute(self, name, value):
+        self.attributes[name] = value
+
+    def end(self):
+        self.is_ended = True
+
+
+def test_requests_are_spans_where_opentelemetry_is_installed(served, monkeypatch):
+    spans = []
+
+    def start_span(name, context, kind):
+        spans.append(FakeSpan(name, context))
+        return spans[-1]
+
+    tracer = SimpleNamespace(start_span=start_span)
+    trace = SimpleNamespace(get_tracer=lambda name: tracer, SpanKind=SimpleNamespace(SERVER=1))
+    propagate = SimpleNamespace(extract=lambda headers: headers.get("traceparent"))
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", trace)
+    monkeypatch.setitem(sys.modules, "opentelemetry.propagate", propagate)
+    served.http().get("/v1/models", headers={"traceparent": "00-1-2-01"})
+    served.ask()
+    listed, asked = spans
+    while not asked.is_ended:  # the answer is there before its span has ended
+        served.on_loop(lambda: None)
+    assert (listed.name, listed.context, listed.is_ended) == ("GET /v1/models", "00-1-2-01", True)
+    assert asked.attributes["gambit.generated_tokens"] > 0 and asked.attributes["gambit.key"] == "first"
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    assert served.http().get("/v1/models").status_code == 200 and len(spans) == 2
