@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from gambit.bench.dry_run import planned_searches
 from gambit.bench.recipe import read_recipe, recipe_from
 from gambit.cli.app import app
-from gambit.policies import embedding
+from gambit.policies import slim_sc
 from support import ROOT
 
 PAPER = ROOT / "benchmarks" / "paper"
@@ -40,7 +40,7 @@ def dry_run(*words: object) -> tuple[int, str, str]:
 @pytest.fixture
 def _no_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slim-SC's own embedder needs it; a plan does not."""
-    monkeypatch.setattr(embedding, "find_spec", lambda name: None)
+    monkeypatch.setattr(slim_sc, "find_spec", lambda name: None)
 
 
 def test_every_recipe_of_the_paper_is_listed_and_has_a_size() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from collected import problem_record
 from typer.testing import CliRunner
 
 from gambit.bench.prefix_judges import VerifierJudge
@@ -31,6 +30,7 @@ from gambit.scorers.verifier.folder import Platt, read_info
 from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.training.loading import CollectionReader
 from gambit.types import Aggregation
+from support.collected import problem_record
 
 # -- statistics --------------------------------------------------------------------------------------------------
 

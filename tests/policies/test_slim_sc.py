@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
-from gambit.policies import embedding
+from gambit.policies import slim_sc
 from gambit.policies.base import PoolView, Prune, Start, ThoughtNeed, ThoughtSplit, ThoughtView, TraceView, Wake
 from gambit.policies.slim_sc import SlimSc, SlimScOptions, SlimScState, nearest, redundancy
 from gambit.search.choice import check_search
@@ -201,13 +201,13 @@ def test_the_papers_threshold_belongs_to_a_sentence_model():
 
 
 def test_a_sentence_model_without_its_package_is_refused(monkeypatch):
-    monkeypatch.setattr(embedding, "find_spec", lambda name: None)
+    monkeypatch.setattr(slim_sc, "find_spec", lambda name: None)
     config = SearchConfig(policy="slim-sc", policy_options={"embedder": "all-mpnet-base-v2"})
     with pytest.raises(UserError, match="embedder = 'all-mpnet-base-v2': sentence_transformers is not installed"):
         check_search(config)
-    embedding.load_embedder.cache_clear()
+    slim_sc.load_embedder.cache_clear()
     with pytest.raises(UserError, match="pip install sentence-transformers, or use embedder=states"):
-        embedding.load_embedder("all-mpnet-base-v2")
+        slim_sc.load_embedder("all-mpnet-base-v2")
 
 
 # -- thoughts in text ----------------------------------------------------------------------------------------------
@@ -315,10 +315,10 @@ def sentence_models(monkeypatch):
     module = types.ModuleType("sentence_transformers")
     module.SentenceTransformer = FakeSentenceTransformer
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
-    monkeypatch.setattr(embedding, "find_spec", lambda name: object())
-    embedding.load_embedder.cache_clear()
+    monkeypatch.setattr(slim_sc, "find_spec", lambda name: object())
+    slim_sc.load_embedder.cache_clear()
     yield
-    embedding.load_embedder.cache_clear()
+    slim_sc.load_embedder.cache_clear()
 
 
 def test_a_search_with_a_sentence_model_reads_thoughts_as_text(sentence_models, tiny_folder):
