@@ -31,9 +31,9 @@ from gambit.bench.rows import RowWriter, read_rows
 from gambit.bench.runner import Runner
 from gambit.bench.stamp import source_commit
 from gambit.cluster.actor import NEWS_SECONDS
+from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected
-from gambit.cluster.pool import EnginePool
-from gambit.cluster.slots import Work
+from gambit.cluster.work import Work, WorkQueue, run_work
 from gambit.config.options import SearchConfig
 from gambit.pawn.puzzles import Split, generate
 from gambit.solver import Solver
@@ -76,8 +76,8 @@ def _measured(recording: bytes, scratch: Path, in_flight: int, count: int, paddi
     problems = write_problems(scratch / f"problems-{in_flight}-{padding}.jsonl", count)
     maker = RecordedMaker(recording, padding=padding)
     with EnginePool(maker, NUM_ENGINES, EngineNeeds(cpus=0.5), jobs_per_engine=each) as pool:
-        pool.ask(type)
-        clock = DriverClock(pool)
+        pool.ask_one(type)
+        clock = DriverClock()
         folder = scratch / f"run-{in_flight}-{padding}"
         run_bench(pool, folder, problems, each)
         found = {"in_flight": in_flight, "problems": count, **clock.read(count)}
@@ -90,10 +90,10 @@ def _measured(recording: bytes, scratch: Path, in_flight: int, count: int, paddi
 def measure_news(recording: bytes) -> float:
     """The driver's seconds for a message of a job that goes on."""
     with EnginePool(RecordedMaker(recording), NUM_ENGINES, EngineNeeds(cpus=0.5)) as pool:
-        pool.ask(type)
-        clock, heard = DriverClock(pool), []
+        pool.ask_one(type)
+        clock, heard = DriverClock(), []
         work = [Work(Chatter(NUM_NEWS), number, news_seconds=0.001) for number in range(NUM_ENGINES)]
-        ends = list(pool.run(work, on_news=lambda tag, item: heard.append(item)))
+        ends = list(run_work(pool, work, on_news=lambda tag, item: heard.append(item)))
         assert len(ends) == NUM_ENGINES and len(heard) == NUM_ENGINES * NUM_NEWS
         found = clock.read(len(heard))
     print({"news": found}, flush=True)
@@ -103,19 +103,19 @@ def measure_news(recording: bytes) -> float:
 class DriverClock:
     """What a driver does beside waiting for messages."""
 
-    def __init__(self, pool: EnginePool[BenchEngine]) -> None:
+    def __init__(self) -> None:
         self._waited = 0.0
         self._began, self._cpu = time.perf_counter(), time.process_time()
-        heard = pool._heard
+        arrived = WorkQueue._arrived
 
-        def timed() -> list[object]:
+        def timed(queue: WorkQueue[object], seconds: float) -> object:
             began = time.perf_counter()
             try:
-                return heard()
+                return arrived(queue, seconds)
             finally:
                 self._waited += time.perf_counter() - began
 
-        pool._heard = timed  # type: ignore[method-assign]
+        WorkQueue._arrived = timed  # type: ignore[method-assign,assignment]
 
     def read(self, count: int) -> dict[str, float]:
         wall = time.perf_counter() - self._began

@@ -35,9 +35,8 @@ from gambit.bench.stamp import identity_of  # noqa: E402
 from gambit.bench.statistics import union_seconds  # noqa: E402
 from gambit.cli.cluster import solver_maker  # noqa: E402
 from gambit.cli.options import key_values  # noqa: E402
+from gambit.cluster.engines import EnginePool, EngineState  # noqa: E402
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected, engine_needs  # noqa: E402
-from gambit.cluster.pool import EnginePool  # noqa: E402
-from gambit.cluster.slots import EngineState  # noqa: E402
 from gambit.config.options import EngineConfig, MemoryPart  # noqa: E402
 from gambit.engines.choice import check_engine  # noqa: E402
 
@@ -111,7 +110,7 @@ def measure(options: argparse.Namespace, needs: EngineNeeds, until: float, scrat
     answers: dict[int, dict[str, str | None]] = defaultdict(dict)
     with EnginePool(BenchMaker(solver_maker(config, needs)), 2, needs, jobs_per_engine=options.concurrency) as pool:
         all_ready(pool, options, scratch)
-        stamp = pool.ask(StampQuestion(identity_of(options.model, config.scorer)))
+        stamp = pool.ask_one(StampQuestion(identity_of(options.model, config.scorer)))
         told = {
             "needs": dataclasses.asdict(needs),
             "engine": stamp,

@@ -100,7 +100,7 @@ class Chatter:
 
     def __call__(self, engine: BenchEngine, desk: JobDesk) -> None:
         for number in range(self.count):
-            desk.tell(number)
+            desk.send(number)
             time.sleep(0.005)  # longer than the driver's patience: each is a message of its own
 
 

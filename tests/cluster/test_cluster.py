@@ -1,7 +1,6 @@
 """What surrounds engines under Ray, without Ray: the process of one, its needs, refusals, progress, the simulation."""
 
 import importlib.util
-import socket
 import threading
 from collections.abc import Iterator
 
@@ -14,9 +13,9 @@ from gambit.cli.cluster import flags_of
 from gambit.cli.commands import with_values
 from gambit.cli.pool_screen import engine_lines
 from gambit.cluster.actor import Done, EngineActor, EngineReport, JobDesk, News, Raised
-from gambit.cluster.jobs import engine_options
-from gambit.cluster.plan import ClusterPlan, EngineNeeds, check_plan, engine_needs
-from gambit.cluster.slots import Attempt, EngineSlot, EngineState, Work
+from gambit.cluster.engines import EngineSlot, EngineState, RemoteJob
+from gambit.cluster.plan import ClusterPlan, EngineNeeds, engine_needs
+from gambit.cluster.work import Attempt, Work, WorkQueue, engine_options
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
 
@@ -47,10 +46,10 @@ def test_a_job_streams_its_news_and_ends_with_its_value(actor: EngineActor[Bell]
     told = threading.Event()
 
     def job(bell: Bell, desk: JobDesk) -> str:
-        desk.tell(1)
-        desk.tell(2)
+        desk.send(1)
+        desk.send(2)
         told.wait()
-        desk.tell(3)
+        desk.send(3)
         return "value"
 
     messages = actor.run(0, job, news_seconds=0.01)
@@ -62,7 +61,7 @@ def test_a_job_streams_its_news_and_ends_with_its_value(actor: EngineActor[Bell]
 
 def test_a_job_is_stopped_by_its_number(actor: EngineActor[Bell]) -> None:
     def job(bell: Bell, desk: JobDesk) -> str:
-        desk.tell("begun")
+        desk.send("begun")
         while not desk.should_stop():
             pass
         return "stopped"
@@ -106,7 +105,6 @@ def attempt(batch: str = "a", deaths: int = 0) -> Attempt[str]:
     [
         ([], attempt(), True),
         ([attempt()], attempt(), True),
-        ([attempt(), attempt()], attempt(), False),  # full
         ([attempt("b")], attempt(), False),  # methods do not share a batch
         ([attempt()], attempt(deaths=1), False),  # what may have killed an engine is tried alone
         ([attempt(deaths=1)], attempt(), False),
@@ -114,10 +112,28 @@ def attempt(batch: str = "a", deaths: int = 0) -> Attempt[str]:
     ],
 )
 def test_an_engine_takes_what_may_run_beside_what_it_has(running, next_one, can: bool) -> None:
-    slot = EngineSlot(0, EngineState.READY, running=dict(enumerate(running)))
-    assert slot.can_take(next_one, 2) is can
-    slot.state = EngineState.STARTING
-    assert not slot.can_take(next_one, 2)
+    assert next_one.fits_beside(running) is can
+
+
+class Engines:
+    """Slots of which none has a process; a job that is begun stays."""
+
+    most_jobs = 2
+
+    def __init__(self, *states: EngineState) -> None:
+        self.slots = [EngineSlot(number, state) for number, state in enumerate(states)]
+        self.begun: list[int] = []
+
+    def begin(self, slot: EngineSlot, *_: object) -> RemoteJob:
+        self.begun.append(slot.number)
+        return RemoteJob(None, len(self.begun))
+
+
+def test_work_goes_to_the_least_busy_engine_until_all_that_are_ready_are_full() -> None:
+    engines = Engines(EngineState.STARTING, EngineState.READY, EngineState.READY, EngineState.LOST)
+    queue = WorkQueue(engines, [Work(lambda engine, desk: None, n) for n in range(9)], 2, lambda tag, item: None)
+    queue.hand_out()
+    assert engines.begun == [1, 2, 1, 2] and len(queue.running) == 4 and queue.peek().work.tag == 4
 
 
 # -- needs and refusals ----------------------------------------------------------------------------------------
@@ -184,16 +200,6 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(words: tuple[str, ...], s
     assert done.exit_code == 2 and sentence in " ".join(done.stderr.split())
 
 
-def test_what_answers_and_is_not_ray_is_told_before_ray_waits_for_it() -> None:
-    """Ray itself would take more than a minute."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        connect = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-        connect.start()
-        with pytest.raises(UserError, match="what answers there is not Ray"):
-            check_plan(ClusterPlan(f"127.0.0.1:{server.getsockname()[1]}"), EngineConfig())
-        connect.join()
-
-
 @pytest.mark.parametrize(
     "words", [BENCH, ("solve", "--file", "x.jsonl"), ("scorer", "collect", "--problems", "pawn:dev", "--out", "there")]
 )
@@ -218,7 +224,7 @@ def test_an_option_may_stand_without_its_value() -> None:
 
 def test_progress_names_engines_their_speed_and_deaths() -> None:
     slots = [EngineSlot(0, EngineState.READY, "10.0.0.1", 7, num_done=3), EngineSlot(1, EngineState.STARTING)]
-    slots[0]._tokens, slots[0]._busy_seconds = 3000, 2.0
+    slots[0].tokens, slots[0].busy_seconds = 3000, 2.0
     slots[1].num_deaths = 2
     assert engine_lines(slots) == ["engine 0 on 10.0.0.1: 1,500 tokens/s, 3 done", "engine 1: starting, 2 deaths"]
     many = [*slots, *(EngineSlot(i, EngineState.READY) for i in range(2, 12))]

@@ -21,9 +21,9 @@ from gambit.bench.rows import RowWriter, read_rows
 from gambit.bench.runner import Runner
 from gambit.cli.app import app
 from gambit.cluster.actor import JobDesk
+from gambit.cluster.engines import EnginePool, EngineState
 from gambit.cluster.plan import EngineNeeds
-from gambit.cluster.pool import EnginePool
-from gambit.cluster.slots import EngineState, Work
+from gambit.cluster.work import Work, WorkQueue, run_work
 from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.training.storage import read_shards
 
@@ -70,13 +70,13 @@ def recording(pawn_solver) -> bytes:
 
 
 def test_a_bench_run_has_the_rows_and_logs_of_a_local_one(ray_cluster, local, tmp_path: Path, monkeypatch) -> None:
-    folder, hand_out = tmp_path / "run", EnginePool._hand_out
+    folder, hand_out = tmp_path / "run", WorkQueue.hand_out
 
-    def hand_out_to_all(pool: EnginePool, *work: object) -> None:
-        if all(slot.state is EngineState.READY for slot in pool.slots):  # else the first might do everything
-            hand_out(pool, *work)
+    def hand_out_to_all(work: WorkQueue) -> None:
+        if all(slot.is_ready for slot in work._pool.slots):  # else the first might do everything
+            hand_out(work)
 
-    monkeypatch.setattr(EnginePool, "_hand_out", hand_out_to_all)
+    monkeypatch.setattr(WorkQueue, "hand_out", hand_out_to_all)
     gambit("bench", *PAWN, "--out", str(folder), "--ray", ray_cluster.address, "--engines", "2")
     assert measured(folder) == measured(local)
     assert {row.engine for row in read_rows(folder)} == {0, 1}
@@ -228,10 +228,10 @@ def no_engine() -> object:
 
 def test_an_engine_that_raises_is_replaced_and_a_users_mistake_is_not_its_fault(ray_cluster, recording) -> None:
     with EnginePool(RecordedMaker(recording), 1, NEEDS) as pool:
-        [end] = pool.run([Work(refuses, "a")])
+        [end] = run_work(pool, [Work(refuses, "a")])
         assert end.error == "no such option" and pool.slots[0].num_deaths == 0
         with pytest.warns(GambitWarning, match="out of luck"):
-            [end] = pool.run([Work(always_raises, "b")])
+            [end] = run_work(pool, [Work(always_raises, "b")])
         assert "RuntimeError: out of luck" in str(end.error) and pool.slots[0].num_deaths == 2
 
 
@@ -241,7 +241,7 @@ def test_engines_that_cannot_start_end_the_run_with_their_reason(ray_cluster, re
         pytest.warns(GambitWarning, match="no memory left"),
         pytest.raises(EngineError, match=r"3 times in a row.*no memory left"),
     ):
-        list(pool.run([Work(always_raises, "a")]))
+        list(run_work(pool, [Work(always_raises, "a")]))
 
 
 # -- the driver ------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from gambit import events as ev
 from gambit.bench.rows import read_rows
 from gambit.cli.app import app
-from gambit.cluster.jobs import SolverMaker
+from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import EngineNeeds
-from gambit.cluster.replicas import ReplicaSet
 from gambit.cluster.serving import ReplicaSolver
 from gambit.cluster.spreading import RemoteEngine
+from gambit.cluster.work import SolverMaker
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.results.record import replay_log
@@ -35,22 +35,22 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def replicas(ray_cluster):
+def engines(ray_cluster):
     make, needs = SolverMaker({"model": "pawn"}), EngineNeeds(cpus=0.5)
-    with ReplicaSet(make, 2, needs, jobs_per_replica=8) as found:
+    with EnginePool(make, 2, needs, jobs_per_engine=8) as found:
         found.wait()
         yield found
 
 
 @pytest.fixture
-def both(replicas):
+def both(engines):
     """Once both live, whatever the test before did to them."""
-    replicas.wait()
-    return replicas
+    engines.wait()
+    return engines
 
 
-def kill(replica):
-    os.kill(replica.pid, signal.SIGKILL)
+def kill(slot):
+    os.kill(slot.pid, signal.SIGKILL)
 
 
 # -- one search on both ----------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def kill(replica):
 
 @pytest.fixture
 def spread(both):
-    with SpreadSolver([RemoteEngine(both, replica) for replica in both.replicas]) as solver:
+    with SpreadSolver([RemoteEngine(both, slot) for slot in both.slots]) as solver:
         yield solver
 
 
@@ -88,12 +88,12 @@ def test_a_search_that_loses_an_engine_begins_anew(spread, both, alone, tmp_path
     def on_event(event):
         if isinstance(event, ev.RunStarted):
             headers.append(event)
-        elif len(headers) == 1 and not both.replicas[1].num_deaths:
-            kill(both.replicas[1])
+        elif len(headers) == 1 and not both.slots[1].num_deaths:
+            kill(both.slots[1])
             headers.append("killed")
 
     result = spread.solve(QUESTION, config, out_dir=tmp_path / "run", on_event=on_event)
-    assert len(headers) == 3 and both.replicas[1].num_deaths == 1
+    assert len(headers) == 3 and both.slots[1].num_deaths == 1
     assert result.votes and result.votes == alone.solve(QUESTION, config).votes
     assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).result.votes == result.votes
 
@@ -184,7 +184,7 @@ def test_answers_streams_and_logs_are_those_of_one_engine(server, alone):
 
 def test_a_reader_who_leaves_takes_the_search_off_its_engine(server, both):
     def kv_used():
-        return sum(both.ask(each, lambda solver: solver.engine._pool.blocks.used_tokens) for each in both.replicas)
+        return sum(both.ask(each, lambda solver: solver.engine._pool.blocks.used_tokens) for each in both.slots)
 
     context, _ = opened(server, OTHER_KEY, LONG)
     assert kv_used() > 0
@@ -221,20 +221,20 @@ def test_a_response_in_the_background_is_found_wherever_it_runs(server):
 
 def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(server, both):
     streams = [opened(server, key, LONG) for key in (KEY, OTHER_KEY)]
-    assert [len(replica.jobs) for replica in both.replicas] == [1, 1]
+    assert [len(slot.jobs) for slot in both.slots] == [1, 1]
     searches = list(server.desk.searches.values())
     doomed = next(
         index for index, search in enumerate(searches)
-        if search.pending.ticket.job.actor is both.replicas[0].actor
+        if search.pending.ticket.job.actor is both.slots[0].actor
     )  # fmt: skip
-    num_deaths = both.replicas[0].num_deaths
-    kill(both.replicas[0])
+    num_deaths = both.slots[0].num_deaths
+    kill(both.slots[0])
     rest = list(streams[doomed][1])
     assert rest[-1] == "[DONE]" and "died" in json.loads(rest[-2])["error"]["message"]
     next(streams[1 - doomed][1])  # the other goes on
     assert server.http().get("/health").status_code == 200
     both.wait()
-    assert both.replicas[0].num_deaths == num_deaths + 1
+    assert both.slots[0].num_deaths == num_deaths + 1
     for context, _ in streams:
         context.__exit__(None, None, None)
     server.wait_until_idle()
@@ -247,8 +247,8 @@ def test_while_no_engine_is_left_new_requests_are_refused_and_waiting_ones_wait(
     waiting = threading.Thread(target=lambda: reply.update(server.ask(EASY, key=KEY).gambit))  # for its key's turn
     waiting.start()
     server.wait_until(lambda desk: desk.queue.num_waiting > 0)
-    for replica in both.replicas:
-        kill(replica)
+    for slot in both.slots:
+        kill(slot)
     for _, data in streams:
         assert list(data)[-1] == "[DONE]"
     assert server.http().get("/health").status_code == 503 and server.http().get("/ping").status_code == 200

@@ -17,10 +17,8 @@ from gambit.bench.rows import Row
 from gambit.bench.stamp import stamp
 from gambit.bench.tasks import BenchTask, TaskEnd
 from gambit.cluster.actor import JobDesk
-from gambit.cluster.jobs import FinishedSearch, SearchJob, SolverMaker
-from gambit.cluster.pool import EnginePool
-from gambit.cluster.slots import Work
-from gambit.cluster.writing import write_search
+from gambit.cluster.engines import EnginePool
+from gambit.cluster.work import FinishedSearch, SearchJob, SolverMaker, Work, run_work
 from gambit.config.options import SearchConfig
 from gambit.events import Json
 from gambit.solver import Solver
@@ -103,7 +101,7 @@ class RaySearches:
         self._should_stop = should_stop
 
     def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]:
-        for end in self._pool.run(map(_work, tasks), should_stop=self._should_stop):
+        for end in run_work(self._pool, map(_work, tasks), should_stop=self._should_stop):
             if end.error is not None:
                 yield TaskEnd(end.tag, error=end.error)
                 continue
@@ -117,7 +115,7 @@ class RaySearches:
         folder = self._folder / task.folder
         shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed before it wrote the row
         self._pool.told.tell(found.result.warnings)
-        write_search(found, folder)
+        found.written(folder)
         return (task.folder / LOG_FILE).as_posix() if (folder / LOG_FILE).is_file() else None
 
 

@@ -16,8 +16,8 @@ from gambit.cli.bench_progress import BenchProgress
 from gambit.cli.cluster import loaded_in_cluster, needs_in_cluster, solver_maker
 from gambit.cli.pool_screen import engine_lines
 from gambit.cli.session import loaded
+from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
-from gambit.cluster.pool import EnginePool
 from gambit.cluster.spreading import engine_info
 from gambit.config.options import EngineConfig
 from gambit.events import Json
@@ -49,8 +49,8 @@ def spread_searches(
     cluster: ClusterPlan, engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchProgress
 ) -> Iterator[BenchSession]:
     """One search after the other, each on all engines."""
-    with loaded_in_cluster(cluster, engine, progress) as (solver, replicas):
-        info = replicas.ask(replicas.replicas[0], engine_info)
+    with loaded_in_cluster(cluster, engine, progress) as (solver, pool):
+        info = pool.ask(pool.slots[0], engine_info)
         yield BenchSession(
             lambda _: stamp(info, plan.identity),
             lambda should_stop: LocalSearches(solver, folder, should_stop),
@@ -67,6 +67,6 @@ def ray_searches(
         with EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.recipe.bench.concurrency) as pool:
             progress.engine_lines = lambda: engine_lines(pool.slots)
             yield BenchSession(
-                lambda should_stop: pool.ask(StampQuestion(plan.identity), should_stop),
+                lambda should_stop: pool.ask_one(StampQuestion(plan.identity), should_stop),
                 lambda should_stop: RaySearches(pool, folder, should_stop),
             )

@@ -13,9 +13,9 @@ from gambit.errors import UserError
 
 if TYPE_CHECKING:
     from gambit.cli.session import Screen
-    from gambit.cluster.jobs import SolverMaker
+    from gambit.cluster.engines import EnginePool
     from gambit.cluster.plan import ClusterPlan, EngineNeeds
-    from gambit.cluster.replicas import ReplicaSet
+    from gambit.cluster.work import SolverMaker
     from gambit.config.options import EngineConfig
     from gambit.scorers.base import Scorer
     from gambit.solver import Solver
@@ -126,7 +126,7 @@ def needs_in_cluster(plan: ClusterPlan, engine: EngineConfig, screen: Screen | N
 def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None = None) -> SolverMaker:
     """With the environment that commands give to libraries."""
     from gambit.cli.session import library_settings
-    from gambit.cluster.jobs import SolverMaker, engine_options
+    from gambit.cluster.work import SolverMaker, engine_options
 
     return SolverMaker(engine_options(engine, needs), scorer, library_settings())
 
@@ -134,17 +134,17 @@ def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None
 @contextmanager
 def loaded_in_cluster(
     plan: ClusterPlan, engine: EngineConfig, screen: Screen
-) -> Iterator[tuple[SpreadSolver, ReplicaSet[Solver]]]:
+) -> Iterator[tuple[SpreadSolver, EnginePool[Solver]]]:
     """Engines of which each runs a part of every search, as one solver, and these engines."""
-    from gambit.cluster.spreading import spread_replicas
+    from gambit.cluster.spreading import spread_engines
     from gambit.solver.spread import SpreadSolver
 
     with needs_in_cluster(plan, engine, screen) as needs:
         screen.loading(engine.model)
         make = solver_maker(engine, needs)
         with (
-            spread_replicas(make, plan.num_engines, needs) as (engines, replicas),
+            spread_engines(make, plan.num_engines, needs) as (engines, pool),
             SpreadSolver(engines) as solver,
         ):
-            replicas.wait()
-            yield solver, replicas
+            pool.wait()
+            yield solver, pool

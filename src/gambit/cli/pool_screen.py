@@ -9,8 +9,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from gambit.cli.live import LiveScreen
-from gambit.cluster.pool import EnginePool
-from gambit.cluster.slots import EngineSlot
+from gambit.cluster.engines import EnginePool, EngineSlot
 
 MOST_LINES = 8  # one an engine
 T = TypeVar("T")
@@ -26,7 +25,7 @@ class PoolScreen(LiveScreen):
         super().__init__(console, is_live=is_live)
         self._total = total
         self._num_done = 0
-        self._slots: Sequence[EngineSlot[Any]] = ()
+        self._slots: Sequence[EngineSlot] = ()
 
     def watch(self, pool: EnginePool[Any]) -> None:
         self._slots = pool.slots
@@ -44,7 +43,7 @@ class PoolScreen(LiveScreen):
         return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
 
-def engine_lines(slots: Sequence[EngineSlot[Any]]) -> list[str]:
+def engine_lines(slots: Sequence[EngineSlot]) -> list[str]:
     """One an engine where they are few, else one for all."""
     if len(slots) <= MOST_LINES:
         return [_engine_line(slot) for slot in slots]
@@ -55,7 +54,7 @@ def engine_lines(slots: Sequence[EngineSlot[Any]]) -> list[str]:
     return [f"{len(slots)} engines: {counted}", f"{middle:,.0f} tokens/s each, {total:,.0f} in all{_deaths(deaths)}"]
 
 
-def _engine_line(slot: EngineSlot[Any]) -> str:
+def _engine_line(slot: EngineSlot) -> str:
     speed = f"{slot.tokens_per_second:,.0f} tokens/s, {slot.num_done} done" if slot.pid else str(slot.state)
     return f"engine {slot.number}{slot.place}: {speed}{_deaths(slot.num_deaths)}"
 

@@ -195,7 +195,7 @@ def _collect_on_ray(
     from gambit.cli.pool_screen import engine_lines
     from gambit.cli.scorer_display import progress
     from gambit.cli.signals import StopSignal
-    from gambit.cluster.pool import EnginePool
+    from gambit.cluster.engines import EnginePool
     from gambit.training.collect import sampling_engine, thought_scorer
     from gambit.training.ray_sampling import CollectMaker, RayEngines
 

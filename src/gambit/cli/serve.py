@@ -248,17 +248,17 @@ def _loaded_solver(engine: EngineConfig, cluster: ClusterPlan | None, settings: 
         with loaded(engine, console) as solver:
             yield solver
         return
-    from gambit.cluster.replicas import ReplicaSet
+    from gambit.cluster.engines import EnginePool
     from gambit.cluster.serving import ReplicaSolver
 
     with needs_in_cluster(cluster, engine, console) as needs:
         console.loading(f"{engine.model} on {cluster.num_engines} engines")
         make = solver_maker(engine, needs)
         with (
-            ReplicaSet(make, cluster.num_engines, needs, jobs_per_replica=settings.max_running) as replicas,
-            closing(ReplicaSolver(engine.model, replicas)) as remote,
+            EnginePool(make, cluster.num_engines, needs, jobs_per_engine=settings.max_running) as pool,
+            closing(ReplicaSolver(engine.model, pool)) as remote,
         ):
-            replicas.wait_for_one()
+            pool.wait_for_one()
             yield remote
 
 

@@ -185,8 +185,8 @@ def _run_on_ray(job: SolveJob, cluster: ClusterPlan) -> int:
     from gambit.answers import Grader
     from gambit.cli.pool_screen import PoolScreen
     from gambit.cli.signals import StopSignal
-    from gambit.cluster.pool import EnginePool
-    from gambit.cluster.solving import ClusterSolver
+    from gambit.cluster.engines import EnginePool
+    from gambit.cluster.work import ClusterSolver
 
     problems = job.problems.problems
     with (

@@ -1,4 +1,4 @@
-"""The process of one engine: makes it from a description, runs jobs on it and streams what they say to the driver."""
+"""The process of one engine: makes it from a description, runs jobs on it and streams their messages to the driver."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from gambit.errors import GambitWarning, UserError
 
-NEWS_SECONDS = 5.0  # between two messages of a job that has something to tell: they are work for the driver
+NEWS_SECONDS = 5.0  # between two messages of a running job: each is work for the driver
 MOST_JOBS = 1024  # side by side; threads are made as they are needed
 
 
 class Closable(Protocol):
-    """An engine, and whatever belongs to it."""
+    """An engine, with everything that belongs to it."""
 
     def close(self) -> None: ...
 
@@ -31,7 +31,7 @@ Make: TypeAlias = Callable[[], Engine]  # picklable; called in the engine's proc
 
 @dataclass(slots=True, eq=False)
 class JobDesk:
-    """How a running job talks with the driver."""
+    """Carries messages between a running job and the driver."""
 
     _items: list[object] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -42,18 +42,19 @@ class JobDesk:
 
     # -- for the job -------------------------------------------------------------------------------------------
 
-    def tell(self, item: object, *, at_once: bool = False) -> None:
-        """To the driver, with the next message; from any thread."""
+    def send(self, item: object, *, at_once: bool = False) -> None:
+        """Sends an item with the next message, or at once; from any thread."""
         with self._lock:
             self._items.append(item)
         if at_once:
             self._has_urgent.set()
 
     def should_stop(self) -> bool:
+        """Returns whether the driver has stopped the job."""
         return self._is_stopped.is_set()
 
     def listen(self, on_stop: Callable[[], None], on_word: Callable[[Any], None] = lambda word: None) -> None:
-        """What to do when it is to end, and with what the driver says to it; on another thread."""
+        """Sets the callbacks for a stop and for the driver's words; they are called on another thread."""
         with self._lock:
             self._on_stop, self._on_word = on_stop, on_word
         if self.should_stop():
@@ -61,30 +62,33 @@ class JobDesk:
 
     # -- for the actor -----------------------------------------------------------------------------------------
 
-    def say(self, word: object) -> None:
-        """From the driver to the job."""
+    def receive(self, word: object) -> None:
+        """Passes a word of the driver to the job."""
         self._on_word(word)
 
     def stop(self) -> None:
+        """Stops the job soon."""
         self._is_stopped.set()
         self._on_stop()
 
     def wake(self) -> None:
+        """Ends a `wait`."""
         self._has_urgent.set()
 
     def wait(self, seconds: float) -> None:
-        """For something that is to be told at once, and no longer than a message may wait."""
+        """Waits for an urgent item, at most so long."""
         self._has_urgent.wait(seconds)
         self._has_urgent.clear()
 
     def take(self) -> tuple[object, ...]:
+        """Returns the items sent since the last call."""
         with self._lock:
             items, self._items = tuple(self._items), []
             return items
 
 
 class Job(Protocol[EngineT, ValueT]):
-    """A piece of work for an engine; picklable, as its value and what it tells are."""
+    """A piece of work for an engine; it, its value and what it sends are picklable."""
 
     def __call__(self, engine: EngineT, desk: JobDesk, /) -> ValueT: ...
 
@@ -94,19 +98,21 @@ class Job(Protocol[EngineT, ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a job told since the last message."""
+    """Items that a job sent since its last message."""
 
     items: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[Value]):
+    """The value of a finished job."""
+
     value: Value
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What a job raised, in words: the driver may lack the library that the exception is from."""
+    """The exception of a job in words: the driver may lack the library that it comes from."""
 
     reason: str
     is_users: bool  # a UserError: no engine would do better
@@ -121,11 +127,11 @@ class EngineReport:
 
     pid: int
     node: str
-    warnings: tuple[str, ...]  # that its start gave
+    warnings: tuple[str, ...]  # of its start
 
 
 class EngineActor(Generic[Engine]):
-    """A Ray actor once `ray.remote` has been laid around it; plain Python otherwise.
+    """A Ray actor once `ray.remote` wraps it; plain Python otherwise.
 
     Jobs run side by side, each call of `run` in a thread of Ray's, so that `stop` and `ping` get through meanwhile.
     """
@@ -136,25 +142,25 @@ class EngineActor(Generic[Engine]):
         self._jobs = ThreadPoolExecutor(MOST_JOBS, thread_name_prefix="gambit-job")
         self._engine: Engine | None = None
         self._failure: Raised | None = None
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", GambitWarning)
             try:
                 self._engine = make()
-            except Exception as error:  # said by `ping`: Ray would wrap it in its own words
+            except Exception as error:  # returned by `ping`: Ray would wrap it in its own words
                 self._failure = _raised(error)
-        self._warnings = tuple(str(each.message) for each in said)
+        self._warnings = tuple(str(each.message) for each in caught)
 
     def ping(self) -> EngineReport | Raised:
-        """Answers once the engine is loaded, or has failed to."""
+        """Returns a report once the engine is loaded, or why it could not be."""
         return self._failure or EngineReport(os.getpid(), self._node or _node_address(), self._warnings)
 
     def ask(self, question: Callable[[Engine], Value]) -> Value:
-        """Something that is known at once; raises what `question` raises."""
+        """Returns what `question` returns at once, and raises what it raises."""
         return question(self._loaded)
 
     def run(self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS) -> Iterator[Message]:
-        """Do a job; `number` is the driver's own for it. Ends with Done or Raised."""
+        """Runs a job, which `stop` and `post` know by the driver's number; the last message is Done or Raised."""
         desk = self._desk_of(number)
         work = self._jobs.submit(job, self._loaded, desk)
         work.add_done_callback(lambda _: desk.wake())
@@ -170,17 +176,18 @@ class EngineActor(Generic[Engine]):
             desk.stop()
             del self._desks[number]
 
-    def say(self, number: int, word: object) -> None:
-        """To a job that runs."""
+    def post(self, number: int, word: object) -> None:
+        """Passes a word to a running job."""
         if (desk := self._desks.get(number)) is not None:
-            desk.say(word)
+            desk.receive(word)
 
     def stop(self, number: int | None = None) -> None:
-        """Ask a job, or all, to end soon; a job also before it has begun: this call may overtake that of `run`."""
+        """Stops one job soon, or all; also one that has not begun, since this call may overtake that of `run`."""
         for desk in list(self._desks.values()) if number is None else [self._desk_of(number)]:
             desk.stop()
 
     def close(self) -> None:
+        """Ends all jobs and closes the engine."""
         self.stop()
         self._jobs.shutdown()
         if self._engine is not None:
@@ -191,7 +198,7 @@ class EngineActor(Generic[Engine]):
 
     @property
     def _loaded(self) -> Engine:
-        assert self._engine is not None, "it failed to start, as `ping` says"
+        assert self._engine is not None, "it failed to start, as `ping` reports"
         return self._engine
 
 

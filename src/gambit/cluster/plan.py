@@ -1,4 +1,4 @@
-"""How many engines there are to be, what each needs, and the connection to Ray."""
+"""The number of engines under Ray, what each needs, and the connection to Ray."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ TENSOR_PARALLEL = "tensor_parallel_size"
 CLIENT = "ray://"
 MOST_ENGINES_PER_CORE = 4  # without a GPU, on one's own machine: each is a process with a model in memory
 CONNECT_SECONDS = 5.0  # Ray itself tries for minutes, and writes its own log meanwhile
-HTTP2_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # a frame with none: length, kind, flags, stream (RFC 9113)
-HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS
-TLS_VARIABLE = "RAY_USE_TLS"  # then only Ray knows the certificates
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or Ray prints on stdout, among the results, what the pool says of every death
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # or Ray prints every death on stdout, among the results
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Where engines run, how many, and what of a machine each gets; None: as suits engine and cluster."""
+    """Where engines run, how many, and their share of a machine each; None: as suits engine and cluster."""
 
     address: str = OWN
     num_engines: int = 1
@@ -43,7 +40,7 @@ class ClusterPlan:
 
 @dataclass(frozen=True, slots=True)
 class EngineNeeds:
-    """What Ray sets aside for one engine, always on one machine."""
+    """Resources that Ray sets aside for one engine, always on one machine."""
 
     gpus: float = 0.0  # several for tensor parallel, a part of one where engines share it
     cpus: float = 1.0  # and as many threads
@@ -54,7 +51,7 @@ class EngineNeeds:
 
 
 def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
-    """Refuse what can be known to be wrong before Ray is started."""
+    """Raises for what can be known to be wrong before Ray is started."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("--ray needs the package ray: pip install 'gambit-search[ray]'")
     if plan.address.startswith(CLIENT):
@@ -73,36 +70,26 @@ def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Whether it has the form of one, and somebody answers there who speaks as Ray does."""
+    """Raises unless it has the form of an address and its port is open."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"--ray {address}: not an address of Ray: give HOST:PORT, auto for the cluster that this "
                         "machine is part of, or --ray alone for this machine")  # fmt: skip
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
-            is_ray = bool(os.environ.get(TLS_VARIABLE)) or _speaks_http2(connection)
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         raise UserError(f"--ray {address}: nobody answers there ({reason_of(error)}): start a cluster with `ray "
                         "start --head`, or give the address of one") from error  # fmt: skip
-    if not is_ray:
-        raise UserError(f"--ray {address}: what answers there is not Ray: give the address of a cluster's first "
-                        "machine and the port of its `ray start --head` (6379 unless another was chosen)")  # fmt: skip
-
-
-def _speaks_http2(connection: socket.socket) -> bool:
-    """As every gRPC server: then the first thing it says are its settings."""
-    connection.sendall(HTTP2_GREETING)
-    return connection.recv(9)[3:4] == HTTP2_SETTINGS[3:4]
 
 
 def workers_of(engine: EngineConfig) -> int:
-    """GPUs that one engine computes on together."""
+    """Returns the number of GPUs that one engine computes on together."""
     found = engine.engine_options.get(TENSOR_PARALLEL, 1)
     return found if isinstance(found, int) else 1
 
 
 def engine_needs(plan: ClusterPlan, engine: EngineConfig, cluster: Mapping[str, float]) -> EngineNeeds:
-    """`cluster`: what all its machines have together."""
+    """Returns the needs of one engine. `cluster`: the resources of all its machines together."""
     num_gpus = cluster.get("GPU", 0.0)
     gpus = plan.gpus
     if gpus is None:
@@ -113,7 +100,7 @@ def engine_needs(plan: ClusterPlan, engine: EngineConfig, cluster: Mapping[str, 
 
 
 def _check_room(num_engines: int, gpus: float, num_gpus: float) -> None:
-    """On this machine alone: to a cluster, machines may still come."""
+    """Raises if the engines do not fit on this machine; a cluster may still grow, and is not checked."""
     if gpus * num_engines > num_gpus:
         raise UserError(f"{num_engines} engines with {gpus:g} GPUs each need {gpus * num_engines:g}, and "
                         f"this machine has {num_gpus:g}: ask for fewer --engines, or give each a part of one "
@@ -125,7 +112,7 @@ def _check_room(num_engines: int, gpus: float, num_gpus: float) -> None:
 
 
 def _cpus(plan: ClusterPlan) -> float:
-    """Engines on a machine of their own share its cores."""
+    """Returns the cores of each engine; engines on a machine of their own share its cores."""
     if plan.cpus is not None:
         return plan.cpus
     return float(max(1, (os.cpu_count() or 1) // plan.num_engines)) if plan.address == OWN else 1.0
@@ -133,7 +120,7 @@ def _cpus(plan: ClusterPlan) -> float:
 
 @contextmanager
 def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
-    """Meanwhile this process is a driver of Ray; gives what the cluster has. A connection that is there is used."""
+    """Connects this process to Ray as a driver and yields the cluster's resources; uses a connection that is there."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     import ray
@@ -147,7 +134,7 @@ def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
             ray.init(address=OWN, include_dashboard=False, num_cpus=_own_cpus(plan), **quiet)
         else:
             ray.init(address=plan.address, **quiet)
-    except (ConnectionError, ValueError) as error:
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
         raise UserError(f"--ray {plan.address}: {first_line(error)}; start one with `ray start --head`") from error
     try:
         yield ray.cluster_resources()
@@ -156,5 +143,5 @@ def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
 
 
 def _own_cpus(plan: ClusterPlan) -> int:
-    """At least what the engines were given: on one's own machine nothing is gained by making them wait."""
+    """Returns at least what the engines were given: on this machine alone nothing is gained by making them wait."""
     return max(os.cpu_count() or 1, math.ceil(_cpus(plan) * plan.num_engines))

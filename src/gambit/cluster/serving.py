@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from gambit import events as ev
 from gambit.answers import Grader
-from gambit.cluster.actor import Done, JobDesk, Raised
-from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
-from gambit.cluster.slots import Handle
+from gambit.cluster.actor import Done, JobDesk
+from gambit.cluster.engines import EnginePool, EngineSlot, JobEnd, RemoteJob
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolved_capacity
 from gambit.errors import EngineError, UserError
@@ -76,7 +74,7 @@ class _EventFeed:
         if isinstance(event, ev.Scored) and self.pending is not None and now - self._spoke >= THOUGHT_SECONDS:
             self._spoke = now
             self._tell_thought(event, self.pending)
-        self._desk.tell(event)
+        self._desk.send(event)
 
     def _tell_thought(self, event: ev.Scored, pending: PendingSearch) -> None:
         tree = pending.record.tree
@@ -86,7 +84,7 @@ class _EventFeed:
             tokens = pending.live_tokens(leader, start)
         except LookupError:  # it ended with this very step
             return
-        self._desk.tell(LiveThought(leader, start, tuple(tokens)))
+        self._desk.send(LiveThought(leader, start, tuple(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ class RemoteTicket:
     def abandon(self) -> None:
         """As `cancel`, for one whose vote nobody reads."""
         if self.job is not None:
-            self.job.say(LET_GO)
+            self.job.post(LET_GO)
             self.job.stop()
 
 
@@ -192,7 +190,7 @@ class RemoteSearch:
         self._record = extended(self._record, item)
         self.sink.write(item)
 
-    def end(self, end: Done[ServedEnd] | Raised | Died) -> None:
+    def end(self, end: JobEnd) -> None:
         if not isinstance(end, Done):
             self._lose_engine(f"the engine of this search died: {end.reason}")
         elif end.value.result is None:
@@ -213,7 +211,7 @@ class RemoteSearch:
 class ReplicaSolver:
     """Searches on replicas; a `Solver` to the server in front of them."""
 
-    def __init__(self, model: str, replicas: ReplicaSet[Solver]) -> None:
+    def __init__(self, model: str, pool: EnginePool[Solver]) -> None:
         source = models.locate(model)
         generation = models.generation_of(source)
         self.tokenizer: Tokenizer = load_tokenizer(source)
@@ -222,23 +220,22 @@ class ReplicaSolver:
         self._defaults = models.defaults_of(source, generation)
         self._stop_ids = stop_ids(self.tokenizer, generation.eos_ids)
         self._grader = Grader()
-        self._set = replicas
+        self._pool = pool
         self._choosing = threading.Lock()
 
     @property
     def most_traces(self) -> int | None:
         """That run at a time on all replicas together; None: as many as their KV caches hold."""
-        first = next(replica for replica in self.replicas if replica.is_ready)
-        each = self._set.ask(first, _most_traces)
+        each = self._pool.ask_one(_most_traces)
         return None if each is None else each * len(self.replicas)
 
     @property
-    def replicas(self) -> tuple[Replica[Solver], ...]:
-        return self._set.replicas
+    def replicas(self) -> Sequence[EngineSlot]:
+        return self._pool.slots
 
     def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
         """What to do when a replica is ready, and when none can be started any more."""
-        self._set.listen(on_change, on_lost)
+        self._pool.listen(on_change, on_lost)
 
     def submit(
         self,
@@ -256,16 +253,13 @@ class ReplicaSolver:
             if not ready:
                 raise NoEngineError("all engines have died and are being started again")
             replica = min(ready, key=lambda replica: len(replica.jobs))
-            on_end = partial(self._end, search, replica, replica.actor)
-            search.ticket.job = self._set.run(replica, ServedJob(problem, config), search.take, on_end, NEWS_SECONDS)
+            try:
+                search.ticket.job = self._pool.begin(
+                    replica, ServedJob(problem, config), search.take, search.end, NEWS_SECONDS
+                )
+            except EngineError as error:  # it died just now
+                raise NoEngineError(str(error)) from error
         return search
-
-    def _end(
-        self, search: RemoteSearch, replica: Replica[Solver], actor: Handle, end: Done[ServedEnd] | Raised | Died
-    ) -> None:
-        if isinstance(end, Raised) and not end.is_users:
-            self._set.discard(replica, actor)  # the engine itself has failed
-        search.end(end)
 
     def check_question(self, question: str) -> None:
         if self._named is not None:

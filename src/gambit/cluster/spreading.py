@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gambit.cluster.actor import Done, JobDesk, Make, Raised
-from gambit.cluster.jobs import SolverMaker
-from gambit.cluster.jobs import engine_options as fitted_options
+from gambit.cluster.actor import Done, JobDesk, Make
+from gambit.cluster.engines import EnginePool, EngineSlot, JobEnd, RemoteJob
 from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs
-from gambit.cluster.replicas import Died, RemoteJob, Replica, ReplicaSet
+from gambit.cluster.work import SolverMaker
+from gambit.cluster.work import engine_options as fitted_options
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
@@ -49,7 +49,7 @@ class PartJob:
         is_over = threading.Event()
 
         def tell(news: PartNews) -> None:
-            desk.tell(news, at_once=True)
+            desk.send(news, at_once=True)
             if news.is_over:
                 is_over.set()
 
@@ -65,7 +65,7 @@ class RemotePart:
     job: RemoteJob
 
     def allow(self, step: int | None) -> None:
-        self.job.say(step)
+        self.job.post(step)
 
     def stop(self) -> None:
         self.job.stop()
@@ -75,20 +75,20 @@ class RemotePart:
 class RemoteEngine:
     """A solver under Ray, as far as a spread search needs it."""
 
-    replicas: ReplicaSet[Solver]
-    replica: Replica[Solver]
+    pool: EnginePool[Solver]
+    slot: EngineSlot
 
     def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
-        self.replicas.wait()  # for the other engines too: the clock of the search does not run yet
-        return self.replicas.ask(self.replica, PlanQuestion(problem, config, history, num_engines))
+        self.pool.wait()  # for the other engines too: the clock of the search does not run yet
+        return self.pool.ask(self.slot, PlanQuestion(problem, config, history, num_engines))
 
     def start_part(self, order: PartOrder, tell: Tell) -> RemotePart:
-        def on_end(end: Done[object] | Raised | Died) -> None:
+        def on_end(end: JobEnd) -> None:
             if not isinstance(end, Done):
-                error = f"engine {self.replica.number} died: {end.reason}"
+                error = f"engine {self.slot.number} died: {end.reason}"
                 tell(PartNews(-1, (), is_over=True, error=error, is_engines=True))
 
-        return RemotePart(self.replicas.run(self.replica, PartJob(order), tell, on_end))
+        return RemotePart(self.pool.begin(self.slot, PartJob(order), tell, on_end))
 
 
 def engine_info(solver: Solver) -> EngineInfo:
@@ -97,12 +97,12 @@ def engine_info(solver: Solver) -> EngineInfo:
 
 
 @contextmanager
-def spread_replicas(
+def spread_engines(
     make: Make[Solver], num_engines: int, needs: EngineNeeds
-) -> Iterator[tuple[list[RemoteEngine], ReplicaSet[Solver]]]:
+) -> Iterator[tuple[list[RemoteEngine], EnginePool[Solver]]]:
     """Engines under Ray for a `SpreadSolver`; this process must be a driver of Ray."""
-    with ReplicaSet(make, num_engines, needs, jobs_per_replica=PARTS_PER_ENGINE) as replicas:
-        yield [RemoteEngine(replicas, replica) for replica in replicas.replicas], replicas
+    with EnginePool(make, num_engines, needs, jobs_per_engine=PARTS_PER_ENGINE) as pool:
+        yield [RemoteEngine(pool, slot) for slot in pool.slots], pool
 
 
 @contextmanager
@@ -118,5 +118,5 @@ def spread_on_ray(
     with connected(plan) as resources:
         needs = engine_needs(plan, config, resources)
         make = SolverMaker(fitted_options(config, needs))
-        with spread_replicas(make, engines, needs) as (found, _), SpreadSolver(found) as solver:
+        with spread_engines(make, engines, needs) as (found, _), SpreadSolver(found) as solver:
             yield solver

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from gambit import events as ev
 from gambit.cluster.actor import JobDesk
-from gambit.cluster.jobs import SolverMaker
-from gambit.cluster.pool import EnginePool
-from gambit.cluster.slots import TokensSoFar, Work
+from gambit.cluster.engines import EnginePool, TokensSoFar
+from gambit.cluster.work import SolverMaker, Work, run_work
 from gambit.config.options import SearchConfig
 from gambit.engines.base import EngineInfo
 from gambit.errors import EngineError
@@ -96,7 +95,7 @@ class SampleJob:
     def _search(self, solver: Solver, desk: JobDesk, watch: Watch) -> SearchResult | None:
         def on_event(problem: str, event: ev.Event) -> None:
             if isinstance(event, ev.Sample):
-                desk.tell(TokensSoFar(event.generated))
+                desk.send(TokensSoFar(event.generated))
             watch.on_event(problem, event)
 
         results = solver.solve_many(
@@ -117,7 +116,7 @@ class PoolSampler:
     ) -> Iterator[Sampled]:
         config, most = order.search, order.concurrency
         work = (Work(SampleJob(task, config, most), task.id) for task in tasks)
-        for end in self.pool.run(work, jobs_per_engine=most, should_stop=should_stop):
+        for end in run_work(self.pool, work, jobs_per_engine=most, should_stop=should_stop):
             found = end.value if isinstance(end.value, SampleEnd) else SampleEnd(None, end.error)
             if found.error is not None:
                 refused.append(f"{end.tag}: {found.error}")
@@ -130,7 +129,7 @@ class RayEngines:
 
     def __init__(self, pool: EnginePool[CollectEngine], should_stop: Callable[[], bool] = lambda: False) -> None:
         self.sampler = PoolSampler(pool)
-        facts = pool.ask(facts_of, should_stop)
+        facts = pool.ask_one(facts_of, should_stop)
         if facts is None:
             raise EngineError("stopped before an engine was ready: nothing was collected")
         self._facts = facts

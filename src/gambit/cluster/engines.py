@@ -1,0 +1,366 @@
+"""Engines under Ray, each in a process of its own and started again when it dies."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from gambit.cluster.actor import (
+    NEWS_SECONDS,
+    Done,
+    Engine,
+    EngineActor,
+    EngineReport,
+    Job,
+    JobDesk,
+    Make,
+    News,
+    Raised,
+)
+from gambit.cluster.plan import EngineNeeds
+from gambit.errors import EngineError, GambitWarning, ToldOnce, UserError, first_line
+
+Handle: TypeAlias = Any  # Ray's of an actor, which mypy cannot follow
+T = TypeVar("T")
+MOST_FAILED_STARTS = 3  # of an engine, one after the other
+CONTROL_CALLS = 4  # that an engine answers beside its jobs, one of them to watch over its life
+POLL_SECONDS = 0.2  # between two looks at whether to stop
+CLOSE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0  # until the user is told that no engine has found room yet
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"  # or waiting for room on a machine
+    READY = "ready"
+    LOST = "lost"  # could not be started again
+
+
+@dataclass(frozen=True, slots=True)
+class TokensSoFar:
+    """An item of a job that generates."""
+
+    generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The end of a job whose engine is gone."""
+
+    reason: str
+
+
+JobEnd: TypeAlias = Done[Any] | Raised | Died
+
+
+@dataclass(slots=True, eq=False)
+class RemoteJob:
+    """A job on an engine; `stop` and `post` may come from any thread, also after its end."""
+
+    actor: Handle
+    number: int
+    generated: int = 0
+    _is_stopped: bool = False
+
+    def stop(self) -> None:
+        """Ends it soon; a second call does nothing."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self.actor.stop.remote(self.number)
+
+    def post(self, word: object) -> None:
+        """Sends it a word."""
+        self.actor.post.remote(self.number, word)
+
+
+@dataclass(slots=True, eq=False)
+class EngineSlot:
+    """The place of one engine: the process that fills it now, and counts over all that have filled it."""
+
+    number: int
+    state: EngineState = EngineState.STARTING
+    node: str = ""
+    pid: int = 0
+    num_deaths: int = 0
+    num_done: int = 0
+    actor: Handle = None
+    jobs: dict[int, RemoteJob] = field(default_factory=dict)
+    last_words: str = ""
+    failed_starts: int = 0  # in a row
+    tokens: int = 0  # of jobs that are over
+    busy_seconds: float = 0.0
+    busy_since: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is EngineState.READY
+
+    @property
+    def place(self) -> str:
+        return f" on {self.node}" if self.node else ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The rate while it had work."""
+        jobs = list(self.jobs.values())
+        seconds = self.busy_seconds + (time.monotonic() - self.busy_since if jobs else 0.0)
+        return (self.tokens + sum(job.generated for job in jobs)) / seconds if seconds else 0.0
+
+    def add(self, job: RemoteJob) -> None:
+        if not self.jobs:
+            self.busy_since = time.monotonic()
+        self.jobs[job.number] = job
+
+    def remove(self, job: RemoteJob, *, is_done: bool) -> None:
+        del self.jobs[job.number]
+        if not self.jobs:
+            self.busy_seconds += time.monotonic() - self.busy_since
+        if is_done:
+            self.num_done += 1
+            self.tokens += job.generated
+
+
+class EnginePool(Generic[Engine]):
+    """A fixed number of engines, made from one description. Calls come from any thread."""
+
+    def __init__(self, make: Make[Engine], num_engines: int, needs: EngineNeeds, *, jobs_per_engine: int = 1) -> None:
+        import ray
+
+        self._ray = ray
+        self._make = make
+        self.most_jobs = jobs_per_engine  # of each engine
+        self._needs = needs
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._starting = threading.Semaphore(1 if needs.shares_a_gpu else num_engines)  # each takes what it finds free
+        self._is_closed = False
+        self._has_complained = False
+        self._user_error: str | None = None
+        self._on_change: Callable[[], None] = lambda: None
+        self._on_lost: Callable[[EngineError], None] = lambda error: None
+        self.told = ToldOnce()
+        self.slots = [EngineSlot(number) for number in range(num_engines)]
+        self._keepers = [threading.Thread(target=self._keep, args=(slot,), daemon=True) for slot in self.slots]
+        for keeper in self._keepers:
+            keeper.start()
+
+    # -- the engines -------------------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Waits until all are ready; raises if one cannot be started."""
+        with self._changed:
+            while not all(slot.is_ready for slot in self.slots):
+                self.check(most_lost=0)
+                self._changed.wait(POLL_SECONDS)  # signals are then heard on every platform
+
+    def wait_for_one(self, should_stop: Callable[[], bool] = lambda: False) -> EngineSlot | None:
+        """Returns the first engine that is ready; None if `should_stop` came first."""
+        with self._changed:
+            while not should_stop():
+                self.check()
+                if (slot := next((slot for slot in self.slots if slot.is_ready), None)) is not None:
+                    return slot
+                self._changed.wait(POLL_SECONDS)
+        return None
+
+    def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
+        """Sets callbacks for an engine that is ready, and for the loss of all; called on a thread of the pool."""
+        self._on_change, self._on_lost = on_change, on_lost
+
+    def close(self) -> None:
+        """Lets engines give back their memory, and kills those that do not do so in time."""
+        with self._changed:
+            self._is_closed = True
+        ends = [slot.actor.close.remote() for slot in self.slots if slot.is_ready]
+        if ends:
+            self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
+        for slot in self.slots:
+            if (actor := slot.actor) is not None:
+                self._ray.kill(actor)
+        for keeper in self._keepers:
+            keeper.join(CLOSE_SECONDS)
+
+    def __enter__(self) -> EnginePool[Engine]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- questions and single jobs -----------------------------------------------------------------------------
+
+    def ask(self, slot: EngineSlot, question: Callable[[Engine], T]) -> T:
+        """Returns an engine's answer to a question that it answers at once; raises what `question` raises."""
+        try:
+            answer: T = self._ray.get(self._actor_of(slot).ask.remote(question))
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, Exception) else EngineError(first_line(error))) from error
+        except self._ray.exceptions.RayError as error:
+            raise EngineError(f"engine {slot.number} died: {first_line(error)}") from error
+        return answer
+
+    def ask_one(self, question: Callable[[Engine], T], should_stop: Callable[[], bool] = lambda: False) -> T | None:
+        """Returns the answer of the first engine that is ready; None if `should_stop` came first."""
+        while (slot := self.wait_for_one(should_stop)) is not None:
+            actor = slot.actor
+            try:
+                return self.ask(slot, question)
+            except EngineError as error:
+                self._lose(slot, actor, str(error))
+        return None
+
+    def begin(
+        self,
+        slot: EngineSlot,
+        job: Job[Engine, Any],
+        on_item: Callable[[Any], None],
+        on_end: Callable[[JobEnd], None],
+        news_seconds: float = NEWS_SECONDS,
+    ) -> RemoteJob:
+        """Begins a job on an engine; both callbacks are called on a thread of its own, `on_end` once."""
+        with self._changed:
+            actor = self._actor_of(slot)
+            remote = RemoteJob(actor, next(self._numbers))
+            slot.add(remote)
+        stream = actor.run.options(num_returns="streaming").remote(remote.number, job, news_seconds)
+        threading.Thread(target=self._follow, args=(slot, remote, stream, on_item, on_end), daemon=True).start()
+        return remote
+
+    def _actor_of(self, slot: EngineSlot) -> Handle:
+        if slot.actor is None:
+            raise EngineError(f"engine {slot.number} died: {slot.last_words}")
+        return slot.actor
+
+    def _follow(
+        self,
+        slot: EngineSlot,
+        remote: RemoteJob,
+        stream: Any,
+        on_item: Callable[[Any], None],
+        on_end: Callable[[JobEnd], None],
+    ) -> None:
+        end: JobEnd = Died("its stream ended without a result")
+        try:
+            for reference in stream:
+                message = self._ray.get(reference)
+                if not isinstance(message, News):
+                    end = message
+                    break
+                for item in message.items:
+                    if isinstance(item, TokensSoFar):
+                        remote.generated = item.generated
+                    on_item(item)
+        except self._ray.exceptions.RayError as error:
+            end = Died(first_line(error))
+        except Exception as error:  # of a callback: no engine would do better
+            remote.stop()
+            end = Raised(f"{type(error).__name__}: {error}", is_users=True)
+        is_lost = isinstance(end, Died) or (isinstance(end, Raised) and not end.is_users)
+        if not isinstance(end, Done) and is_lost:  # also after an error of unknown reach: what state is it in?
+            self._lose(slot, remote.actor, end.reason)
+        with self._changed:
+            slot.remove(remote, is_done=not is_lost)
+        on_end(end)
+
+    # -- life and death ----------------------------------------------------------------------------------------
+
+    def _keep(self, slot: EngineSlot) -> None:
+        """Starts an engine, and again whenever it has died."""
+        while not self._is_closed and slot.state is not EngineState.LOST:
+            try:
+                with self._starting:
+                    report = self._start(slot)
+                self._watch(slot, report)
+            except (self._ray.exceptions.RayError, EngineError) as error:
+                self._lose(slot, slot.actor, _reason(error))
+        if all(each.state is EngineState.LOST for each in self.slots):
+            self._on_lost(self._lost_error())
+
+    def _start(self, slot: EngineSlot) -> EngineReport:
+        remote = self._ray.remote(EngineActor).options(
+            num_cpus=self._needs.cpus, num_gpus=self._needs.gpus, max_concurrency=self.most_jobs + CONTROL_CALLS
+        )
+        with self._changed:
+            if self._is_closed:
+                raise EngineError("it was closed")
+            slot.actor = remote.remote(self._make)
+        answer = slot.actor.ping.remote()
+        if not self._ray.wait([answer], timeout=PATIENCE_SECONDS)[0]:
+            self._complain_of_no_room()
+        report = self._ray.get(answer)
+        if isinstance(report, Raised):
+            self._user_error = report.reason if report.is_users else None
+            raise EngineError(report.reason)
+        assert isinstance(report, EngineReport)
+        return report
+
+    def _watch(self, slot: EngineSlot, report: EngineReport) -> None:
+        """Returns only by an error, when the engine has died."""
+        watch = slot.actor.run.options(num_returns="streaming").remote(next(self._numbers), _vigil)
+        with self._changed:
+            self.told.tell(report.warnings)
+            slot.state, slot.failed_starts, slot.node, slot.pid = EngineState.READY, 0, report.node, report.pid
+            self._changed.notify_all()
+        self._on_change()
+        for reference in watch:
+            self._ray.get(reference)
+        raise EngineError("it was closed")
+
+    def _lose(self, slot: EngineSlot, actor: Handle, reason: str) -> None:
+        """Counts a death once, whoever learns of it first, and makes room for a new engine."""
+        with self._changed:
+            if self._is_closed or actor is None or slot.actor is not actor:
+                return
+            if slot.state is EngineState.STARTING:
+                slot.failed_starts += 1
+            is_hopeless = self._user_error is not None or slot.failed_starts >= MOST_FAILED_STARTS
+            slot.state = EngineState.LOST if is_hopeless else EngineState.STARTING
+            slot.actor, slot.last_words, slot.num_deaths = None, reason, slot.num_deaths + 1
+            self._changed.notify_all()
+        self._ray.kill(actor)
+        if self._user_error is None:
+            warnings.warn(f"engine {slot.number}{slot.place} died: {reason}", GambitWarning, stacklevel=2)
+
+    def check(self, most_lost: int | None = None) -> None:
+        """Raises if starts have failed for good: of more than `most_lost` engines, by default of all."""
+        if self._user_error is not None:
+            raise UserError(self._user_error)
+        num_lost = sum(slot.state is EngineState.LOST for slot in self.slots)
+        if num_lost > (len(self.slots) - 1 if most_lost is None else most_lost):
+            raise self._lost_error()
+
+    def _lost_error(self) -> EngineError:
+        reason = next((slot.last_words for slot in self.slots if slot.state is EngineState.LOST), "")
+        return EngineError(f"an engine could not be started {MOST_FAILED_STARTS} times in a row; it said: {reason}")
+
+    def _complain_of_no_room(self) -> None:
+        with self._changed:
+            if self._has_complained or any(slot.is_ready for slot in self.slots):
+                return
+            self._has_complained = True
+        free = self._ray.available_resources()
+        warnings.warn(
+            f"no engine is ready yet: each needs {self._needs.cpus:g} CPUs and {self._needs.gpus:g} GPUs on one "
+            f"machine, and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free in the cluster; waiting",
+            GambitWarning,
+            stacklevel=2,
+        )
+
+
+def _vigil(engine: object, desk: JobDesk) -> None:
+    """Ends with its engine: the driver then learns of the death at once."""
+    is_over = threading.Event()
+    desk.listen(is_over.set)
+    is_over.wait()
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what Ray says of a death in a line; where something was raised, that is in the last one."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip() if "creation task" in lines[0] else lines[0]

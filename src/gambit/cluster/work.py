@@ -1,0 +1,311 @@
+"""Work for any engine under Ray, handed out as engines become free, and the searches that are such work.
+
+Work that was under way when its engine died is done again. Work that has cost two engines their life is given up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import queue
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from gambit import events as ev
+from gambit.cluster.actor import NEWS_SECONDS, Done, Job, JobDesk, Raised
+from gambit.cluster.engines import POLL_SECONDS, Died, EnginePool, EngineSlot, JobEnd, RemoteJob, TokensSoFar
+from gambit.cluster.plan import EngineNeeds, workers_of
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.errors import EngineError, StorageError
+from gambit.results.result import SearchResult
+from gambit.scorers.base import Scorer
+from gambit.solver import Solver
+from gambit.storage.run_folder import LOG_FILE, warn_incomplete, with_log_error, write_result
+from gambit.types import Problem
+
+EXECUTOR = "distributed_executor_backend"
+
+
+MOST_DEATHS = 2  # of engines, by one piece of work
+Tag = TypeVar("Tag")
+
+
+# -- work for any engine ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[Tag]):
+    """A job for any engine, and the driver's name for it."""
+
+    job: Job[Any, object] = field(repr=False)
+    tag: Tag
+    batch: object = None  # equal for jobs that may share an engine at the same time
+    news_seconds: float = NEWS_SECONDS  # between two messages
+
+
+@dataclass(frozen=True, slots=True)
+class WorkEnd(Generic[Tag]):
+    """Work that is over: its value, or why there is none."""
+
+    tag: Tag
+    engine: int
+    value: object = None
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt(Generic[Tag]):
+    """Work on its way to its end, through as many engines as it takes."""
+
+    work: Work[Tag]
+    num_deaths: int = 0  # of engines
+    slot: EngineSlot | None = None  # the one that runs it now
+    job: RemoteJob | None = None
+
+    def fits_beside(self, others: Sequence[Attempt[Tag]]) -> bool:
+        """Returns whether an engine may run it together with others.
+
+        What ran when an engine died runs alone the next time, which shows which of several killed it.
+        """
+        return not others or (
+            not self.num_deaths and not others[0].num_deaths and others[0].work.batch == self.work.batch
+        )
+
+
+def run_work(
+    pool: EnginePool[Any],
+    work: Iterable[Work[Tag]],
+    *,
+    jobs_per_engine: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_news: Callable[[Tag, object], None] = lambda tag, item: None,
+) -> Iterator[WorkEnd[Tag]]:
+    """Yields the end of each piece of work, in any order.
+
+    The next piece is taken from `work` when an engine is free for it. Once `should_stop`, no more is begun and
+    running jobs are stopped; they still come back, unless their engine dies. `jobs_per_engine`: at most the pool's.
+    """
+    shift = WorkQueue(pool, work, min(jobs_per_engine or pool.most_jobs, pool.most_jobs), on_news)
+    is_stopping = False
+    try:
+        while True:
+            if not is_stopping and should_stop():
+                is_stopping = True
+                shift.stop()
+            if not is_stopping:
+                pool.check()
+                shift.hand_out()
+            if not shift.running and (is_stopping or shift.peek() is None):
+                return
+            yield from shift.ends()
+    finally:
+        shift.stop()
+
+
+class WorkQueue(Generic[Tag]):
+    """The work of one call of `run_work`, with everything of it that is under way."""
+
+    def __init__(
+        self, pool: EnginePool[Any], work: Iterable[Work[Tag]], most: int, on_news: Callable[[Tag, object], None]
+    ) -> None:
+        self.running: list[Attempt[Tag]] = []
+        self._pool = pool
+        self._coming = iter(work)
+        self._next: deque[Attempt[Tag]] = deque()  # what has to be done again comes first
+        self._most = most
+        self._on_news = on_news
+        self._inbox: queue.SimpleQueue[tuple[Attempt[Tag], object]] = queue.SimpleQueue()
+
+    def peek(self) -> Attempt[Tag] | None:
+        """Returns the attempt to begin next; None if no work is left."""
+        if not self._next:
+            self._next.extend(Attempt(work) for work in itertools.islice(self._coming, 1))
+        return self._next[0] if self._next else None
+
+    def hand_out(self) -> None:
+        """Begins what can begin, on the least busy engine first: none has two jobs while another has none."""
+        while (attempt := self.peek()) is not None:
+            beside = {slot.number: [each for each in self.running if each.slot is slot] for slot in self._pool.slots}
+            fit = [
+                slot
+                for slot in self._pool.slots
+                if slot.is_ready and len(beside[slot.number]) < self._most and attempt.fits_beside(beside[slot.number])
+            ]
+            if not fit:
+                return
+            slot = min(fit, key=lambda slot: len(beside[slot.number]))
+            try:
+                self._begin(attempt, slot)
+            except EngineError:  # it died just now
+                continue
+            self.running.append(self._next.popleft())
+
+    def _begin(self, attempt: Attempt[Tag], slot: EngineSlot) -> None:
+        def put(message: object) -> None:
+            self._inbox.put((attempt, message))
+
+        work = attempt.work
+        attempt.job = self._pool.begin(slot, work.job, put, put, work.news_seconds)
+        attempt.slot = slot
+
+    def stop(self) -> None:
+        """Stops what runs."""
+        for attempt in self.running:
+            assert attempt.job is not None
+            attempt.job.stop()
+
+    def ends(self) -> Iterator[WorkEnd[Tag]]:
+        """Yields what has ended since; waits a moment for the first message."""
+        arrived = self._arrived(POLL_SECONDS)
+        while arrived is not None:
+            attempt, message = arrived
+            if isinstance(message, Done | Raised | Died):
+                self.running.remove(attempt)
+                yield from self._end_of(attempt, message)
+            else:
+                self._on_news(attempt.work.tag, message)
+            arrived = self._arrived(0.0)
+
+    def _arrived(self, seconds: float) -> tuple[Attempt[Tag], object] | None:
+        """Returns the next message; None if there is none so soon."""
+        try:
+            return self._inbox.get(block=seconds > 0, timeout=seconds or None)
+        except queue.Empty:
+            return None
+
+    def _end_of(self, attempt: Attempt[Tag], end: JobEnd) -> Iterator[WorkEnd[Tag]]:
+        assert attempt.slot is not None
+        tag, engine = attempt.work.tag, attempt.slot.number
+        if isinstance(end, Done):
+            yield WorkEnd(tag, engine, end.value)
+        elif isinstance(end, Raised) and end.is_users:
+            yield WorkEnd(tag, engine, error=end.reason)
+        else:
+            attempt.num_deaths += 1
+            if attempt.num_deaths < MOST_DEATHS:
+                self._next.appendleft(attempt)
+                return
+            yield WorkEnd(
+                tag, engine, error=f"its engine died {MOST_DEATHS} times over it, the last time with: {end.reason}"
+            )
+
+
+# -- in the process of an engine -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SolverMaker:
+    """Makes a solver in an engine's process."""
+
+    options: Mapping[str, Any]  # of `EngineConfig`, those that were given
+    scorer: Scorer | None = None  # instead of the one that the options name
+    environment: Mapping[str, str] = field(default_factory=dict)  # read by libraries when they are imported
+
+    def __call__(self) -> Solver:
+        for name, value in self.environment.items():
+            os.environ.setdefault(name, value)
+        options = dict(self.options)
+        scorer = self.scorer or options.pop("scorer", "auto")
+        return Solver(**{**options, "scorer": scorer})
+
+
+def engine_options(config: EngineConfig, needs: EngineNeeds) -> dict[str, Any]:
+    """Returns the options that a config sets, made to fit into a share of a machine."""
+    given = config.model_dump(exclude_unset=True)
+    if needs.shares_a_gpu:
+        given["memory_ratio"] = config.memory_ratio * needs.gpus
+    if workers_of(config) > 1:  # inside Ray vLLM would start its workers as actors, and wait for GPUs that it holds
+        given["engine_options"] = {EXECUTOR: "mp", **config.engine_options}
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSearch:
+    """A finished search on its way to the driver, which alone writes."""
+
+    result: SearchResult
+    log: bytes | None  # None for a search that was refused before it began
+
+    def written(self, folder: Path) -> SearchResult:
+        """Writes log and result, and returns the result as a search on this machine would have."""
+        if self.log is None:
+            return self.result
+        result = dataclasses.replace(self.result, out_dir=str(folder))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / LOG_FILE).write_bytes(self.log)
+            write_result(folder, result)
+        except (OSError, StorageError) as error:
+            return with_log_error(result, warn_incomplete(folder, error))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class SearchJob:
+    """Searches one problem."""
+
+    problem: Problem
+    config: SearchConfig
+    keeps_log: bool = True
+    concurrency: int = 1  # searches that this one may have beside it on its engine, itself included
+
+    def __call__(self, solver: Solver, desk: JobDesk) -> FinishedSearch:
+        return self.searched(solver, desk, lambda event: None)
+
+    def searched(self, solver: Solver, desk: JobDesk, on_event: Callable[[ev.Event], None]) -> FinishedSearch:
+        """Searches as a local run does, with the log in a folder of this machine's until it is whole."""
+        has_begun = False
+
+        def follow(_: str, event: ev.Event) -> None:
+            nonlocal has_begun
+            has_begun = True
+            if isinstance(event, ev.Sample):
+                desk.send(TokensSoFar(event.generated))
+            on_event(event)
+
+        with tempfile.TemporaryDirectory(prefix="gambit-") as scratch:
+            [result] = solver.solve_many(
+                [self.problem], self.config, concurrency=self.concurrency, out_dir=scratch if self.keeps_log else None,
+                on_event=follow, should_stop=lambda: has_begun and desk.should_stop(),
+            )  # fmt: skip
+            log = Path(scratch) / self.problem.id / LOG_FILE
+            found = log.read_bytes() if log.is_file() else None
+        return FinishedSearch(dataclasses.replace(result, out_dir=None, traces=()), found)
+
+
+# -- in the process of the driver ------------------------------------------------------------------------------
+
+
+class ClusterSolver:
+    """Solves many problems on the engines of a pool, with the results and folders of a solver on this machine."""
+
+    def __init__(self, pool: EnginePool[Solver], searches_per_engine: int = 1) -> None:
+        self._pool = pool
+        self._concurrency = searches_per_engine
+        self.num_given_up = 0  # problems that cost their engines
+
+    def solve_many(
+        self,
+        problems: Iterable[Problem],
+        config: SearchConfig,
+        *,
+        out_dir: Path | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[SearchResult]:
+        """Yields results as searches finish; a problem that cannot be searched gives one with `error` set."""
+        work = (
+            Work(SearchJob(problem, config, out_dir is not None, self._concurrency), problem) for problem in problems
+        )
+        for end in run_work(self._pool, work, should_stop=should_stop):
+            if end.error is not None:
+                self.num_given_up += 1
+                yield SearchResult.failed(end.tag.id, config.policy, config.seed, end.error)
+                continue
+            assert isinstance(end.value, FinishedSearch)
+            self._pool.told.tell(end.value.result.warnings)
+            yield end.value.result if out_dir is None else end.value.written(out_dir / end.tag.id)
