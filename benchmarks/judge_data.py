@@ -12,8 +12,7 @@ are still on their way; once FILE is there, those that then lie in DIR are loade
 - train: traces of the problems that judges are fitted to;
 - test, other: traces of the problems that they are judged on;
 - held: traces of training problems that no judge is fitted to (`simulated_search.py` works out from them which settings
-  suit a search by a judge);
-- prefixes: those of held cut at 25, 50 and 75 %, each continued several times.
+  suit a search by a judge).
 
 On an H200 four engines of 512 rows, each a shard, make 57,000 tokens/s of a 1.5B model with `--confidence`, which sorts
 the vocabulary at every token: train takes 140 s with nothing else on the GPU.
@@ -30,15 +29,12 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from gambit.bench.prefix_rollouts import Rollouts, at_fractions
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.solver import Solver
 from gambit.storage.locks import locked
 from gambit.storage.problems import read_problem_file, shard_of
 from gambit.training.collect import Collector, CollectPlan, LocalEngines
 from gambit.training.sampling import Task
-
-CUTS = (0.25, 0.5, 0.75)
 
 
 class Run:
@@ -65,17 +61,6 @@ class Run:
                 traces_per_problem=traces,
             )  # fmt: skip
         self.say(f"{part}: {summary}")
-
-    def roll_out(self, part: str, traces: int) -> None:
-        folder, refused = self.folder(part), list[str]()
-        with locked(folder):
-            rollouts = Rollouts(
-                self._collector, self._options.rollouts, at_fractions(CUTS), lambda problem: problem.is_mixed,
-                should_stop=self._is_late,
-            )  # fmt: skip
-            values = rollouts.add(self.tasks(part), folder, getattr(self._options, part).name, refused, traces)
-        tokens = sum(value.num_tokens for value in values)
-        self.say(f"{part}: {len(values):,} prefixes continued, {tokens:,} tokens, {len(refused)} refused")
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began:6.1f} s] {text}", flush=True)
@@ -137,7 +122,6 @@ def main() -> None:
     parser.add_argument("--traces", type=int, default=16, help="of a problem to judge or choose by")
     parser.add_argument("--train-traces", type=int, default=8)
     parser.add_argument("--held-traces", type=int, help="if not as many as of the others")
-    parser.add_argument("--rollouts", type=int, default=4, help="of each prefix")
     parser.add_argument("--until", type=float, default=math.inf, help="seconds since the epoch")
     parser.add_argument("--traces-at-once", type=int, default=512)
     parser.add_argument("--max-new-tokens", type=int, default=1024)
@@ -153,7 +137,7 @@ def main() -> None:
     parser.add_argument("--weights-at", type=Path, help="a file that says when the weights are those to use")
     parser.add_argument("--graders", type=int, default=3)
     parser.add_argument("--shard", default="1/1", help="i/n")
-    parser.add_argument("--parts", default="train,test,held,prefixes")
+    parser.add_argument("--parts", default="train,test,held")
     options = parser.parse_args()
     held_traces = options.held_traces or options.traces
     parts: dict[str, Callable[[Run], None]] = {
@@ -161,7 +145,6 @@ def main() -> None:
         "test": lambda run: run.collect("test", options.traces),
         "other": lambda run: run.collect("other", options.traces),
         "held": lambda run: run.collect("held", held_traces),
-        "prefixes": lambda run: run.roll_out("held", held_traces),
     }
     if unknown := set(options.parts.split(",")) - parts.keys():
         parser.error(f"unknown parts {', '.join(sorted(unknown))}: use {', '.join(parts)}")

@@ -109,8 +109,6 @@ UTF16 = codecs.BOM_UTF16_LE + '{"question": 1}'.encode("utf-16-le")
 # A header that promises 36 bytes of weights, and none.
 CUT_SHORT = struct.pack("<Q", 66) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'.ljust(66)
 FILES = {
-    "plan/prefix_value.json": b'{"format": ',
-    "plans/prefix_value.json": b"[1, 2]",
     "empty.txt": b"",
     "blank.txt": b" \n ",
     "latin.txt": "a = 1;\né?".encode("latin-1"),
@@ -374,10 +372,7 @@ COMMANDS = [
     (("scorer", "collect", "--problems", "pawn:dev", "--limit", "1", "--shard", "2/2", "--out", "o"),
      "shard 2/2 holds no problem: there are fewer problems than shards"),
     (bench("--limit", "1", "--shard", "2/2", "--out", "o"), "shard 2/2 holds no"),
-    (("prefix-value", "--benchmark", "pawn", "--limit", "1", "--shard", "2/2", "--out", "o"), "shard 2/2 holds no"),
     (("scorer", "collect", "--problems", "pawn:dev", "--out", "o", "--layers", "0,0"), "layers '0,0': one of them is"),
-    (("prefix-value", "--benchmark", "pawn", "--out", "plan"), "plan/prefix_value.json is not the plan of a"),
-    (("prefix-value", "--benchmark", "pawn", "--out", "plans"), "plans/prefix_value.json is not the plan of a"),
     (("prefix-value", "--benchmark", "pawn", "--out", "o", "--cuts", "nan"), "cuts [nan]: give shares of a trace"),
     (("prefix-value", "--benchmark", "pawn", "--out", "o", "--cuts", ""), "cuts '': give shares of a trace"),
     (("prefix-value", "--benchmark", "pawn", "--out", "o", "--keep", "16"), "--keep 16 of --traces 16"),

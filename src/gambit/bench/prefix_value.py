@@ -1,128 +1,129 @@
-"""The prefix-value experiment: traces are cut at thoughts, each prefix is continued many times, judges are compared.
+"""Runs the prefix-value experiment: traces are cut at thoughts, the best prefixes are continued, and random ones too.
 
-The folder of a run is a collection (`gambit scorer collect`) with the values of its prefixes: the commands for
-collections work on it, and an interrupted run goes on where it was.
+The folder of a run is a collection (`gambit scorer collect`) with the rollouts of its prefixes in a file beside it. The
+same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ValidationError
 
-from gambit.answers import Grader, canonical
-from gambit.bench.datasets import Benchmark, digest
-from gambit.bench.folder import BenchmarkInfo, add_environment, differences
-from gambit.bench.prefix_judges import PrefixJudge, StepScores
-from gambit.bench.prefix_rollouts import (
-    PrefixKey,
-    PrefixValue,
-    Rollouts,
-    TraceText,
-    at_fractions,
-    nearest_step,
-    read_texts,
-    read_values,
-)
-from gambit.bench.prefix_statistics import NO_ANSWER, RIGHT, CutProblem, CutSummary, summarise_cut
+from gambit.bench import statistics as st
+from gambit.bench.folder import add_environment
+from gambit.bench.page import Content
+from gambit.bench.report import BenchReport, made_with, write_files
 from gambit.bench.stamp import identity_of, stamp
+from gambit.bench.statistics import Floats, Interval
+from gambit.bench.tables import Table, number, percent, points
+from gambit.config.trust import FEWEST_PROBLEMS, supports_claim
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
-from gambit.events import Json
-from gambit.storage.json_file import read_object
-from gambit.storage.lines import write_whole
-from gambit.storage.problems import check_not_empty, shard_of
-from gambit.training.collect import Collector, CollectPlan
-from gambit.training.ranking import Floats, Ints
-from gambit.training.sampling import Task
-from gambit.training.storage import HEADER_FILE, ProblemRecord, read_header, read_index
-from gambit.types import Problem
+from gambit.scorers.base import Scorer
+from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
+from gambit.training.collect import Collector, CollectPlan, LocalEngines
+from gambit.training.dataset import Dataset, load_dataset
+from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample
+from gambit.training.scoring import step_scores
+from gambit.training.storage import read_index
+from gambit.types import Aggregation, Problem, StatePosition
 
-FORMAT = 1
-PLAN_FILE = "prefix_value.json"
-FEWEST_ROLLOUTS = 2  # one half judges, the other goes on
+Bools = npt.NDArray[np.bool_]
+
+ROLLOUTS_FILE = "rollouts.jsonl"
+NUM_SPLITS, NUM_DRAWS = 16, 4  # of the rollouts into halves, used in both directions; of tie-breaks for each
+RANDOM, ROLLOUTS = "chance", "half of the rollouts"  # judges that every run has
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """What a folder's prefixes are; the same when a run is resumed. How the traces are made is in the collection."""
+    """What a run measures; how its traces are sampled is in the plan of the collection."""
 
-    benchmark: BenchmarkInfo
-    shard: str
-    fractions: tuple[float, ...]
-    num_rollouts: int
-    all_problems: bool  # also those whose traces are all right or all wrong, which say nothing about ranking
+    cuts: tuple[float, ...]  # shares of a trace's tokens
+    num_rollouts: int  # of each prefix
+    keep: int  # prefixes of a problem that are continued
 
     def __post_init__(self) -> None:
-        if not self.fractions or not all(0 < fraction < 1 for fraction in self.fractions):
-            raise UserError(f"cuts {list(self.fractions)}: give shares of a trace between 0 and 1, such as 0.25,0.5")
-        if self.num_rollouts < FEWEST_ROLLOUTS:
-            raise UserError(f"{self.num_rollouts} rollouts a prefix: one half judges and the other goes on, so that "
-                            f"at least {FEWEST_ROLLOUTS} are needed")  # fmt: skip
-
-    def to_json(self) -> dict[str, Json]:
-        plain: dict[str, Json] = json.loads(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}))
-        return plain
-
-    def wants(self, problem: ProblemRecord) -> bool:
-        """Whether its traces are to be continued."""
-        return self.all_problems or problem.is_mixed
-
-    def keys(self, texts: Iterable[TraceText]) -> set[PrefixKey]:
-        cut = at_fractions(self.fractions)
-        return {text.key(step) for text in texts if self.wants(text.problem) for step in cut(text)}
+        if not self.cuts or not all(0 < cut < 1 for cut in self.cuts):
+            raise UserError(f"cuts {list(self.cuts)}: give shares of a trace between 0 and 1, such as 0.25,0.5")
 
 
-def make_prefix_plan(
-    benchmark: Benchmark, limit: int | None, shard: str, **options: Any
-) -> tuple[PrefixPlan, list[Task]]:
-    """The plan, and the problems of its shard."""
-    number, count = shard_of(shard)
-    items = islice(benchmark.first(limit), number, None, count)
-    tasks = [Task(Problem(item.question, item.id), item.answer) for item in items]
-    check_not_empty(shard, len(tasks))
-    info = BenchmarkInfo(benchmark.name, *digest(benchmark.first(limit)))
-    return PrefixPlan(info, shard, **options), tasks
+class Rollouts(BaseModel):
+    """One line of the file: whether each continuation of a prefix ended right."""
+
+    prefix: str
+    is_right: tuple[bool, ...]
 
 
-def open_folder(folder: Path, plan: PrefixPlan) -> None:
-    """Begin a folder, or see that it was begun with the same plan."""
-    path = folder / PLAN_FILE
-    if path.exists():
-        before = read_object(path, "the plan of a `gambit prefix-value`", "choose another --out")
-        found = list(differences(before, plan.to_json()))
-        if found:
-            raise UserError(f"{folder} was begun with another plan ({'; '.join(found)}): use the same, or choose "
-                            "another --out")  # fmt: skip
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A collected trace up to the end of one of its thoughts, after which it goes on."""
+
+    problem: str
+    number: int  # of the trace, among all traces of the collection
+    thought: int  # thoughts in the prefix, at least one
+    tokens: tuple[int, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.problem}.{self.number}.{self.thought}"
+
+
+def collected(folder: Path, tasks: Iterable[Task]) -> tuple[Dataset, list[int]]:
+    """Returns the collection, and the traces of the tasks that have right and wrong ones: others rank nothing."""
+    data = load_dataset(folder, StatePosition.BOUNDARY, (), with_tokens=True)
+    ids = {task.id for task in tasks}
+    is_wanted = [problem.is_mixed and problem.id in ids for problem in data.problems]
+    return data, [trace for trace, problem in enumerate(data.traces.problem_of.tolist()) if is_wanted[problem]]
+
+
+def cut_at(share: float, data: Dataset, traces: Iterable[int]) -> Iterator[Prefix]:
+    """Yields each trace up to the thought that ends nearest to a share of its tokens; none after which it ends."""
+    for place in traces:
+        tokens, start = data.tokens[place], data.traces.starts[place]
+        ends = data.traces.step_ends[start : start + data.traces.num_steps[place]]
+        inner = ends[ends < len(tokens)]
+        if len(inner):
+            thought = int(np.abs(inner - share * len(tokens)).argmin()) + 1
+            problem = data.problems[data.traces.problem_of[place]].id
+            yield Prefix(problem, place, thought, tokens[: inner[thought - 1]])
+
+
+def read_rollouts(folder: Path, num_rollouts: int) -> dict[str, tuple[bool, ...]]:
+    """Returns what was continued so far, by prefix; refuses another number of rollouts than was given."""
+    found = {}
+    for line_number, line in whole_lines(folder / ROLLOUTS_FILE):
+        try:
+            one = Rollouts.model_validate_json(line)
+        except ValidationError as error:
+            raise UserError(f"{folder / ROLLOUTS_FILE}, line {line_number}: not the rollouts of a prefix "
+                            f"({error.errors()[0]['msg']})") from error  # fmt: skip
+        if len(one.is_right) != num_rollouts:
+            raise UserError(f"{folder} holds {len(one.is_right)} rollouts a prefix: run it with --rollouts "
+                            f"{len(one.is_right)}, or choose another --out")  # fmt: skip
+        found[one.prefix] = one.is_right
+    return found
 
 
 # -- the run -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class RunReport:
-    """What a run came across."""
-
-    refused: list[str] = dataclasses.field(default_factory=list)
-    was_stopped: bool = False
-
-
 def is_done(folder: Path, plan: PrefixPlan, tasks: Sequence[Task]) -> bool:
-    """Whether no model need be loaded."""
-    sampled = {problem.id for entry in read_index(folder) for problem in entry.problems}
-    if not {task.id for task in tasks} <= sampled:
+    """Returns whether all is sampled and continued, so that no model need be loaded."""
+    done = read_rollouts(folder, plan.num_rollouts)
+    if not {task.id for task in tasks} <= {problem.id for entry in read_index(folder) for problem in entry.problems}:
         return False
-    return plan.keys(read_texts(folder)) <= {value.key for value in read_values(folder)}
+    data, traces = collected(folder, tasks)
+    return all(prefix.id in done for cut in plan.cuts for prefix in cut_at(cut, data, traces))
 
 
 def run(
@@ -130,146 +131,223 @@ def run(
     plan: PrefixPlan,
     tasks: Sequence[Task],
     collecting: CollectPlan,
-    *,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> RunReport:
-    """Sample what is not sampled yet and continue what is not continued yet."""
-    report = RunReport()
-    with Collector(collecting) as collector:
-        identity = identity_of(collecting.engine.model, "auto")
-        add_environment(folder, stamp(collector.engine_info, identity))
-        name = plan.benchmark.name
-        summary = collector.collect(tasks, folder, name, lambda *at: progress("traces", *at), should_stop)
-        report.refused += summary.refused
-        if not should_stop():
-            rollouts = Rollouts(
-                collector, plan.num_rollouts, at_fractions(plan.fractions), plan.wants,
-                lambda *at: progress("prefixes", *at), should_stop,
-            )  # fmt: skip
-            rollouts.add(tasks, folder, name, report.refused)
-    report.was_stopped = should_stop()
-    return report
+    on_traces: Callable[[int, int], None],
+    on_prefixes: Callable[[int, int], None],
+    should_stop: Callable[[], bool],
+) -> list[str]:
+    """Samples and continues what is not there yet; returns the problems that were refused, and why."""
+    engines = LocalEngines(collecting)
+    with Collector(collecting, engines) as collector:
+        add_environment(folder, stamp(engines.engine_info, identity_of(collecting.engine.model, "auto")))
+        refused = collector.collect(tasks, folder, collecting.source, on_traces, should_stop).refused
+        if should_stop():
+            return refused
+        data, traces = collected(folder, tasks)
+        wanted = {prefix.id: prefix for cut in plan.cuts for prefix in cut_at(cut, data, traces)}
+        done = read_rollouts(folder, plan.num_rollouts)
+        by_id = {task.id: task for task in tasks}
+        todo = [_continued(by_id[each.problem], each) for each in wanted.values() if each.id not in done]
+        order = SamplingOrder(collecting.search, plan.num_rollouts, collecting.traces_at_once)
+        num_done = len(wanted) - len(todo)
+        on_prefixes(num_done, len(wanted))
+        drop_torn_line(folder / ROLLOUTS_FILE)
+        with (
+            Grading(collecting.search.answer, collecting.num_graders) as grading,
+            opened_to_append(folder / ROLLOUTS_FILE) as file,
+        ):
+            for one in _graded(sample(engines.sampler, todo, order, grading, refused, should_stop)):
+                append_synced(file, one.model_dump_json())
+                num_done += 1
+                on_prefixes(num_done, len(wanted))
+    return refused
 
 
-def layers_for(folder: Path, judges: Iterable[PrefixJudge]) -> tuple[int, ...]:
-    """Whose states are stored: those of the collection that was begun, or what the judges read."""
-    if (folder / HEADER_FILE).is_file():
-        return read_header(folder).layers
-    return tuple(dict.fromkeys((-1, *(layer for judge in judges for layer in judge.layers))))
+def _continued(task: Task, prefix: Prefix) -> Task:
+    return Task(Problem(task.problem.question, prefix.id, prefix.tokens), task.answer)
+
+
+def _graded(sampled: Iterable[Sampled]) -> Iterator[Rollouts]:
+    """Yields rollouts once they are graded; the engine does not wait for a slow comparison."""
+    waiting: deque[Sampled] = deque()
+    for each in sampled:
+        waiting.append(each)
+        while waiting and all(grade.done() for grade in waiting[0].grades):
+            yield _rollouts(waiting.popleft())
+    yield from map(_rollouts, waiting)
+
+
+def _rollouts(sampled: Sampled) -> Rollouts:
+    return Rollouts(prefix=sampled.task.id, is_right=tuple(grade.result()[1] for grade in sampled.grades))
 
 
 # -- the figures -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixSummary:
-    """All figures of a run."""
+class CutProblem:
+    """The prefixes of one problem at one cut."""
 
-    num_sampled: int  # problems
-    num_mixed: int  # of them with right and wrong traces
-    traces_per_problem: int
-    num_rollouts: int  # of each prefix
-    keep: int  # prefixes that are continued
-    tokens: int  # of traces and rollouts
-    num_missing: int  # prefixes that have no rollouts yet, or whose problem was refused
-    num_uncut: int  # traces without a thought after which they go on
-    cuts: tuple[CutSummary, ...]
-
-
-def summarise(
-    folder: Path, plan: PrefixPlan, judges: Mapping[str, PrefixJudge], keep: int, device: str = "auto"
-) -> PrefixSummary:
-    """From the folder alone; a verifier loads the model it was trained on."""
-    texts = read_texts(folder)
-    values = {value.key: value for value in read_values(folder) if len(value.answers) == plan.num_rollouts}
-    wanted = [text for text in texts if plan.wants(text.problem)]
-    scores = {name: judge.judgements(folder, texts, pick_device(device)) for name, judge in judges.items()}
-    with Grader() as grader:
-        problems = _Problems(_by_problem(wanted), values, scores, keep, grader)
-        cuts = [summarise_cut(fraction, found, keep) for fraction in plan.fractions if (found := problems.at(fraction))]
-    if not cuts:
-        raise UserError(f"{folder}: no problem has more than {keep} prefixes with rollouts yet, so that nothing can be "
-                        f"compared (--keep {keep} of {read_header(folder).traces_per_problem} traces)")  # fmt: skip
-    records = {text.problem.id: text.problem for text in texts}.values()
-    return PrefixSummary(
-        num_sampled=len(records),
-        num_mixed=sum(record.is_mixed for record in records),
-        traces_per_problem=read_header(folder).traces_per_problem,
-        num_rollouts=plan.num_rollouts,
-        keep=keep,
-        tokens=sum(len(text.tokens) for text in texts) + sum(value.num_tokens for value in values.values()),
-        num_missing=len(plan.keys(texts) - values.keys()),
-        num_uncut=sum(len(text.inner_ends) == 0 for text in wanted),
-        cuts=tuple(cuts),
-    )
-
-
-def _by_problem(texts: Iterable[TraceText]) -> dict[str, list[TraceText]]:
-    found: dict[str, list[TraceText]] = defaultdict(list)
-    for text in texts:
-        found[text.problem.id].append(text)
-    return found
+    rollouts: Bools  # [prefix, rollout]: whether it ended right
+    scores: Mapping[str, Floats]  # of each scorer, [prefix]
 
 
 @dataclass(frozen=True, slots=True)
-class _Problems:
-    """Turns texts and values into the arrays that statistics are made of."""
+class Chosen:
+    """The best prefixes by one judge, at one cut."""
 
-    texts: Mapping[str, list[TraceText]]
-    values: Mapping[PrefixKey, PrefixValue]
-    scores: Mapping[str, StepScores]
-    keep: int
-    grader: Grader
-
-    def at(self, fraction: float) -> list[CutProblem]:
-        """Those with more prefixes than are to be continued."""
-        found = [(name, self._prefixes(texts, fraction)) for name, texts in self.texts.items()]
-        return [self._problem(name, prefixes) for name, prefixes in found if len(prefixes) > self.keep]
-
-    def _prefixes(self, texts: Sequence[TraceText], fraction: float) -> list[tuple[TraceText, PrefixValue]]:
-        steps = ((text, nearest_step(text, fraction)) for text in texts)
-        keys = ((text, text.key(step)) for text, step in steps if step is not None)
-        return [(text, self.values[key]) for text, key in keys if key in self.values]
-
-    def _problem(self, name: str, prefixes: Sequence[tuple[TraceText, PrefixValue]]) -> CutProblem:
-        records = [text.problem.traces[text.number] for text, _ in prefixes]
-        rolled_out = [value for _, value in prefixes]
-        answers = [record.answer for record in records] + [a for value in rolled_out for a in value.answers]
-        is_right = [record.is_correct for record in records] + [r for value in rolled_out for r in value.is_right]
-        classes = answer_classes(answers, is_right, self.grader.equivalent)
-        shares = [text.step_ends[value.step - 1] / len(text.tokens) for text, value in prefixes]
-        return CutProblem(
-            problem=name,
-            shares=np.array(shares),
-            is_right=np.array([record.is_correct for record in records]),
-            original=classes[: len(records)],
-            classes=classes[len(records) :].reshape(len(records), -1),
-            scores={name: self._scored(after, prefixes) for name, after in self.scores.items()},
-        )
-
-    @staticmethod
-    def _scored(after: StepScores, prefixes: Sequence[tuple[TraceText, PrefixValue]]) -> Floats:
-        return np.array([after(text, value.step) for text, value in prefixes])
+    cut: float
+    judge: str
+    num_problems: int
+    num_prefixes: int
+    auc: Interval | None  # within problems, against the outcomes of rollouts that the judge has not seen
+    right: Interval  # share of right continuations of the chosen prefixes
+    gain: Interval  # of that share over random prefixes
 
 
-def answer_classes(
-    answers: Sequence[str | None], is_right: Sequence[bool], equivalent: Callable[[str, str], bool]
-) -> Ints:
-    """Equal answers share a number, as they share a vote in a search."""
-    class_of_form: dict[str, int] = {}
-    first_of_class: list[str] = []  # of the wrong ones, from class 1 on
+def summarise(
+    folder: Path, plan: PrefixPlan, tasks: Sequence[Task], scorers: Mapping[str, Scorer], device: str
+) -> list[Chosen]:
+    """Returns the figures of all judges at the cuts where some problem has more than `keep` prefixes with rollouts."""
+    data, traces = collected(folder, tasks)
+    rollouts = read_rollouts(folder, plan.num_rollouts)
+    scores = {name: _scores_after(scorer, folder, device) for name, scorer in scorers.items()}
     found = []
-    for answer, right in zip(answers, is_right, strict=True):
-        form = "" if answer is None else canonical(answer)
-        if right or not form or answer is None:
-            found.append(RIGHT if right else NO_ANSWER)
-            continue
-        if form not in class_of_form:
-            known = (i for i, first in enumerate(first_of_class) if equivalent(first, answer))
-            place = next(known, len(first_of_class))
-            if place == len(first_of_class):
-                first_of_class.append(answer)
-            class_of_form[form] = place + 1
-        found.append(class_of_form[form])
-    return np.array(found, dtype=np.int64)
+    for cut in plan.cuts:
+        groups: dict[str, list[Prefix]] = defaultdict(list)
+        for prefix in cut_at(cut, data, traces):
+            if prefix.id in rollouts:
+                groups[prefix.problem].append(prefix)
+        problems = [
+            CutProblem(
+                np.array([rollouts[each.id] for each in group]),
+                {name: np.array([after(each) for each in group]) for name, after in scores.items()},
+            )
+            for group in groups.values()
+            if len(group) > plan.keep
+        ]
+        if problems:
+            found += summarise_cut(cut, problems, plan.keep)
+    if not found:
+        raise UserError(f"{folder}: no problem has more than {plan.keep} prefixes with rollouts yet, so that nothing "
+                        "can be compared: sample more --traces or more problems, or lower --keep")  # fmt: skip
+    return found
+
+
+def _scores_after(scorer: Scorer, folder: Path, device: str) -> Callable[[Prefix], float]:
+    """Returns a function from a prefix to the score that a search would have given it."""
+    info = scorer.info
+    data = load_dataset(folder, StatePosition(info.state_position), info.layers)
+    found = step_scores(scorer, data, data.all_traces(), pick_device(device))
+
+    def after(prefix: Prefix) -> float:
+        start = data.traces.starts[prefix.number]
+        thoughts = found[start : start + prefix.thought]
+        return float(thoughts[-1] if info.aggregation is Aggregation.LAST else thoughts.mean())
+
+    return after
+
+
+def summarise_cut(cut: float, problems: Sequence[CutProblem], keep: int) -> list[Chosen]:
+    """Returns means over problems with bootstrap intervals; each problem has more than `keep` prefixes."""
+    draws = st.resamples(len(problems))
+    size = len(problems), sum(len(problem.rollouts) for problem in problems)
+    at_random = np.array([problem.rollouts.mean() for problem in problems])
+    none = st.mean_interval(0 * at_random, draws)
+    rows = [Chosen(cut, RANDOM, *size, None, st.share_interval(at_random, draws), none)]
+    found = [judged(problem, keep) for problem in problems]
+    for name in found[0]:
+        aucs, right = np.array([each[name] for each in found]).T
+        known = aucs[~np.isnan(aucs)]  # a problem whose rollouts all end alike has no pair to rank
+        auc = st.mean_interval(known, st.resamples(len(known))) if len(known) else None
+        gain = st.mean_interval(right - at_random, draws)
+        rows.append(Chosen(cut, name, *size, auc, st.share_interval(right, draws), gain))
+    return rows
+
+
+def judged(problem: CutProblem, keep: int) -> dict[str, tuple[float, float]]:
+    """Returns of every judge its AUC (NaN without a pair) and the share of right rollouts of its best prefixes.
+
+    The rollouts are split into halves, many times over and used in both directions: one half is a judge that has seen
+    the future a few times, the other is the outcome for all judges alike. Ties are broken by chance.
+    """
+    rng = np.random.default_rng(0)
+    num_prefixes, count = problem.rollouts.shape
+    half = count // 2
+    orders = np.array([rng.permutation(count) for _ in range(NUM_SPLITS)])
+    pairs = [(orders[:, :half], orders[:, half : 2 * half]), (orders[:, half : 2 * half], orders[:, :half])]
+    seen, unseen = (np.repeat(np.concatenate(side), NUM_DRAWS, axis=0) for side in zip(*pairs, strict=True))
+    jitter = rng.random((len(seen), num_prefixes))
+    right = problem.rollouts[:, unseen].sum(-1).T.astype(np.float64)  # [ranking, prefix]
+    found = {}
+    for name, given in {ROLLOUTS: problem.rollouts[:, seen].mean(-1).T, **problem.scores}.items():
+        scores = np.broadcast_to(given, jitter.shape)
+        best = np.lexsort((jitter, -scores), axis=1)[:, :keep]
+        won, total = pairs_won(scores, right, half - right)
+        chosen = np.take_along_axis(right, best, axis=1)
+        found[name] = (won / total if total else math.nan, float(chosen.mean()) / half)
+    return found
+
+
+def pairs_won(scores: Floats, right: Floats, wrong: Floats) -> tuple[float, float]:
+    """Returns how many pairs of a right and a wrong outcome of two prefixes the scores order rightly, and all pairs.
+
+    All are [ranking, prefix]: scores, and numbers of right and wrong outcomes. A tie is half a pair won. Two outcomes
+    of one prefix are no pair.
+    """
+    ahead = np.sign(scores[:, :, None] - scores[:, None, :]) / 2 + 0.5
+    pairs = right[:, :, None] * wrong[:, None, :] * ~np.eye(scores.shape[1], dtype=bool)
+    return float((ahead * pairs).sum()), float(pairs.sum())
+
+
+# -- the report --------------------------------------------------------------------------------------------------
+
+
+def write_prefix_report(folder: Path, name: str, plan: PrefixPlan, rows: Sequence[Chosen]) -> BenchReport:
+    """Writes report.md, report.json and report.html into the folder of a run on the problems called `name`."""
+    fewest = min(row.num_problems for row in rows)
+    few = f"Only {fewest} problems: nothing is claimed from fewer than {FEWEST_PROBLEMS}, and intervals are rough."
+    content = Content(
+        title=f"Prefix values: {name}",
+        lead=f"Traces are cut at the thought nearest to each share of their tokens; {plan.num_rollouts} rollouts "
+        "continue each prefix.",
+        cautions=[few] if fewest < FEWEST_PROBLEMS else [],
+        findings=[finding(row, plan.keep) for row in rows
+                  if row.judge != RANDOM and row.num_problems >= FEWEST_PROBLEMS],
+        tables=[_table(rows, plan.keep)],
+        figures=[],
+        environment=made_with(folder),
+        links=[],
+        notes=[],
+    )  # fmt: skip
+    words = {"environment": content.environment, "cautions": content.cautions, "findings": content.findings}
+    figures = {"plan": dataclasses.asdict(plan), "rows": [dataclasses.asdict(row) for row in rows], **words}
+    return write_files(folder, content, [], json.dumps(figures, indent=2, ensure_ascii=False))
+
+
+def finding(row: Chosen, keep: int) -> str:
+    """Returns the sentence about one judge at one cut."""
+    chosen = f"At {_share(row.cut)} continuing the {keep} prefixes that {row.judge} ranks highest"
+    if not supports_claim(row.gain.low, row.gain.high, row.num_problems):
+        return f"{chosen} shows no gain over random ones ({points(row.gain)})."
+    word = "raises" if row.gain.value > 0 else "lowers"
+    return f"{chosen} {word} the share of right traces by {points(row.gain)} against random ones."
+
+
+def _table(rows: Sequence[Chosen], keep: int) -> Table:
+    columns = ("cut at", "prefixes by", "problems", "prefixes", "AUC", "right continuations %", "gain")
+    lines = tuple(
+        (_share(row.cut), row.judge, str(row.num_problems), f"{row.num_prefixes:,}", number(row.auc, digits=3),
+         percent(row.right), "" if row.judge == RANDOM else points(row.gain))
+        for row in rows
+    )  # fmt: skip
+    note = (
+        f"The best {keep} prefixes of each problem with right and wrong traces are continued. AUC: how often the "
+        "prefix of a right rollout stands above that of a wrong one, within problems. Rollouts that rank are no "
+        "outcomes. Gains are over random prefixes, paired by problem. In brackets 95 % bootstrap intervals over "
+        "problems."
+    )
+    return Table(f"The best {keep} prefixes against random ones", note, columns, lines)
+
+
+def _share(x: float) -> str:
+    return f"{100 * x:.0f} %"

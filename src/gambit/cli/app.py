@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "bench": LazyCommand("gambit.cli.bench", "Benchmarks", "Compare search methods on benchmarks."),
     "report": LazyCommand("gambit.cli.bench_report", "Benchmarks", "Make tables, figures and a page of a bench run."),
     "merge": LazyCommand("gambit.cli.bench_merge", "Benchmarks", "Put the shards of a bench run together."),
-    "prefix-value": LazyCommand("gambit.cli.prefix_value", "Benchmarks", "Measure what a trace's prefix decides."),
+    "prefix-value": LazyCommand("gambit.cli.prefix_value", "Benchmarks", "Measure what the best prefixes gain."),
     "scorer": LazyCommand("gambit.cli.scorer", "Set-up", "Make a scorer for a model."),
     "doctor": LazyCommand("gambit.cli.doctor", "Set-up", "Say which engines and devices are here, what is missing."),
 }

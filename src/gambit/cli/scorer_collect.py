@@ -161,14 +161,12 @@ def merge(
     """Put collections that were made in the same way together."""
 
     def body() -> int:
-        from gambit.bench.prefix_rollouts import merge_values
         from gambit.storage.run_folder import check_writable
         from gambit.training.storage import merge as run
 
         check_writable(out)
         with sole_writer(out):
             num_problems = run(parts, out)
-            merge_values(parts, out)
         put(f"{out}: {num_problems} problems")
         return OK
 
