@@ -2,18 +2,22 @@
 
 import json
 import re
+import resource
 import socket
 import ssl
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from gambit.serve import page
+from gambit.serve import page, server
 from gambit.serve.sessions import SESSION_COOKIE
+from gambit.serve.settings import NOBODY
 from support.serving import EASY, KEY, OTHER_KEY, SMALL, serving
 
 PATHS = [
@@ -252,6 +256,108 @@ def test_many_silent_connections_keep_nobody_out(pawn_solver):
         assert served.http(None).get("/health").status_code == 200
         assert received(silent[0]) == b"", "the oldest went"
         assert len(served.server.server_state.connections) <= 40
+
+
+def unread(method: str, path: str, *, key: str = "", length: int = 2_000_000) -> bytes:
+    """The beginning of a request: its headers and one byte of the body they announce."""
+    presented = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{presented}Content-Length: {length}\r\n\r\nx"
+    return head.encode()
+
+
+QUESTION = json.dumps(BODY).encode()
+REFUSED = [
+    *((unread(method, path), 401) for method, path in PATHS),
+    (unread("POST", "/page/nothing"), 404), (unread("POST", "/nothing", key=KEY), 404),
+    (unread("POST", "/health"), 405), (unread("DELETE", "/ping"), 405), (unread("POST", "/v1/models", key=KEY), 405),
+    (unread("GET", "/health"), 200), (unread("GET", "/"), 200), (unread("GET", "/v1/models", key=KEY), 200),
+    (unread("POST", "/login"), 413), (unread("POST", "/v1/responses", key=KEY, length=10**8), 413),
+    (HEAD + b"Content-Length: %d\r\n\r\n" % len(QUESTION) + QUESTION, 429),
+]  # fmt: skip
+
+
+def attack(served, request: bytes, status: int) -> socket.socket:
+    """A connection that has got its answer and then goes on with the body."""
+    connection = served.connect()
+    connection.sendall(request)
+    answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 %d" % status), answer
+    with suppress(ConnectionError):  # the server may have closed it already
+        connection.sendall(b"y")
+    return connection
+
+
+@contextmanager
+def full_server(solver, **options):
+    """A server whose only place is taken, so that every question gets a 429."""
+    with serving(solver, max_running=1, max_waiting=0, **options) as served:
+        ticket = served.on_loop(lambda: served.desk.queue.join(NOBODY, 1))
+        try:
+            yield served
+        finally:
+            served.on_loop(lambda: served.desk.queue.leave(ticket))
+
+
+def test_refused_clients_who_go_on_sending_lock_nobody_out(pawn_solver):
+    with (
+        full_server(pawn_solver, max_connections=30, header_timeout=600, idle_timeout=600) as served,
+        ExitStack() as stack,
+    ):
+        for request, status in REFUSED * 2:
+            stack.enter_context(attack(served, request, status))
+        assert served.http(None).get("/health").status_code == 200
+        assert len(served.server.server_state.connections) <= 30
+
+
+def test_refused_clients_who_go_on_sending_are_cut_off(pawn_solver):
+    with (
+        full_server(pawn_solver, header_timeout=600, body_timeout=600, idle_timeout=0.2) as served,
+        ExitStack() as stack,
+    ):
+        attackers = [stack.enter_context(attack(served, request, status)) for request, status in REFUSED]
+        for attacker in attackers:
+            attacker.settimeout(20)
+            received(attacker)  # or it times out
+        assert served.http(None).get("/health").status_code == 200
+
+
+def test_clients_who_do_not_read_their_answers_are_cut_off(pawn_solver):
+    with serving(pawn_solver, header_timeout=0.3, idle_timeout=0.3) as served, served.connect() as connection:
+        connection.settimeout(20)
+        with pytest.raises(ConnectionError):
+            while True:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" * 100)
+
+
+def test_a_body_that_never_ends_keeps_its_connection_only_while_there_is_room(pawn_solver):
+    """Also where no key is needed: a request counts as one when it is wholly there."""
+    with serving(pawn_solver, keys=(), max_connections=10, body_timeout=600) as served, ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(served.connect()).sendall(unread("POST", "/v1/chat/completions"))
+        assert served.http(None).get("/health").status_code == 200
+
+
+def test_a_search_outlives_the_deadlines_of_its_connection(pawn_solver, gate):
+    with serving(pawn_solver, header_timeout=0.2, idle_timeout=0.2, body_timeout=0.2) as served:
+        gate.hold()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(served.ask)
+            served.wait_until(lambda desk: desk.queue.running)
+            time.sleep(1)  # longer than all of them together
+            gate.open()
+            assert asked.result(timeout=60).gambit["answer"] == "78"
+
+
+@pytest.mark.parametrize(("soft", "hard", "room", "raised"), [
+    (1024, 4096, 2048, 2304), (1024, 1500, 1244, 1500), (100, 200, 1, 200), (8192, 8192, 2048, None),
+    (1024, resource.RLIM_INFINITY, 2048, 2304), (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 2048, None),
+])  # fmt: skip
+def test_there_are_as_many_connections_as_the_process_may_have_open(monkeypatch, soft, hard, room, raised):
+    limits = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append(pair))
+    assert server._descriptors_for(2048) == room
+    assert limits == ([] if raised is None else [(raised, hard)])
 
 
 def test_https(pawn_solver, tmp_path):

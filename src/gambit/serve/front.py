@@ -48,8 +48,10 @@ class Front:
             _check_framing(headers)
             key = self._key(scope["path"], headers)
             note.key = key.name
-            scope.setdefault("state", {}).update(note=note, key=key)
+            scope["state"].update(note=note, key=key)
             self._check_origin(scope, headers)
+            if key is not NOBODY or not self._settings.needs_key:
+                scope["state"]["admit"]()
             scope["app"] = self  # then the router raises what it does not find, instead of answering in its own words
             await self._app(scope, receive, reply)
         except GoneError:

@@ -89,6 +89,7 @@ class LivePage:
         if viewer is None:
             raise ApiError(401, "log in first, at /", code="no_session")
         note_of_request(request).key = viewer.name
+        request.state.admit()
         return viewer
 
     def _token(self, request: Request) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
@@ -22,6 +24,7 @@ from gambit.serve.settings import ServeSettings
 
 MAX_HEADER_BYTES = 32 * 1024
 FAREWELL_SECONDS = 5  # for streams of the page to end
+OTHER_DESCRIPTORS = 256  # files and sockets of the process beside its clients' connections
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -65,7 +68,7 @@ async def _serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type] # it takes fractions as well
         timeout_graceful_shutdown=FAREWELL_SECONDS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ssl_certfile=None if settings.ssl_certfile is None else str(settings.ssl_certfile),
@@ -114,45 +117,81 @@ class DrainingServer(uvicorn.Server):
 
 
 def _protocol(settings: ServeSettings) -> type[asyncio.Protocol]:
-    """uvicorn makes one per connection and passes no options of ours."""
+    """Returns the class of a server's connections; uvicorn makes one object per connection, without options of ours."""
 
     class _Connection(LimitedConnection):
-        max_connections = settings.max_connections
+        max_connections = _descriptors_for(settings.max_connections)
         header_timeout = settings.header_timeout
-        silent: ClassVar[dict[LimitedConnection, None]] = {}
+        body_timeout = settings.body_timeout
+        waiting: ClassVar[dict[LimitedConnection, None]] = {}
 
     return _Connection
 
 
+def _descriptors_for(max_connections: int) -> int:
+    """Returns how many connections the process can hold, after raising its own limit on open files where it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + OTHER_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(min(max_connections, wanted - OTHER_DESCRIPTORS), 1)
+
+
 class LimitedConnection(H11Protocol):
-    """A connection whose headers must come in time. Where there are too many, the one that was silent longest goes."""
+    """A connection with a deadline, except while the server works on a request that has a key and is wholly there.
+
+    Data that arrives moves no deadline, whatever the state of the request. Where there are too many connections, the
+    one closes that has waited longest for its client. uvicorn has neither limit: its `limit_concurrency` would refuse
+    `/health` too, and its keep-alive timer ends with the next byte.
+    """
 
     max_connections: int
     header_timeout: float
-    silent: ClassVar[dict[LimitedConnection, None]]  # of one server: those whose headers are still to come
-    _waiting: asyncio.TimerHandle | None = None
+    body_timeout: float
+    waiting: ClassVar[dict[LimitedConnection, None]]  # connections of one server with a deadline, the oldest first
+    _deadline: asyncio.TimerHandle | None = None
+    _is_admitted = False
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, "admit": self.admit}, _loop)
+
+    def admit(self) -> None:
+        """Notes that the client may make its request; its body has as long as any body, and the answer no limit."""
+        self._is_admitted = True
+        self._set_deadline(self.body_timeout + self.header_timeout)  # the answer 408 comes before
+        self._lift_deadline_if_whole()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
-        self._await_headers()
+        self._set_deadline(self.header_timeout)
         if len(self.connections) > self.max_connections:
-            next(iter(self.silent)).give_up()
+            next(iter(self.waiting)).give_up()
 
     def give_up(self) -> None:
-        """End the connection without a word."""
-        self._stop_waiting()
+        """Ends the connection without an answer."""
+        self._lift_deadline()
         self.connections.discard(self)
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._await_headers()
-        else:
-            self._stop_waiting()
+        self._lift_deadline_if_whole()
+
+    def on_response_complete(self) -> None:
+        self._is_admitted = False
+        super().on_response_complete()
+        self._set_deadline(self.timeout_keep_alive)
 
     def send_400_response(self, msg: str) -> None:
-        """To what is not HTTP; a request that was under way is over then, and one answer to it is enough."""
+        """Answers what is not HTTP; a request that was under way is over then, and one answer to it is enough."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         self.transport.close()
@@ -161,16 +200,21 @@ class LimitedConnection(H11Protocol):
             self.cycle.message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._lift_deadline()
         super().connection_lost(exc)
 
-    def _await_headers(self) -> None:
-        if self._waiting is None:
-            self._waiting = self.loop.call_later(self.header_timeout, self.give_up)
-            self.silent[self] = None
+    def _lift_deadline_if_whole(self) -> None:
+        if self._is_admitted and self.conn.their_state in (h11.DONE, h11.MUST_CLOSE):
+            self._lift_deadline()
 
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-            del self.silent[self]
+    def _set_deadline(self, seconds: float) -> None:
+        self._lift_deadline()
+        if self in self.connections:  # else it was lost meanwhile
+            self._deadline = self.loop.call_later(seconds, self.give_up)
+            self.waiting[self] = None
+
+    def _lift_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+            del self.waiting[self]

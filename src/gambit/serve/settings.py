@@ -67,7 +67,8 @@ class ServeSettings:
     keep_alive_seconds: float = 15.0  # a stream is silent for no longer
     max_body_bytes: int = 2 * MIB
     body_timeout: float = 30.0  # seconds for a whole request to arrive
-    header_timeout: float = 10.0
+    header_timeout: float = 10.0  # seconds from a connection's beginning to a request's headers and key
+    idle_timeout: float = 30.0  # seconds from an answer to the next request
     max_connections: int = 2048
     response_seconds: float = 3600.0  # how long a finished response can be asked for
     max_responses: int = 1000
