@@ -27,7 +27,7 @@ os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HU
 
 import torch  # vLLM reads the environment when it is imported, and some of it with torch
 
-from gambit.engines.local.decode.native import native_decode
+from gambit.engines.local.native import native_decode
 from gambit.models.files import SCORER_FILE, locate
 from gambit.text.boundary import boundary_rule
 from gambit.text.prompts import encode_problem

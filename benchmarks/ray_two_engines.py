@@ -38,7 +38,7 @@ from gambit.cli.options import key_values  # noqa: E402
 from gambit.cluster.engines import EnginePool, EngineState  # noqa: E402
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected, engine_needs  # noqa: E402
 from gambit.config.options import EngineConfig, MemoryPart  # noqa: E402
-from gambit.engines.choice import check_engine  # noqa: E402
+from gambit.engines.base import check_engine  # noqa: E402
 
 ORDER = (1, 2, 2, 1)  # engines at work, round by round: what drifts hits both alike
 

@@ -41,8 +41,7 @@ from gambit.cluster.spreading import spread_on_ray
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import SearchPart, SearchSettings
 from gambit.config.trust import Doubt, FallbackPool, ScorerTrust
-from gambit.engines.base import Engine, EngineInfo, SearchSpec, check_prompt
-from gambit.engines.choice import StartEngine
+from gambit.engines.base import Engine, EngineInfo, SearchSpec, StartEngine, check_prompt
 from gambit.errors import EngineError, GambitError, GambitWarning, UserError
 from gambit.events import (
     Admitted,

@@ -202,15 +202,15 @@ class TraceEnd:
     confidence: TraceConfidence | None = None  # where the search asked for it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SearchStep:
-    """What one engine step did for one search, in the order it happened."""
+    """The events of one engine step in one search, in their order; filled in while the step is under way."""
 
-    evicted: tuple[Eviction, ...] = ()
-    admitted: tuple[Admission, ...] = ()
+    evicted: list[Eviction] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
     num_generated: int = 0
-    scored: tuple[ThoughtScore, ...] = ()
-    finished: tuple[TraceEnd, ...] = ()
+    scored: list[ThoughtScore] = field(default_factory=list)
+    finished: list[TraceEnd] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gambit.engines.shared.confidence import ConfidenceTracks, summarise
+from gambit.engines.confidence import ConfidenceTracks, summarise
 from gambit.types import StopRule, TraceConfidence
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gambit import events as ev
-from gambit.engines.shared.confidence import summarise
-from gambit.engines.shared.projection import Projection
+from gambit.engines.confidence import summarise
+from gambit.engines.states import Projection
 from gambit.errors import UserError
 from gambit.results.record import fold
 from gambit.search.choice import load_policy

@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from gambit.engines.local import model as model_module
-from gambit.engines.local.blocks import KvBlocks
-from gambit.engines.local.decode.structure import can_fuse
+from gambit.engines.local.fused import can_fuse
 from gambit.engines.local.model import PoolModel, load_model, pick_device, pick_dtype
+from gambit.engines.local.pool import KvBlocks
 from gambit.errors import UserError
 from gambit.models.files import locate
 from gambit.types import TraceKey

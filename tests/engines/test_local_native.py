@@ -14,12 +14,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from gambit.engines.local import fused, native
+from gambit.engines.local import native as compiled
 from gambit.engines.local.attention import DecodePlan, PoolStore
-from gambit.engines.local.decode import native
-from gambit.engines.local.decode import native_args as compiled
-from gambit.engines.local.decode import torch_decode as fused
-from gambit.engines.local.decode.native_args import CompiledStack
 from gambit.engines.local.model import PoolModel
+from gambit.engines.local.native import CompiledStack
 from gambit.scorers.base import ScorerInfo
 from gambit.types import TraceKey
 from support.engine_setups import PROMPT, open_search, run, spec, start_local

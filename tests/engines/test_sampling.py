@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gambit.engines.shared.sampling import Filters, noise_keys, sample, token_confidence, uniforms
+from gambit.engines.sampling import Filters, noise_keys, sample, token_confidence, uniforms
 
 
 def filters(rows):

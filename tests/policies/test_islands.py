@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.config.presets import ModelDefaults, resolve
-from gambit.engines.shared.eviction import action_on, eviction_order, standing
+from gambit.engines.eviction import action_on, eviction_order, standing
 from gambit.errors import UserError
 from gambit.policies.base import Start
 from gambit.policies.islands import Islands

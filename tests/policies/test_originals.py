@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gambit import events as ev
-from gambit.engines.shared.confidence import ConfidenceTracks, summarise
-from gambit.engines.shared.eviction import eviction_order, standing
-from gambit.engines.shared.sampling import token_confidence
+from gambit.engines.confidence import ConfidenceTracks, summarise
+from gambit.engines.eviction import eviction_order, standing
+from gambit.engines.sampling import token_confidence
 from gambit.policies.base import (
     Discard,
     FinishedView,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gambit.engines.base import EngineInfo, SearchSpec
-from gambit.engines.shared.confidence import ConfidenceTracks
+from gambit.engines.confidence import ConfidenceTracks
 from gambit.pawn import parse_puzzle, verify
 from gambit.scorers.readers.base import Question, ReaderInfo, ReadingKey, ReadingScore, ThoughtReading
 from gambit.types import (

@@ -239,7 +239,7 @@ def _run(
     from gambit.bench.folder import begun, check_same, is_complete, make_plan
     from gambit.bench.stamp import identity_of
     from gambit.cli.session import check_model, sole_writer
-    from gambit.engines.choice import check_engine
+    from gambit.engines.base import check_engine
     from gambit.storage.problems import check_not_empty
     from gambit.storage.run_folder import check_writable
 

@@ -117,8 +117,8 @@ def _compiled_step(torch: ModuleType | None) -> Finding:
     name, slow = "compiled decode step", "the local engine decodes at half its speed on a CPU"
     if torch is None:
         return Finding(name, Condition.OPTIONAL, f"needs torch: {slow}")
-    from gambit.engines.local.decode.native import native_build
     from gambit.engines.local.model import load_model
+    from gambit.engines.local.native import native_build
 
     build = native_build()
     if build.decode is None:

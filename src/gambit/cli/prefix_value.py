@@ -63,7 +63,7 @@ def prefix_value(
         from gambit.bench.prefix_value import PrefixPlan, is_done, run, summarise, write_prefix_report
         from gambit.cli.scorer_display import progress
         from gambit.cli.signals import StopSignal
-        from gambit.engines.choice import check_engine
+        from gambit.engines.base import check_engine
         from gambit.storage.run_folder import check_writable
         from gambit.training.collect import CollectPlan
         from gambit.training.sampling import Task

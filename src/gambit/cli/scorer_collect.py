@@ -113,7 +113,7 @@ def collect(
     def body() -> int:
         from gambit.cli.options import given, key_values
         from gambit.config.options import EngineConfig, SearchConfig, build
-        from gambit.engines.choice import check_engine
+        from gambit.engines.base import check_engine
         from gambit.storage.problems import check_not_empty, columns_of, shard_of
         from gambit.storage.run_folder import check_writable
         from gambit.training.collect import CollectPlan

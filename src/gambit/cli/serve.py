@@ -210,7 +210,7 @@ def _keys(given: list[str], file: Path | None) -> tuple[ApiKey, ...]:
 
 
 def _check(settings: ServeSettings, engine: EngineConfig) -> None:
-    from gambit.engines.choice import check_engine
+    from gambit.engines.base import check_engine
     from gambit.storage.run_folder import check_writable
 
     if (settings.ssl_certfile is None) != (settings.ssl_keyfile is None):

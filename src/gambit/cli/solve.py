@@ -134,7 +134,7 @@ def read_configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> t
 
 def _check(job: SolveJob) -> None:
     """Whatever would only be found after the model is loaded."""
-    from gambit.engines.choice import check_engine
+    from gambit.engines.base import check_engine
     from gambit.storage.run_folder import check_new_file, check_writable
 
     if job.cluster is not None and not job.cluster.is_spread and not job.problems.is_many:

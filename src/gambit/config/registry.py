@@ -27,7 +27,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "pawn": "gambit.pawn:MODEL",
     },
     "gambit.engines": {
-        "local": "gambit.engines.local.start:start_local",
+        "local": "gambit.engines.local.engine:start_local",
         "vllm": "gambit.engines.vllm.start:start_vllm",
     },
     "gambit.benchmarks": {

@@ -1,12 +1,18 @@
-"""The engine protocol: runs the traces of several searches in one batch."""
+"""The engine protocol, and how an engine is chosen and started."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
+from gambit.config import registry
+from gambit.config.options import EngineConfig
+from gambit.engines.vllm import versions
 from gambit.errors import UserError
+from gambit.models.files import check_weights
+from gambit.scorers.base import Scorer
 from gambit.text.boundary import BoundaryRule
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import Progress, StepBatch, TraceKey, TraceSpec
@@ -14,7 +20,7 @@ from gambit.types import Progress, StepBatch, TraceKey, TraceSpec
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is, for the log and for checks before a search starts."""
+    """Facts about an engine, for the log and for checks before a search starts."""
 
     name: str
     model: str
@@ -48,7 +54,7 @@ class SearchSpec:
 
 
 def check_prompt(info: EngineInfo, num_tokens: int) -> None:
-    """Refuse a prompt that leaves no room for a single token."""
+    """Refuses a prompt that leaves no room for a single token."""
     if num_tokens >= info.context_tokens:
         raise UserError(f"the prompt has {num_tokens} tokens, the model's context is {info.context_tokens}: "
                         "shorten the problem")  # fmt: skip
@@ -71,7 +77,7 @@ def _whole_blocks(num_tokens: int, info: EngineInfo) -> int:
 
 
 class Engine(Protocol):
-    """What a search needs of an engine. Calls come from one thread; nothing happens between calls to `step`.
+    """Everything a search needs of an engine. Calls come from one thread; nothing happens between calls to `step`.
 
     The contract, tested for every engine in `tests/engines/test_engine_contract.py`:
 
@@ -87,38 +93,74 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """What it runs, and how much fits."""
+        """The model it runs, and how much fits."""
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
 
     def open(self, spec: SearchSpec) -> None:
-        """Announce a search; its prompt must leave room for at least one token."""
+        """Announces a search; its prompt must leave room for at least one token."""
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
-        """Queue traces of open searches; they are admitted by a later `step`, in this order."""
+        """Queues traces of open searches. They are admitted by a later `step`, in this order."""
 
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
-        """End traces now; gives all tokens each had generated or inherited."""
+        """Ends traces now; returns all tokens each had generated or inherited."""
 
     def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
-        """What the verifier of a search thinks of its live traces; evictions follow it from the next step on."""
+        """Takes the verifier's scores of live traces; evictions follow them from the next step on."""
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:
-        """Live traces that belong to another island from now on."""
+        """Moves live traces to other islands."""
 
     def progress(self, search: int) -> Mapping[int, Progress]:
-        """How far the live traces of a search are."""
+        """Returns how far the live traces of a search are."""
 
     def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
-        """What a live trace has generated or inherited so far, from a position on."""
+        """Returns the tokens that a live trace has generated or inherited so far, from a position on."""
 
     def step(self) -> StepBatch:
-        """Advance every admitted trace by one token."""
+        """Advances every admitted trace by one token."""
 
     def close_search(self, search: int) -> None:
-        """Forget a search and whatever still runs of it."""
+        """Ends a search and whatever still runs of it."""
 
     def close(self) -> None:
-        """Give back memory and processes."""
+        """Frees memory and ends processes."""
+
+
+GROUP = "gambit.engines"
+_LOADING = threading.Lock()  # transformers and vLLM patch torch while they load a model: one at a time
+StartEngine = Callable[[EngineConfig, str, Scorer], Engine]
+
+
+def check_engine(config: EngineConfig) -> str:
+    """Returns the name of the engine that will run; refuses what is known to be wrong without starting it."""
+    name = _auto_engine(config.device) if config.engine == "auto" else config.engine
+    if not registry.knows(GROUP, name):
+        registry.load(GROUP, name)  # says what is known
+    if name == "local" and config.engine_options:
+        given = ", ".join(f"--engine-option {key}" for key in config.engine_options)
+        raise UserError(f"the local engine has no options of its own, but was given {given}: leave it out, or use "
+                        "--engine vllm")  # fmt: skip
+    return name
+
+
+def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
+    """Checks the weights and starts an engine. `source` is the model's folder or hub name."""
+    start = cast("StartEngine", registry.load(GROUP, check_engine(config)))
+    check_weights(source)
+    with _LOADING:
+        return start(config, source, scorer)
+
+
+def _auto_engine(device: str) -> str:
+    """Returns "vllm" where a tested build is installed and its GPU is there, else "local", which runs everywhere."""
+    found = versions.installed()
+    is_tried = found is not None and found[1] == "cuda" and versions.note_on(*found) is None
+    if not is_tried or device.partition(":")[0] not in ("auto", "cuda"):
+        return "local"
+    import torch
+
+    return "vllm" if torch.cuda.is_available() else "local"

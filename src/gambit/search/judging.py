@@ -49,7 +49,7 @@ class TraceJudge:
         if verification is None:
             self._recorder.apply(step, at)
         elif not verification.is_given_up:
-            self._recorder.apply(dataclasses.replace(step, scored=()), at)
+            self._recorder.apply(dataclasses.replace(step, scored=[]), at)
             verification.note(step, at)
         else:
             self._recorder.apply(step, at)

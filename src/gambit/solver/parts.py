@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from gambit.answers import Grader
 from gambit.config.options import EngineConfig
 from gambit.config.presets import ModelDefaults
-from gambit.engines.base import Engine
-from gambit.engines.choice import start_engine
+from gambit.engines.base import Engine, start_engine
 from gambit.engines.verifiers import ReaderStart, beside_verifier, prepare_reader
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit

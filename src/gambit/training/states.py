@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gambit.engines.local.model import pick_device, pick_dtype, read_with_transformers
-from gambit.engines.shared.layers import LayerChoice
+from gambit.engines.states import LayerChoice
 from gambit.errors import UserError
 from gambit.models.files import hidden_size_on_disk
 from gambit.scorers.verifier.batching import by_length

@@ -19,7 +19,7 @@ ATTENTION_NAME = "gambit_pool"  # as registered with transformers
 
 @dataclass(slots=True)
 class LayerStore:
-    """One layer, of every row and prompt slot: values [row, head, position, dim], keys [row, head, dim, position].
+    """One layer's pool: values [row or prompt slot, head, position, dim], keys [row or slot, head, dim, position].
 
     Keys with positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
     """
@@ -30,7 +30,7 @@ class LayerStore:
     prompt_values: torch.Tensor
 
     def write_row(self, row: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """The first positions of a row; k and v are [head, position, dim]."""
+        """Writes the first positions of a row; k and v are [head, position, dim]."""
         self.row_keys[row, :, :, : k.shape[1]] = k.transpose(1, 2)
         self.row_values[row, :, : v.shape[1]] = v
 
@@ -41,13 +41,13 @@ class LayerStore:
 
 @dataclass(slots=True)
 class RowSnapshot:
-    """A row taken out of the pool: per layer its keys and values, for children that still wait to share them."""
+    """The keys and values of a row that was taken out of the pool, for children that still wait to share them."""
 
     layers: list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class PoolStore:
-    """All layers. Layers appear on first use, since only the model knows how many heads of what width each has."""
+    """All layers. They appear on first use, since only the model knows how many heads of what width each has."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerStore] = {}
@@ -56,7 +56,7 @@ class PoolStore:
         self._copied_length = 0
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> LayerStore:
-        """`keys` and `values` are [entry, head, dim] or [entry, head, position, dim] and say what a layer holds."""
+        """Returns a layer, made on first use for keys and values like these ([entry, head, (position,) dim])."""
         if index not in self.layers:
             self.layers[index] = LayerStore(
                 *(
@@ -69,7 +69,7 @@ class PoolStore:
 
     @torch.inference_mode()
     def reserve(self, kind: str, entries: int, positions: int) -> None:
-        """Make room for `entries` rows (or prompts) of `positions` tokens; grows by half, so that growth is rare."""
+        """Makes room for `entries` rows (or prompts) of `positions` tokens. Grows by half, so that growth is rare."""
         have_entries, have_positions = self._shape[kind]
         if entries <= have_entries and positions <= have_positions:
             return
@@ -83,13 +83,13 @@ class PoolStore:
                 setattr(layer, f"{kind}_{name}", new)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Row `target` begins like row `source`. Only noted: `settle` carries out all copies of a step at once."""
+        """Notes that row `target` begins like row `source`. `settle` carries out all copies of a step at once."""
         self._origin[target] = self._origin.get(source, source)
         self._copied_length = max(self._copied_length, length)
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Carry out the noted copies; must come before anything is read from or written to rows."""
+        """Carries out the noted copies. Must come before anything is read from or written to rows."""
         moves = {target: source for target, source in self._origin.items() if target != source}
         length, self._copied_length = self._copied_length, 0
         self._origin.clear()
@@ -137,7 +137,7 @@ def _grown(have: int, want: int) -> int:
 
 @dataclass(slots=True)
 class LayerCall:
-    """What a model's attention layer asks for, apart from its tensors."""
+    """The arguments of a model's attention layer, apart from its tensors."""
 
     scaling: float
     sliding_window: int | None
@@ -174,7 +174,7 @@ class DecodePlan:
     def attend_rows(
         self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall
     ) -> torch.Tensor:
-        """q [n, KV heads, queries of one KV head, dim], k and v [n, KV heads, dim]; gives the shape of q."""
+        """Attends from q [n, KV heads, queries of a KV head, dim] with k and v [n, KV heads, dim]; gives q's shape."""
         layer = self.store.layer(index, k, v)
         if self.level is not None:
             layer.row_keys[: len(k), :, :, self.level] = k
@@ -185,7 +185,7 @@ class DecodePlan:
         return self._attend(layer, q, call)
 
     def _attend(self, layer: LayerStore, q: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        """Scores over prompt and own part side by side, one softmax over both."""
+        """Computes scores over prompt and own part side by side, and one softmax over both."""
         keys = layer.row_keys[: len(q), ..., : self.own_length]
         values = layer.row_values[: len(q), :, : self.own_length]
         q = q * call.scaling  # here and not on the scores, which are many
@@ -198,7 +198,7 @@ class DecodePlan:
         return out
 
     def _over_prompts(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """left [n, heads, group, a] times the prompt segment right [slots, heads, a, b] of each row's own search."""
+        """Multiplies left [n, heads, group, a] with each row's own prompt segment, right [slots, heads, a, b]."""
         n, heads, group, _ = left.shape
         if self.members is None:
             flat = left.transpose(0, 1).reshape(heads, n * group, -1)
@@ -209,7 +209,7 @@ class DecodePlan:
         return out.flatten(0, 1)[self.places]
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
-        """[n, 1, 1, prompt + own]: 0 where a row may look, -inf where not; None where all may look everywhere."""
+        """Returns [n, 1, 1, prompt + own]: 0 where a row may look, -inf where not. None: all may look everywhere."""
         if self.level is not None and self.has_even_prompts and window is None:
             return None
         if window not in self._masks:
@@ -256,7 +256,7 @@ class RowPlan:
 
 
 class AttentionPlan(Protocol):
-    """Where the keys and values of a forward pass go and what its queries see."""
+    """The place of a forward pass's keys and values, and the attention over them."""
 
     def attend(
         self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall
@@ -264,7 +264,7 @@ class AttentionPlan(Protocol):
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
-    """Queries are the last positions of the keys; gives [1, queries, heads, dim]."""
+    """Attends from the last positions of the keys; returns [1, queries, heads, dim]."""
     query_at = torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device)[:, None]
     key_at = torch.arange(k.shape[2], device=q.device)[None]
     seen = key_at <= query_at
@@ -286,7 +286,7 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) 
 def _softmax(
     scores: torch.Tensor, mask: torch.Tensor | None, call: LayerCall, kv_heads: int, queries: int = 1
 ) -> torch.Tensor:
-    """Weights in float32 over scores [n, kv heads, group × queries, keys]; a sink takes weight and gives nothing."""
+    """Turns scores [n, kv heads, group × queries, keys] into float32 weights. A sink takes weight and gives nothing."""
     scores = scores.float()
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
@@ -312,7 +312,7 @@ def pool_attention(
     s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function transformers calls in every layer; `pool` travels down from the model's forward."""
+    """The attention function that transformers calls in every layer. `pool` comes from the model's forward."""
     call = LayerCall(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     return pool.attend(int(module.layer_idx), query, key, value, call), None  # type: ignore[arg-type]
 
@@ -320,7 +320,7 @@ def pool_attention(
 def group_by_slot(
     row_slots: npt.NDArray[np.int64], num_slots: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows of each prompt slot, padded to one length with row 0, and every row's place in that table, flattened."""
+    """Returns the rows of each prompt slot, padded with row 0, and every row's place in that table, flattened."""
     counts = np.bincount(row_slots, minlength=num_slots)
     order = np.argsort(row_slots, kind="stable")
     slots = row_slots[order]

@@ -9,17 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gambit.config.options import EngineConfig
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
+from gambit.engines.confidence import fold_thoughts
 from gambit.engines.local.attention import DecodePlan
-from gambit.engines.local.blocks import KvBlocks
-from gambit.engines.local.layout import Layout
-from gambit.engines.local.model import ForwardOutput, PoolModel
-from gambit.engines.local.pool import Pool
-from gambit.engines.local.stopwatch import Stopwatch
-from gambit.engines.shared.confidence import fold_thoughts
-from gambit.engines.shared.layers import LayerChoice
-from gambit.engines.shared.projection import Projection
-from gambit.engines.shared.sampling import sample, token_confidence, uniforms
+from gambit.engines.local.model import ForwardOutput, PoolModel, load_model
+from gambit.engines.local.pool import KvBlocks, Pool, Stopwatch
+from gambit.engines.local.rows import Layout
+from gambit.engines.sampling import sample, token_confidence, uniforms
+from gambit.engines.states import LayerChoice, Projection
 from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
@@ -126,9 +124,8 @@ class LocalEngine:
                 output = self._forward()
                 tokens, confidence = self._sample(output)
             self._read(output, tokens, confidence)
-        searches = {search: draft.freeze() for search, draft in self._pool.drafts.items()}
         blocks = self._pool.blocks
-        return StepBatch(searches, blocks.used_tokens, blocks.capacity_tokens, self._clock.seconds())
+        return StepBatch(dict(self._pool.steps), blocks.used_tokens, blocks.capacity_tokens, self._clock.seconds())
 
     def _forward(self) -> ForwardOutput:
         layout = self._layout()
@@ -167,7 +164,7 @@ class LocalEngine:
     def _read(
         self, output: ForwardOutput, tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32] | None
     ) -> None:
-        """Append the tokens, find the thoughts and traces that ended with them, score the thoughts."""
+        """Appends the tokens, finds the thoughts and traces that ended with them, scores the thoughts."""
         table, layout = self._pool.rows.table, self._layout()
         was_pending, fed_length = table["is_pending"].copy(), table["num_tokens"].copy()
         is_boundary = layout.advance(table, tokens)
@@ -179,7 +176,7 @@ class LocalEngine:
             fold_thoughts(table, confidence, is_boundary)
             unconfident = self._pool.track_confidence(confidence)
         for search, count in layout.rows_per_search.items():
-            self._pool.drafts[search].num_generated += count
+            self._pool.steps[search].num_generated += count
         if self._scorer.info.state_position is StatePosition.BOUNDARY:
             self._score(output, np.flatnonzero(was_pending), fed_length)
         else:
@@ -205,7 +202,7 @@ class LocalEngine:
             trace.score = trace.score.add(score)
             confidence = float(table["thought_confidence"][row]) if needs_confidence else None
             thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row), confidence)
-            self._pool.drafts[trace.key.search].scored.append(thought)
+            self._pool.steps[trace.key.search].scored.append(thought)
 
     def _scores(self, thoughts: ThoughtBatch, keys: Sequence[TraceKey]) -> torch.Tensor:
         if self._memory is None or self._pool.histories is None:
@@ -242,3 +239,15 @@ class LocalEngine:
             specs = [search.spec for search in self._pool.slots]
             layout = self._cached_layout = Layout.of(rows, specs, self._tables, self._model.device)
         return layout
+
+
+def start_local(config: EngineConfig, model: str, scorer: Scorer) -> LocalEngine:
+    """Loads a model and starts the engine. `model` is a folder or a hub name."""
+    pool_model, tokenizer = load_model(model, config.device, config.dtype)
+    return LocalEngine(
+        pool_model,
+        tokenizer,
+        scorer,
+        kv_budget_tokens=config.kv_budget_tokens,
+        memory_ratio=config.memory_ratio,
+    )

@@ -49,7 +49,7 @@ class LlamaShape:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Self | None:
-        """None for a config that says anything else."""
+        """Returns the shape; None for a config that says anything else."""
         rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw.get("rope_theta")}
         if not _is_plain(raw, rope):
             return None
@@ -78,7 +78,7 @@ class LlamaShape:
         )
 
     def get_text_config(self) -> Self:
-        """As transformers' configs have it: this one is of text alone."""
+        """Returns itself: this is a config of text alone. transformers' configs have the method too."""
         return self
 
 
@@ -192,7 +192,7 @@ class Trunk(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class LlamaOutput:
-    """Under transformers' names: logits of the last position, and what entered each layer."""
+    """Logits of the last position, and what entered each layer, under transformers' names."""
 
     logits: torch.Tensor
     hidden_states: Sequence[torch.Tensor]
@@ -230,7 +230,7 @@ class LlamaModel(nn.Module):
         output_hidden_states: bool = False,
         **_: object,
     ) -> LlamaOutput:
-        """Other options of transformers' models (no cache, one logit) are how this one always runs."""
+        """Runs without a cache and gives one logit, always; transformers' other options are ignored."""
         x = self.model.embed_tokens(input_ids)
         rotation = self.model.rotary_emb(x, position_ids)
         entered = []
@@ -242,7 +242,7 @@ class LlamaModel(nn.Module):
 
 
 def read_llama(folder: Path, dtype: torch.dtype | None) -> LlamaModel | None:
-    """The model in a folder, on the CPU, or None if transformers has to read it. `dtype` None: the model's own."""
+    """Loads a folder's model on the CPU; None if transformers has to read it. `dtype` None: the model's own."""
     try:
         config = LlamaShape.read(dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, pool_attention
-from gambit.engines.local.decode.native_args import CompiledStack
-from gambit.engines.local.decode.torch_decode import Output, fused_if_alike
+from gambit.engines.local.fused import Output, fused_if_alike
 from gambit.engines.local.llama import LlamaModel, read_llama
+from gambit.engines.local.native import CompiledStack
 from gambit.errors import GambitWarning, UserError, first_line
 from gambit.models.files import weight_files
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
@@ -29,7 +29,7 @@ CPU_KV_BYTES = 4 << 30  # the KV cache on a device that shares its memory with e
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """The last position of every sequence in the batch."""
+    """The outputs at the last position of every sequence in the batch."""
 
     states: torch.Tensor  # [n, hidden], after the final norm
     logits: torch.Tensor  # [n, vocabulary]
@@ -52,12 +52,12 @@ class PoolModel:
 
     @property
     def is_fused(self) -> bool:
-        """Whether decode steps run in our own operations instead of transformers' modules."""
+        """Checks that decode steps run in our own operations instead of transformers' modules."""
         return self._fused is not None
 
     @property
     def is_compiled(self) -> bool:
-        """Whether decode steps run in the compiled step, which has then made the same first step as the model."""
+        """Checks that decode steps run in the compiled step, which then gave what the model gives."""
         return self._fused is not None and isinstance(self._fused.stack, CompiledStack)
 
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -66,7 +66,7 @@ class PoolModel:
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """`tokens` and `positions` are [n, length]. `inner`: layers whose states are wanted too, lowest first."""
+        """Runs the model on [n, length] tokens. `inner`: layers whose states are wanted too, lowest first."""
         if self._fused is not None and isinstance(plan, DecodePlan):
             return ForwardOutput(*self._fused.forward(tokens, positions, plan, inner))
         return ForwardOutput(*self._run_modules(tokens, positions, plan, inner))
@@ -103,7 +103,7 @@ class PoolModel:
         return int(2 * self.num_layers * heads * dim * self.dtype.itemsize)
 
     def kv_cache_tokens(self, memory_ratio: float) -> int:
-        """How many tokens fit: the share of the GPU that the weights leave free, or a fixed size elsewhere."""
+        """Returns how many tokens fit: the share of the GPU that the weights leave free, or a fixed size elsewhere."""
         num_bytes = CPU_KV_BYTES
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
@@ -132,7 +132,7 @@ def _with_pool_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU."""
+    """Returns the device. `auto` takes CUDA, then MPS, then the CPU."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -146,8 +146,10 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """`auto` keeps the checkpoint's own on an accelerator. On a CPU it takes float32: rounded more coarsely, logits
-    and with them tokens would change with the batch."""
+    """Returns the dtype. `auto` keeps the checkpoint's own on an accelerator.
+
+    On a CPU it takes float32: rounded more coarsely, logits and with them tokens would change with the batch.
+    """
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -157,7 +159,7 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[PoolModel, Tokenizer]:
-    """A model from a folder or a hub name."""
+    """Loads a model and its tokenizer from a folder or a hub name."""
     picked = pick_device(device)
     if dtype == "auto" and picked.type == "cpu" and _is_faster_in_half(name):
         warnings.warn(f"{name} runs in float32 on this CPU, where tokens do not change with the batch; "
@@ -168,7 +170,7 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[Po
 
 
 def _is_faster_in_half(name: str) -> bool:
-    """Large, and on a CPU that multiplies bfloat16 itself."""
+    """Checks that the model is large and that the CPU multiplies bfloat16 itself."""
     found: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch does not say
     return _num_weight_bytes(name) >= LARGE_MODEL_BYTES and any(found.get(unit) for unit in BFLOAT16_UNITS)
 
@@ -190,7 +192,7 @@ def _read(name: str, dtype: torch.dtype | str) -> tuple[PreTrainedModel | LlamaM
 
 @contextmanager
 def _one_thread_if_small(name: str) -> Iterator[None]:
-    """On a busy machine threads wait for each other longer than a small model takes to load and to be tried."""
+    """Uses one thread for a small model: on a busy machine threads wait for each other longer than it takes to load."""
     threads = torch.get_num_threads()
     if 0 < _num_weight_bytes(name) < SMALL_MODEL_BYTES:
         torch.set_num_threads(1)
@@ -201,7 +203,7 @@ def _one_thread_if_small(name: str) -> Iterator[None]:
 
 
 def read_with_transformers(name: str, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Any architecture; without the bar that transformers draws while it loads."""
+    """Loads any architecture, without the bar that transformers draws meanwhile."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,20 +13,108 @@ import numpy.typing as npt
 import torch
 
 from gambit.engines.base import SearchSpec
+from gambit.engines.confidence import ConfidenceTracks
+from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
-from gambit.engines.local.blocks import KvBlocks
 from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
-from gambit.engines.local.stopwatch import Stopwatch
-from gambit.engines.shared.confidence import ConfidenceTracks
-from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
-from gambit.engines.shared.sampling import noise_keys
-from gambit.engines.shared.step_builder import StepDraft
+from gambit.engines.sampling import noise_keys
 from gambit.errors import EngineError
 from gambit.scorers.memory import Histories
 from gambit.scorers.simple import RunScores
 from gambit.text.boundary import boundaries, pack
-from gambit.types import Admission, Aggregation, EndReason, Eviction, PressureAction, TraceEnd, TraceKey, TraceSpec
+from gambit.types import (
+    Admission,
+    Aggregation,
+    EndReason,
+    Eviction,
+    PressureAction,
+    SearchStep,
+    StepSeconds,
+    TraceEnd,
+    TraceKey,
+    TraceSpec,
+)
+
+
+class Stopwatch:
+    """Adds up the seconds of a step by part. A part inside another is taken from the outer one."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._since = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        self._spent = {"engine": 0.0, "scoring": 0.0, "scheduling": 0.0}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self._spent[self._open[-1]] += now - self._since
+        self._since = now
+
+    def seconds(self) -> StepSeconds:
+        return StepSeconds(**self._spent)
+
+
+class KvBlocks:
+    """The KV blocks of one engine. A block belongs to the search that allocated it and may be shared within it."""
+
+    def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.num_blocks = capacity_tokens // block_tokens
+        self.used_by: Counter[int] = Counter()
+        self._refs: dict[int, int] = {}
+        self._owner: dict[int, int] = {}
+        self._next_id = 0
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
+
+    @property
+    def num_free(self) -> int:
+        return self.num_blocks - len(self._refs)
+
+    @property
+    def used_tokens(self) -> int:
+        return len(self._refs) * self.block_tokens
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    def allocate(self, count: int, search: int) -> list[int] | None:
+        """Returns new blocks; None when there are not enough."""
+        if count > self.num_free:
+            return None
+        blocks = list(range(self._next_id, self._next_id + count))
+        self._next_id += count
+        self._refs.update(dict.fromkeys(blocks, 1))
+        self._owner.update(dict.fromkeys(blocks, search))
+        self.used_by[search] += count
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._refs[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                del self._refs[block]
+                self.used_by[self._owner.pop(block)] -= 1
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +152,12 @@ class Pool:
         self._parked: dict[LiveTrace, RowSnapshot] = {}  # parents whose rows went before their children came
         self._num_admissions = 0
         self._step = 0
-        self.drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)  # of the step under way, by search
+        self.steps: defaultdict[int, SearchStep] = defaultdict(SearchStep)  # of the step under way, by search
 
     def schedule(self) -> None:
-        """Begin a step: running traces get blocks first, waiting ones only those that cost no eviction."""
+        """Begins a step: running traces get blocks first, waiting ones only those that cost no eviction."""
         self._step += 1
-        self.drafts.clear()
+        self.steps = defaultdict(SearchStep)
         with self._clock.part("scheduling"):
             if not self._allocate():
                 self._admit()
@@ -74,10 +165,10 @@ class Pool:
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
         tokens, confidence = self.rows.tokens_of(trace), self.tracks.end(trace.key)
         self.drop(trace)
-        self.drafts[trace.key.search].finished.append(TraceEnd(trace.key.trace, reason, tokens, confidence))
+        self.steps[trace.key.search].finished.append(TraceEnd(trace.key.trace, reason, tokens, confidence))
 
     def track_confidence(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
-        """Fold in the confidence of each row's new token; gives the traces that their stop rules end."""
+        """Folds in the confidence of each row's new token; returns the traces that their stop rules end."""
         keys = [trace.key for trace in self.rows.traces]
         tracked = self.tracks.pick(keys)
         return self.tracks.fold([keys[at] for at in tracked], confidence[tracked]) if len(tracked) else []
@@ -113,7 +204,7 @@ class Pool:
     # -- KV blocks ---------------------------------------------------------------------------------------------
 
     def _allocate(self) -> bool:
-        """Give every running row a block for the token it feeds next; True if that evicted a trace."""
+        """Gives every running row a block for the token it feeds next; True if that evicted a trace."""
         table, block_tokens = self.rows.table, self.blocks.block_tokens
         at_block_start = np.flatnonzero((table["prompt_length"] + table["num_tokens"]) % block_tokens == 0)
         hungry = sorted((self.rows.traces[row] for row in at_block_start), key=lambda trace: trace.key)
@@ -143,7 +234,7 @@ class Pool:
         return eviction_order(running[search], self._standing, self._num_live(search))[0]
 
     def _num_live(self, search: int) -> Counter[int]:
-        """Live traces by island."""
+        """Counts live traces by island."""
         return Counter(trace.spec.island for trace in self.searches[search].traces.values())
 
     def _quota(self, search: int) -> float:
@@ -155,7 +246,7 @@ class Pool:
         return standing(spec.on_pressure, spec.island, score, trace.key.trace, trace.admission)
 
     def _score_of(self, trace: LiveTrace) -> float | None:
-        """What it is ranked by when blocks are short."""
+        """Returns the score that decides when blocks are short."""
         has_verifier = self.searches[trace.key.search].spec.has_verifier
         return trace.eviction_score if has_verifier else trace.score.value(self._aggregation)
 
@@ -174,10 +265,10 @@ class Pool:
         else:
             self._forget(trace)
         kept = () if action is PressureAction.QUEUE else tokens
-        self.drafts[trace.key.search].evicted.append(Eviction(trace.key.trace, action, score, len(tokens), kept))
+        self.steps[trace.key.search].evicted.append(Eviction(trace.key.trace, action, score, len(tokens), kept))
 
     def _admit(self) -> None:
-        """Waiting traces in order, while their blocks evict no running trace."""
+        """Admits waiting traces in order, while their blocks evict no running trace."""
         while self._waiting:
             if self._try_admit(self._waiting[0]):
                 self._waiting.pop(0)
@@ -219,7 +310,7 @@ class Pool:
         return True
 
     def _place(self, search: OpenSearch, trace: LiveTrace) -> None:
-        """Give an admitted trace its row, with the keys and values of what it already said."""
+        """Gives an admitted trace its row, with the keys and values of what it already said."""
         length = len(trace.tokens)
         self.store.reserve("row", len(self.rows) + 1, length + 1)
         row = self.rows.add(trace)
@@ -235,7 +326,7 @@ class Pool:
         reused = inherited if parent is not None else 0
         recomputed = length - reused
         waited = self._step - trace.waiting_since - 1
-        self.drafts[trace.key.search].admitted.append(Admission(trace.key.trace, reused, recomputed, max(waited, 0)))
+        self.steps[trace.key.search].admitted.append(Admission(trace.key.trace, reused, recomputed, max(waited, 0)))
 
     def _share_row(self, parent: LiveTrace, row: int, length: int) -> None:
         if parent.row is not None:
@@ -245,7 +336,7 @@ class Pool:
             self._unpark(parent)
 
     def _recompute(self, search: OpenSearch, row: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Keys and values of the prompt's last token and of all tokens but the last, which the next step feeds."""
+        """Computes the prompt's last token and all tokens but the last, which the next step feeds."""
         fed = [search.spec.prompt[-1], *tokens[:-1].tolist()]
         start = len(search.segment)
         positions = torch.arange(start, start + len(fed), device=self._model.device)[None]
@@ -300,13 +391,13 @@ class Pool:
         return record
 
     def _replay_thoughts(self, search: OpenSearch, trace: LiveTrace) -> None:
-        """The detector's state after the inherited tokens; a boundary nobody has scored yet is pending."""
+        """Sets the detector's state after the inherited tokens. A boundary that was not scored yet is pending."""
         ends, state = boundaries(search.spec.rule, trace.tokens.tolist())
         trace.record["flags"] = pack(state)
         trace.record["is_pending"] = bool(ends) and ends[-1] == len(trace.tokens) - 1 and len(ends) > trace.score.count
 
     def drop(self, trace: LiveTrace) -> None:
-        """Forget a live trace, wherever it is."""
+        """Drops a live trace, running or waiting."""
         if trace.row is not None:
             self._take_row(trace)
         else:
@@ -322,7 +413,7 @@ class Pool:
             self.histories.end(trace.key)
 
     def _take_row(self, trace: LiveTrace) -> None:
-        """Free a row and its blocks; children that wait to share it get a copy."""
+        """Frees a row and its blocks; children that wait to share it get a copy."""
         row = trace.row
         assert row is not None
         if trace in self._parents.values():
@@ -334,7 +425,7 @@ class Pool:
         trace.blocks = []
 
     def _drop_held_prefix(self) -> bool:
-        """With nothing running, waiting children that hold prefixes may lock each other out: the last one lets go."""
+        """Breaks a deadlock among waiting children: the last releases its prefix."""
         for trace in reversed(self._waiting[1:]):
             if trace in self._parents:
                 self._release_hold(trace)
@@ -353,7 +444,7 @@ class Pool:
             self._parked.pop(parent, None)
 
     def _vacate_slot(self, closing: OpenSearch) -> None:
-        """Slots stay dense: the last search's prompt moves into the gap."""
+        """Moves the last search's prompt into the gap, so that slots stay dense."""
         moved = self.slots.pop()
         if moved is not closing:
             if moved.prompt_blocks is not None:

@@ -1,12 +1,19 @@
-"""The running rows of the pool: numbers in one table, objects beside it; rows stay dense, the last fills a gap."""
+"""The running rows of the pool: numbers in one table, objects beside it. Rows stay dense, the last fills a gap."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from gambit.engines.base import SearchSpec
+from gambit.engines.local.attention import group_by_slot
+from gambit.engines.sampling import Filters, filters_of
+from gambit.text.boundary import BoundaryRule, ThoughtTables
 from gambit.types import Progress, RunningScore, TraceKey, TraceSpec
 
 ROW = np.dtype([
@@ -29,7 +36,7 @@ ROW = np.dtype([
 
 @dataclass(slots=True, eq=False)
 class LiveTrace:
-    """What an engine keeps of a trace that runs or waits, besides numbers."""
+    """A trace that runs or waits, without the numbers that stand in the table."""
 
     spec: TraceSpec
     record: npt.NDArray[np.void]  # its line of the table, kept here while it waits
@@ -47,7 +54,7 @@ class LiveTrace:
 
 
 class Rows:
-    """Rows 0 … n-1 are running."""
+    """The running traces, in rows 0 … n-1."""
 
     def __init__(self) -> None:
         self._table = np.zeros(0, ROW)
@@ -63,7 +70,7 @@ class Rows:
         return self._table[: len(self.traces)]
 
     def last_tokens(self, first: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The token each row feeds next: its last one, or `first` (the prompt's last) where it has none yet."""
+        """Returns the token each row feeds next: its last one, or `first` (the prompt's last) where it has none yet."""
         n, lengths = len(self), self.table["num_tokens"]
         last = self._tokens[np.arange(n), np.maximum(lengths - 1, 0)]
         return np.where(lengths > 0, last, first)
@@ -99,7 +106,7 @@ class Rows:
         return row
 
     def remove(self, trace: LiveTrace) -> int:
-        """Take a trace out, keeping its numbers with it; gives the row that must move into its place (or its own)."""
+        """Takes a trace out with its numbers; returns the row that must move into its place (or its own)."""
         row, last = trace.row, len(self.traces) - 1
         assert row is not None
         trace.record, trace.tokens, trace.row = self._table[row : row + 1].copy(), self.tokens(row).copy(), None
@@ -118,3 +125,73 @@ class Rows:
             self._tokens = np.pad(self._tokens, ((0, more), (0, 0)))
         if length > have_length:
             self._tokens = np.pad(self._tokens, ((0, 0), (0, max(length, 2 * have_length) - have_length)))
+
+
+@dataclass(slots=True)
+class Layout:
+    """Facts about the running rows that hold until one comes, moves or goes; made anew when `Rows.version` changes."""
+
+    version: int
+    filters: Filters
+    row_slots: torch.Tensor
+    prompt_lengths: torch.Tensor
+    prompt_length: int
+    has_even_prompts: bool
+    members: torch.Tensor | None
+    places: torch.Tensor | None
+    first_tokens: npt.NDArray[np.int32]
+    rows_per_search: dict[int, int]
+    detectors: list[tuple[npt.NDArray[np.int64], ThoughtTables]]
+    stops: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+
+    @classmethod
+    def of(
+        cls, rows: Rows, slots: list[SearchSpec], tables: dict[BoundaryRule, ThoughtTables], device: torch.device
+    ) -> Layout:
+        row_slots = rows.table["slot"].copy()
+        lengths = [len(spec.prompt) - 1 for spec in slots]
+        members, places = group_by_slot(row_slots, len(slots)) if len(slots) > 1 else (None, None)
+        counts = np.bincount(row_slots, minlength=len(slots)).tolist()
+        for spec in slots:
+            if spec.rule not in tables:  # one has an entry for each token of the vocabulary
+                tables[spec.rule] = ThoughtTables(spec.rule)
+        return cls(
+            version=rows.version,
+            filters=filters_of(rows.table, device),
+            row_slots=torch.from_numpy(row_slots).to(device),
+            prompt_lengths=torch.tensor(lengths, device=device),
+            prompt_length=max(lengths),
+            has_even_prompts=min(lengths) == max(lengths),
+            members=None if members is None else torch.from_numpy(members).to(device),
+            places=None if places is None else torch.from_numpy(places).to(device),
+            first_tokens=np.array([spec.prompt[-1] for spec in slots], np.int32)[row_slots],
+            rows_per_search={spec.search: count for spec, count in zip(slots, counts, strict=True) if count},
+            detectors=[(at, tables[rule]) for rule, at in _rows_by(row_slots, [spec.rule for spec in slots])],
+            stops=[
+                (at, np.array(sorted(ids), np.int64))
+                for ids, at in _rows_by(row_slots, [spec.stop_ids for spec in slots])
+            ],
+        )
+
+    def advance(self, table: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Feeds the thought detectors; returns which rows ended a thought."""
+        is_boundary = np.zeros(len(tokens), np.bool_)
+        for at, detector in self.detectors:
+            table["flags"][at], is_boundary[at] = detector.advance_rows(table["flags"][at], tokens[at])
+        return is_boundary
+
+    def is_stop(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        said_stop = np.zeros(len(tokens), np.bool_)
+        for at, ids in self.stops:
+            said_stop[at] = np.isin(tokens[at], ids)
+        return said_stop
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _rows_by(row_slots: npt.NDArray[np.int64], key_of_slot: list[Key]) -> list[tuple[Key, npt.NDArray[np.int64]]]:
+    """Groups rows by a key of their searches; nearly always all share one."""
+    keys = list(dict.fromkeys(key_of_slot))
+    number = np.array([keys.index(key) for key in key_of_slot])[row_slots]
+    return [(key, np.flatnonzero(number == i)) for i, key in enumerate(keys)]

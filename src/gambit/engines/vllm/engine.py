@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NoReturn, Protocol, TypeVar
 
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
-from gambit.engines.shared.sampling import noise_keys
-from gambit.engines.shared.step_builder import StepDraft
+from gambit.engines.sampling import noise_keys
 from gambit.engines.vllm.histories import closing_id
 from gambit.engines.vllm.messages import Announcement, EvictedRow, Note, StepReport, TraceTask, note_id
 from gambit.engines.vllm.submitted import SubmittedTrace, TokenColumns, packed
@@ -293,7 +292,7 @@ class VllmEngine:
     def step_report(self) -> tuple[StepReport, dict[int, SearchStep]]:
         """One step, and what vLLM's scheduler said about it."""
         report = self._next_report()
-        return report, {search: draft.freeze() for search, draft in self._read(report).items()}
+        return report, self._read(report)
 
     def _next_report(self) -> StepReport:
         """The next engine step in which a trace got a token or lost its place.
@@ -320,15 +319,15 @@ class VllmEngine:
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
         return report
 
-    def _read(self, report: StepReport) -> dict[int, StepDraft]:
+    def _read(self, report: StepReport) -> dict[int, SearchStep]:
         """A report may still name traces that were stopped in the meantime; these rows are dropped."""
-        drafts: defaultdict[int, StepDraft] = defaultdict(StepDraft)
+        steps: defaultdict[int, SearchStep] = defaultdict(SearchStep)
         self._put_off_queueing(report)
-        self._read_evictions(report, drafts)
-        self._read_admissions(report, drafts)
+        self._read_evictions(report, steps)
+        self._read_admissions(report, steps)
         if report.rows:
             for search, count in self._columns.add(report.rows, report.tokens, self._live).items():
-                drafts[search].num_generated = count
+                steps[search].num_generated = count
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
@@ -337,12 +336,12 @@ class VllmEngine:
                 trace.scored_length = length
                 vector = None if embedding is None else tuple(embedding)
                 thought = ThoughtScore(trace.spec.key.trace, score, length, vector, confidence)
-                drafts[trace.spec.key.search].scored.append(thought)
-        self._read_ends(report, drafts)
+                steps[trace.spec.key.search].scored.append(thought)
+        self._read_ends(report, steps)
         if self._remembers:
             self._send_aborts()
         self._dropped.clear()
-        return drafts
+        return steps
 
     def _put_off_queueing(self, report: StepReport) -> None:
         """Asynchronous scheduling queues a trace while a token of it is under way; the token comes first."""
@@ -352,7 +351,7 @@ class VllmEngine:
         late = [lost for lost in report.evicted if lost[1] == queue and lost[0] in speaking]
         report.evicted, self._late = [*self._late, *(lost for lost in report.evicted if lost not in late)], late
 
-    def _read_evictions(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
+    def _read_evictions(self, report: StepReport, steps: defaultdict[int, SearchStep]) -> None:
         for request, name, score in report.evicted:
             if (trace := self._live.get(request)) is None:
                 continue
@@ -360,16 +359,16 @@ class VllmEngine:
             is_queued = action is PressureAction.QUEUE
             tokens = () if is_queued else tuple(trace.tokens)
             lost = Eviction(trace.spec.key.trace, action, score, len(trace.tokens), tokens)
-            drafts[trace.spec.key.search].evicted.append(lost)
+            steps[trace.spec.key.search].evicted.append(lost)
             if not is_queued:
                 self._drop(trace)
 
-    def _read_admissions(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
+    def _read_admissions(self, report: StepReport, steps: defaultdict[int, SearchStep]) -> None:
         for request, *counts in report.admitted:
             if (trace := self._live.get(request)) is not None:
-                drafts[trace.spec.key.search].admitted.append(Admission(trace.spec.key.trace, *counts))
+                steps[trace.spec.key.search].admitted.append(Admission(trace.spec.key.trace, *counts))
 
-    def _read_ends(self, report: StepReport, drafts: defaultdict[int, StepDraft]) -> None:
+    def _read_ends(self, report: StepReport, steps: defaultdict[int, SearchStep]) -> None:
         ended = [(self._live[row[0]], *row[1:]) for row in report.finished if row[0] in self._live]
         for trace, reason, confidence in sorted(ended, key=lambda end: end[0].spec.key):
             key = trace.spec.key
@@ -377,7 +376,7 @@ class VllmEngine:
                 self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
             measured = None if confidence is None else TraceConfidence(int(confidence[0]), *confidence[1:])
             done = TraceEnd(key.trace, EndReason(reason), tuple(trace.tokens), measured)
-            drafts[key.search].finished.append(done)
+            steps[key.search].finished.append(done)
             self._drop(trace)
 
     # -- failures ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gambit.config.options import EngineConfig
-from gambit.engines.shared.layers import LayerChoice
+from gambit.engines.states import LayerChoice
 from gambit.engines.vllm.check import fits, self_check
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig

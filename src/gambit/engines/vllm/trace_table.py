@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gambit.engines.shared.confidence import ConfidenceTracks, fold_thoughts
-from gambit.engines.shared.eviction import Standing, action_on, eviction_order, most_over_quota, standing
+from gambit.engines.confidence import ConfidenceTracks, fold_thoughts
+from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.vllm.block_usage import BlockUsage
 from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, TraceTask
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch

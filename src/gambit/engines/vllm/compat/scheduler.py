@@ -23,7 +23,7 @@ class _GambitScheduling:
 
     With scheduling_policy="priority" vLLM takes max((priority, arrival)) among the running requests when an
     allocation fails. Priorities are set just before a step in which that will happen, so that vLLM chooses the trace
-    that engines/shared/eviction.py names; `_preempt_request` then does with it what its rule says.
+    that engines/eviction.py names; `_preempt_request` then does with it what its rule says.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

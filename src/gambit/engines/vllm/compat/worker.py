@@ -10,7 +10,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from gambit.engines.shared.sampling import token_confidence
+from gambit.engines.sampling import token_confidence
 from gambit.engines.vllm.compat import forest_backend, model_runner
 from gambit.engines.vllm.compat.config import num_layers
 from gambit.engines.vllm.compat.forest_switch import ForestSwitch

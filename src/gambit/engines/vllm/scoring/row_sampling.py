@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gambit.engines.shared.sampling import Filters, filters_of, sample, uniforms
+from gambit.engines.sampling import Filters, filters_of, sample, uniforms
 from gambit.engines.vllm.messages import TraceTask
 
 NOISE = np.dtype([

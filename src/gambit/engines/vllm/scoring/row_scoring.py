@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gambit.engines.shared.layers import LayerChoice
-from gambit.engines.shared.projection import Projection
+from gambit.engines.states import LayerChoice, Projection
 from gambit.engines.vllm.histories import ThoughtRows
 from gambit.engines.vllm.scoring.cuda_graph import RecordedScorer, cuda_recorder
 from gambit.engines.vllm.scoring.host_copy import DeviceRows, SideStream

@@ -3,64 +3,37 @@
 Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
 gated MLP. For these a decode step is written out here: joined projections, residuals added by the product itself, no
 module calls. Weights stay in memory once: transformers' modules, which compute the prompts, become slices of them.
-Models that `compiled.py` serves run a step that GCC has compiled instead, for which their weights are kept once more.
+Models that `native.py` serves run a step that GCC has compiled instead, for which their weights are kept once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
 from gambit.engines.local.attention import AttentionPlan, DecodePlan, LayerCall, PoolStore, PromptPlan
-from gambit.engines.local.decode.native import native_decode
-from gambit.engines.local.decode.native_args import CompiledStack, can_compile
-from gambit.engines.local.decode.structure import can_fuse
+from gambit.engines.local.native import CompiledStack, can_compile, native_decode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines, and sines with the sign of the first half in them
+# States after the final norm [n, hidden], logits [n, vocabulary], and [n, hidden] of each inner layer asked for.
+Output = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
+Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], Output]  # tokens, positions, both [n, length]
 
-class _RmsNorm(Protocol):
-    weight: torch.Tensor
-    variance_epsilon: float
-
-
-class _Attention(Protocol):
-    head_dim: int
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    q_norm: _RmsNorm  # where there are head norms
-    k_norm: _RmsNorm
-
-
-class _Mlp(Protocol):
-    gate_proj: nn.Linear
-    up_proj: nn.Linear
-    down_proj: nn.Linear
-    act_fn: Callable[[torch.Tensor], torch.Tensor]
-
-
-class _DecoderLayer(Protocol):
-    input_layernorm: _RmsNorm
-    self_attn: _Attention
-    post_attention_layernorm: _RmsNorm
-    mlp: _Mlp
-
-
-class _Trunk(Protocol):
-    """What `can_fuse` has found a model to be."""
-
-    embed_tokens: nn.Embedding
-    rotary_emb: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    layers: Sequence[_DecoderLayer]
-    norm: _RmsNorm
+_ATTENTION = [f"self_attn.{name}_proj" for name in "qkvo"]
+_MLP = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+_NORMS = ["input_layernorm", "post_attention_layernorm"]
+_HEAD_NORMS = ["self_attn.q_norm", "self_attn.k_norm"]
+_PROOF_PROMPT = 3
+_TOLERANCE = {torch.float32: 1e-3}  # of the largest value; a wrong formula is off by more than half precision is
+_HALF_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +46,10 @@ class FusedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         residual.addmm_(x, self.weight)
-        return residual if self.bias is None else residual.add_(self.bias)
+        if self.bias is not None:
+            residual.add_(self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +63,6 @@ class Norm:
         if self.weight.dim() == 1:
             return rms_norm(x, self.weight.shape, self.weight, self.eps)
         return rms_norm(x, self.weight.shape[-1:], None, self.eps).mul_(self.weight)
-
-
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines, and sines with the sign of the first half in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,46 +95,31 @@ class Layer:
         qk, v = qkv[:, : -self.kv_heads], qkv[:, -self.kv_heads :]
         if self.head_norms is not None:
             qk = self.head_norms(qk)
-        qk = _rotate(qk, *rotation)
+        cosines, signed_sines = rotation
+        qk = torch.addcmul(qk * cosines, qk.roll(qk.shape[-1] // 2, -1), signed_sines)
         q = qk[:, : self.heads].view(n, self.kv_heads, -1, qk.shape[-1])
         self.output.add_to(x, plan.attend_rows(index, q, qk[:, self.heads :], v, call).view(n, -1))
         gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
         self.down.add_to(x, self.activation(gate).mul_(up))
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions of x [n, heads, dim]."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
-
-
-# States after the final norm [n, hidden], logits [n, vocabulary], and [n, hidden] of each inner layer asked for.
-Output = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
-Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], Output]  # tokens, positions, both [n, length]
-
-
-class Stack(Protocol):
-    """Everything between the embedding and the logits."""
-
-    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
-        """x [n, hidden] may be overwritten. `inner`: layers whose states are wanted, lowest first."""
-
-
 @dataclass(frozen=True, slots=True)
 class TorchStack:
-    """In torch's operations. `calls` is what the attention layers ask for, as seen in a pass of the model's modules."""
+    """Everything between the embedding and the logits, in torch's operations."""
 
     layers: Sequence[Layer]
-    calls: Sequence[LayerCall]
+    calls: Sequence[LayerCall]  # of the attention layers, as seen in a pass of the model's modules
     norm: Norm
     head_weight: torch.Tensor  # [vocabulary, hidden]
     head_bias: torch.Tensor | None
 
     @property
     def nbytes(self) -> int:
-        """Of the matrices that a step reads."""
+        """The bytes of the matrices that a step reads."""
         return self.head_weight.nbytes + sum(layer.nbytes for layer in self.layers)
 
     def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
+        """Runs all layers; x [n, hidden] is overwritten. `inner`: layers whose states are wanted, lowest first."""
         kept = []
         for index, (layer, call) in enumerate(zip(self.layers, self.calls, strict=True)):
             if index in inner:
@@ -176,36 +132,31 @@ class TorchStack:
 class FusedDecoder:
     """A whole model's decode step."""
 
-    def __init__(self, model: PreTrainedModel, stack: Stack) -> None:
-        trunk = cast(_Trunk, model.base_model)
+    def __init__(self, model: PreTrainedModel, stack: TorchStack | CompiledStack) -> None:
+        trunk: Any = model.base_model
         self.stack = stack
         self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
-        self._table = _rotary_table(model, trunk)
+        self._table = _rotary_table(model, trunk.rotary_emb)
 
     @torch.inference_mode()
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan, inner: Sequence[int] = ()
     ) -> Output:
-        """One token a row: tokens and positions are [n, 1]."""
+        """Computes one token a row: tokens and positions are [n, 1]."""
         x = self._embed(tokens)
-        return self.stack.run(x[:, 0], self._rotation(x, positions), plan, inner)
-
-    def _rotation(self, x: torch.Tensor, positions: torch.Tensor) -> Rotation:
-        """[n, 1, dim] each, which serve all heads."""
         if self._table is None:
-            return _signed(*self._rotary(x, positions))
-        cosines, signed_sines = self._table
-        return cosines[positions], signed_sines[positions]
+            rotation = _signed(*self._rotary(x, positions))
+        else:
+            rotation = self._table[0][positions], self._table[1][positions]  # [n, 1, dim], which serve all heads
+        return self.stack.run(x[:, 0], rotation, plan, inner)
 
 
-def _rotary_table(model: PreTrainedModel, trunk: _Trunk) -> Rotation | None:
-    """The rotations of all positions, where they depend on nothing else; a GPU's memory has better uses."""
+def _rotary_table(model: PreTrainedModel, rotary: Any) -> Rotation | None:
+    """Returns the rotations of all positions; None where they depend on more, and on a GPU, whose memory is scarce."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    is_plain = getattr(trunk.rotary_emb, "rope_type", None) == "default"
-    if model.device.type != "cpu" or not is_plain or not positions:
+    if model.device.type != "cpu" or getattr(rotary, "rope_type", None) != "default" or not positions:
         return None
-    like = torch.zeros(1, dtype=model.dtype)
-    cosines, signed_sines = _signed(*trunk.rotary_emb(like, torch.arange(positions)[None]))
+    cosines, signed_sines = _signed(*rotary(torch.zeros(1, dtype=model.dtype), torch.arange(positions)[None]))
     return cosines[0], signed_sines[0]
 
 
@@ -218,9 +169,9 @@ def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
 
 
 def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: int) -> FusedDecoder | None:
-    """A fused decoder, if the model has the structure and a short pass gives what its modules give.
+    """Returns a fused decoder if the model has the structure and a short pass gives what its modules give, else None.
 
-    One row stands at the end of the context: what depends on the position must show too.
+    One row stands at the end of the context, so that what depends on the position shows too.
     """
     if not can_fuse(model):
         return None
@@ -235,21 +186,16 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
     expected = run_modules(*step)
     stack = _stack_of(model, calls)
     fused = FusedDecoder(model, stack)
-    if not _same_output(fused.forward(*step), expected):
+    if not _is_alike(fused.forward(*step), expected):
         return None
     decode = native_decode() if model.device.type == "cpu" and can_compile(stack) else None
     compiled = None if decode is None else FusedDecoder(model, CompiledStack(stack, decode))
-    return compiled if compiled is not None and _same_output(compiled.forward(*step), expected) else fused
-
-
-_PROOF_PROMPT = 3
-_TOLERANCE = {torch.float32: 1e-3}  # of the largest value; a wrong formula is off by more than half precision is
-_HALF_TOLERANCE = 0.1
+    return compiled if compiled is not None and _is_alike(compiled.forward(*step), expected) else fused
 
 
 @dataclass(frozen=True, slots=True)
 class _Listening:
-    """A plan that notes what the layers ask for."""
+    """A plan that records what the attention layers ask for."""
 
     plan: AttentionPlan
     calls: list[LayerCall]
@@ -269,25 +215,57 @@ def _proof_plan(store: PoolStore, positions: torch.Tensor) -> DecodePlan:
     )  # fmt: skip
 
 
-def _same_output(got: Output, expected: Output) -> bool:
-    return _alike(got[0], expected[0]) and _alike(got[1], expected[1])
-
-
-def _alike(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    most = _TOLERANCE.get(expected.dtype, _HALF_TOLERANCE) * float(expected.abs().max())
-    return got.shape == expected.shape and float((got - expected).abs().max()) <= most
+def _is_alike(found: Output, expected: Output) -> bool:
+    """Compares states and logits."""
+    for got, wanted in zip(found[:2], expected[:2], strict=True):
+        most = _TOLERANCE.get(wanted.dtype, _HALF_TOLERANCE) * float(wanted.abs().max())
+        if got.shape != wanted.shape or not float((got - wanted).abs().max()) <= most:
+            return False
+    return True
 
 
 # -- taking a model's weights -----------------------------------------------------------------------------------------
 
 
+def can_fuse(model: PreTrainedModel) -> bool:
+    """Compares the model's modules. Two models alike may still compute differently: `fused_if_alike` finds that out."""
+    parts = dict(model.base_model.named_children())
+    return (
+        set(parts) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and isinstance(parts["embed_tokens"], nn.Embedding)
+        and type(model.get_output_embeddings()) is nn.Linear
+        and _is_norm(parts["norm"])
+        and all(map(_is_layer, parts["layers"].children()))
+    )
+
+
+def _is_layer(layer: nn.Module) -> bool:
+    inner = {name: module for name, module in layer.named_modules() if name}
+    leaves = {name: module for name, module in inner.items() if not [*module.children()]}
+    heads = [name for name in _HEAD_NORMS if name in leaves]
+    return (
+        set(leaves) == {*_ATTENTION, *_MLP, *_NORMS, *heads, "mlp.act_fn"}
+        and len(heads) in (0, 2)
+        and all(type(leaves[name]) is nn.Linear for name in (*_ATTENTION, *_MLP))  # none quantised or adapted
+        and all(len({leaves[name].bias is None for name in joined}) == 1 for joined in (_ATTENTION[:3], _MLP[:2]))
+        and all(_is_norm(leaves[name]) for name in (*_NORMS, *heads))
+        and hasattr(inner["self_attn"], "head_dim")
+        and not [p for each in (layer, inner["self_attn"], inner["mlp"]) for p in each.parameters(recurse=False)]
+    )
+
+
+def _is_norm(module: nn.Module) -> bool:
+    names = [name for name, _ in module.named_parameters()]
+    return names == ["weight"] and isinstance(getattr(module, "variance_epsilon", None), float)
+
+
 def _stack_of(model: PreTrainedModel, calls: Sequence[LayerCall]) -> TorchStack:
-    trunk = cast(_Trunk, model.base_model)
-    head = cast(nn.Linear, model.get_output_embeddings())
+    trunk: Any = model.base_model
+    head: Any = model.get_output_embeddings()
     return TorchStack([_fuse(layer) for layer in trunk.layers], calls, _norm(trunk.norm), head.weight, head.bias)
 
 
-def _fuse(layer: _DecoderLayer) -> Layer:
+def _fuse(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     dim = attention.head_dim
     heads, kv_heads = attention.q_proj.out_features // dim, attention.k_proj.out_features // dim
@@ -306,25 +284,23 @@ def _fuse(layer: _DecoderLayer) -> Layer:
 
 
 def _join(*linears: nn.Linear) -> FusedLinear:
-    """The weights side by side, and the modules made slices of them: a model is never in memory twice."""
+    """Puts the weights side by side and makes the modules slices of them: a model is never in memory twice."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     if weight.device.type == "cpu":
         weight = weight.t().contiguous().t()  # a CPU multiplies a few rows a fifth faster this way round
-    first = 0
-    for linear in linears:
-        linear.weight = nn.Parameter(weight[first : first + linear.out_features], requires_grad=False)
-        first += linear.out_features
+    for linear, own in zip(linears, torch.split(weight, [each.out_features for each in linears]), strict=True):
+        linear.weight = nn.Parameter(own, requires_grad=False)
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
     return FusedLinear(weight.t(), bias)
 
 
-def _norm(module: _RmsNorm) -> Norm:
+def _norm(module: Any) -> Norm:
     return Norm(module.weight.detach(), module.variance_epsilon)
 
 
-def _head_norms(attention: _Attention, heads: int, kv_heads: int) -> Norm:
-    """Of all queries and keys at once; norms over anything but single heads do not get past the proof."""
+def _head_norms(attention: Any, heads: int, kv_heads: int) -> Norm:
+    """Joins the norms of queries and keys; norms over anything but single heads do not get past the proof."""
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1)))
     return Norm(weight, q.variance_epsilon)

@@ -1,4 +1,4 @@
-"""Which running trace loses its KV blocks when an allocation fails: the rule that every engine follows."""
+"""The rule by which every engine chooses the trace that loses its KV blocks when an allocation fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def most_over_quota(used_tokens: Mapping[int, float], quota_tokens: Mapping[int, float]) -> int:
-    """The search furthest above its quota, among those that run.
+    """Returns the search furthest above its quota, among those that run.
 
     Scores of different problems cannot be compared, so memory is settled between searches before scores count.
     """
@@ -21,7 +21,7 @@ def most_over_quota(used_tokens: Mapping[int, float], quota_tokens: Mapping[int,
 
 
 class Standing(NamedTuple):
-    """What decides when a running trace is evicted; it changes with its score and its admission."""
+    """A running trace's place in the order of eviction; changes with its score and its admission."""
 
     eviction_key: tuple[float, ...]  # the larger, the sooner
     admission: int  # ordinal
@@ -30,7 +30,7 @@ class Standing(NamedTuple):
 
 
 def standing(rule: OnPressure, island: int, score: float | None, trace: int, admission: int) -> Standing:
-    """The last admitted goes first, or the lowest score (the youngest on a tie)."""
+    """Ranks a trace: the last admitted goes first, or the lowest score (the youngest on a tie)."""
     if rule.action is PressureAction.QUEUE:
         return Standing((admission,), admission, island, rule.spares_islands)
     goes_first = (score is None) == rule.unscored_first
@@ -39,12 +39,12 @@ def standing(rule: OnPressure, island: int, score: float | None, trace: int, adm
 
 
 def action_on(rule: OnPressure, num_live: int) -> PressureAction:
-    """What becomes of a trace whose island has `num_live` live ones: the last is recomputed later, so none is lost."""
+    """Returns what becomes of a trace whose island has `num_live` live ones. The last one waits and is recomputed."""
     return PressureAction.QUEUE if rule.spares_islands and num_live == 1 else rule.action
 
 
 def eviction_order(running: Iterable[T], standing_of: Callable[[T], Standing], num_live: Mapping[int, int]) -> list[T]:
-    """Running traces of one search in the order in which they would go; `num_live`: live traces by island."""
+    """Sorts running traces of one search, the next victim first. `num_live`: live traces by island."""
     standings = sorted(((standing_of(trace), trace) for trace in running), key=lambda entry: entry[0].eviction_key)
     if not any(each.spares_islands for each, _ in standings):
         return [trace for _, trace in reversed(standings)]

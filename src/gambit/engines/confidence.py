@@ -24,7 +24,7 @@ TRACK = np.dtype([
 
 
 def summarise(confidences: npt.NDArray[np.float32], window: int) -> TraceConfidence:
-    """The confidences of a trace's tokens, folded. A window slides by one token; only full ones count."""
+    """Folds the confidences of a trace's tokens. A window slides by one token; only full ones count."""
     count = len(confidences)
     if count == 0:
         return TraceConfidence(0, 0.0, 0.0, 0.0, 0.0)
@@ -37,7 +37,7 @@ def summarise(confidences: npt.NDArray[np.float32], window: int) -> TraceConfide
 
 
 class ConfidenceTracks(Generic[Key]):
-    """One track per trace of the searches that asked; all in two tables, so that a step costs a few array operations.
+    """The confidences of tracked traces, in two tables, so that a step costs a few array operations.
 
     Every token's confidence is kept: a child takes over its parent's up to the branch, wherever that was, and the
     lowest tenth of the windows is known only at the end.
@@ -56,7 +56,7 @@ class ConfidenceTracks(Generic[Key]):
         return key in self._slot_of
 
     def add(self, key: Key, window: int, rule: StopRule | None, inherited: int = 0, parent: Key | None = None) -> None:
-        """A new trace. Tokens inherited from a parent that is gone have no confidence: its own alone count."""
+        """Begins a track. Tokens inherited from a parent that is gone have no confidence and do not count."""
         slot = self._take_slot()
         self._slot_of[key] = slot
         track = self._tracks[slot]
@@ -77,7 +77,7 @@ class ConfidenceTracks(Generic[Key]):
         track["window_total"] = self._tokens[slot, start:count].sum(dtype=np.float64)
 
     def fold(self, keys: Sequence[Key], confidences: npt.NDArray[np.float32]) -> list[Key]:
-        """One more token for each of these traces; gives those whose stop rule says that this was the last."""
+        """Adds a token to each of these traces; returns those whose stop rule ends them with it."""
         slots = np.fromiter((self._slot_of[key] for key in keys), np.int64, len(keys))
         track = self._tracks[slots]
         count, window = track["count"], track["window"]
@@ -90,11 +90,11 @@ class ConfidenceTracks(Generic[Key]):
         return [keys[at] for at in np.flatnonzero(is_low)]
 
     def pick(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """Which of these traces are tracked, by position."""
+        """Returns the positions of the traces that are tracked."""
         return np.fromiter((at for at, key in enumerate(keys) if key in self._slot_of), np.int64)
 
     def end(self, key: Key) -> TraceConfidence | None:
-        """Forget a trace; None for one that was not tracked."""
+        """Ends a track and returns its summary; None for a trace that was not tracked."""
         slot = self._slot_of.pop(key, None)
         if slot is None:
             return None
@@ -123,7 +123,7 @@ class ConfidenceTracks(Generic[Key]):
 def fold_thoughts(
     rows: npt.NDArray[np.void], confidences: npt.NDArray[np.float32], is_boundary: npt.NDArray[np.bool_]
 ) -> None:
-    """Fold in the confidence of each row's new token; the mean of a thought is known at its boundary."""
+    """Folds in the confidence of each row's new token. The mean of a thought is known at its boundary."""
     rows["confidence_total"] += confidences
     rows["confidence_count"] += 1
     mean = rows["confidence_total"] / rows["confidence_count"]

@@ -15,19 +15,19 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def noise_keys(seeds: Iterable[int], traces: Iterable[int]) -> npt.NDArray[np.uint64]:
-    """One 64-bit key per trace."""
+    """Returns one 64-bit key per trace."""
     mixed = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], np.uint64))
     return _mix((mixed ^ np.array([*traces], np.uint64)) + _GOLDEN)
 
 
 def uniforms(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per row."""
+    """Returns one number in [0, 1) per row."""
     mixed = _mix(keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64: a bijection whose every output bit depends on every input bit."""
+    """Applies splitmix64's finaliser: a bijection whose every output bit depends on every input bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -47,7 +47,7 @@ class Filters:
 
 
 def filters_of(rows: npt.NDArray[np.void], device: torch.device) -> Filters:
-    """Parameters of a row table with fields temperature, top_p, top_k, min_p."""
+    """Reads the parameters from a row table with fields temperature, top_p, top_k, min_p."""
 
     def column(name: str) -> torch.Tensor:
         return torch.from_numpy(rows[name].copy()).to(device)
@@ -64,7 +64,7 @@ def filters_of(rows: npt.NDArray[np.void], device: torch.device) -> Filters:
 
 
 def sample(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor) -> torch.Tensor:
-    """The token of each row, by inverting the distribution function in vocabulary order at `uniform`.
+    """Draws each row's token by inverting the distribution function in vocabulary order at `uniform`.
 
     Vocabulary order whatever the filters: a row must not draw another token because its neighbours are filtered.
     """
@@ -83,7 +83,7 @@ def sample(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor) -> tor
 
 
 def _thresholds(scaled: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """The smallest scaled logit each row may draw: top_k first, then top_p of what is left, then min_p."""
+    """Returns the smallest scaled logit each row may draw: top_k first, then top_p of what is left, then min_p."""
     vocab = scaled.shape[-1]
     top_k = torch.where(filters.top_k > 0, filters.top_k, vocab).clamp(max=vocab)
     width = min(vocab, _CANDIDATES if filters.most_top_k is None else filters.most_top_k)
@@ -111,7 +111,7 @@ def _thresholds(scaled: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def token_confidence(logits: torch.Tensor) -> torch.Tensor:
-    """Minus the mean log-probability of the top tokens, before temperature (DeepConf)."""
+    """Returns minus the mean log-probability of the top tokens, before temperature (DeepConf)."""
     logits = logits.float()
     top = logits.topk(min(CONFIDENCE_TOP, logits.shape[-1]), dim=-1).values
     return logits.logsumexp(-1) - top.mean(-1)
