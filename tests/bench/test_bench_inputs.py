@@ -10,7 +10,7 @@ import pytest
 from gambit.answers import AnswerKind, extractor_for
 from gambit.bench.datasets import benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
-from gambit.bench.recipe import BenchRecipe, read_recipe, recipe_from
+from gambit.bench.recipe import BenchRecipe, read_recipe, recipe_from, with_methods
 from gambit.config import registry
 from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
@@ -196,6 +196,17 @@ def test_options_of_a_variant_reach_its_search() -> None:
     assert own.answer is AnswerKind.TEXT  # the user's word is the last
 
 
+def test_methods_by_name_are_policies_or_variants_of_the_recipe() -> None:
+    variants = {"late": {"warmup_tokens": 60}, "early": {"warmup_tokens": 6}}
+    values = {"benchmarks": ["pawn"], "variants": variants, "sweep": {"swap_size": [1, 2]}}
+
+    def chosen(*methods: str) -> list[str]:
+        return [variant.label for variant in recipe_from(with_methods(values, methods)).variants()]
+
+    assert chosen("late") == ["late"]
+    assert chosen("early", "gambit") == ["gambit swap_size=1", "gambit swap_size=2", "early"]
+
+
 def test_options_of_a_policy_go_to_those_that_know_them() -> None:
     made = recipe(
         policies=["sc", "deepconf"],
@@ -222,6 +233,10 @@ def test_options_of_a_policy_go_to_those_that_know_them() -> None:
         ({"sweep": {"seed": [1]}}, "--seeds"),
         ({"sweep": {"step:capacity": [1]}}, "not among those compared"),
         ({"sweep": {"swap_size": []}}, "no value"),
+        ({"sweep": {"capacity": [0, 2]}}, "capacity = 0"),
+        ({"sweep_mode": "some"}, "sweep_mode"),
+        ({"variants": {"fast": {"capcity": 3}}}, "did you mean 'capacity'"),
+        ({"policies": []}, "no method is named"),
         ({"capacity": 4, "sweep": {"swap_size": [8]}}, "larger than the capacity"),
         ({"variants": {"sc": {"policy": "sc"}}}, "two variants are called 'sc'"),
         ({"shard": "3/2"}, "shards, from 1 to 2"),

@@ -12,7 +12,6 @@ from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.recipe import BenchRecipe, BenchVariant, default_options, recipe_from
 from gambit.bench.rows import ROWS_FILE, read_rows
 from gambit.bench.stamp import UNKNOWN
-from gambit.config.options import overlaid
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.storage.json_file import object_in
@@ -156,8 +155,3 @@ def read_environments(folder: Path) -> list[dict[str, Json]]:
 def is_complete(folder: Path, plan: BenchPlan) -> bool:
     """Whether no search is left, so that no model need be loaded."""
     return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
-
-
-def with_changes(recipe: BenchRecipe, changes: Mapping[str, object]) -> BenchRecipe:
-    """Returns a stored recipe with options given again, so that a contradiction can be named."""
-    return recipe_from(overlaid(recipe.flat(), changes))

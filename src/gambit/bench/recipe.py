@@ -40,7 +40,7 @@ class BenchConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     benchmarks: tuple[str, ...] = Field((), description="names or .jsonl files")
-    policies: tuple[str, ...] = Field(("sc", "gambit"), min_length=1, description="search methods")
+    policies: tuple[str, ...] = Field(("sc", "gambit"), description="search methods")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="each problem is searched once per seed")
     limit: Positive | None = Field(None, description="first problems of each benchmark only")
     sweep: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict, description="option -> values")
@@ -99,6 +99,8 @@ class BenchRecipe:
     def variants(self) -> list[BenchVariant]:
         """In the order in which they are reported; each with a label of its own."""
         found = list(_variants(self.bench))
+        if not found:
+            raise UserError("no method is named: give policies or variants")
         labels = [variant.label for variant in found]
         for label in labels:
             if labels.count(label) > 1:
@@ -170,6 +172,13 @@ def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
     return BenchRecipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
 
 
+def with_methods(values: Mapping[str, object], methods: Iterable[str]) -> dict[str, object]:
+    """Returns a recipe's options for these methods alone: each is a variant of the recipe or a policy."""
+    variants = _mapping(values.get("variants"))
+    chosen = {name: variants[name] for name in methods if name in variants}
+    return {**values, "policies": [name for name in methods if name not in chosen], "variants": chosen}
+
+
 def default_options() -> dict[str, object]:
     """Returns the options of searches and engines where none is given, but for those that a benchmark may set."""
     every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json"), **BENCH_DEFAULTS}
@@ -212,10 +221,10 @@ class _Sweep:
         if not colon:
             policy = "gambit" if "gambit" in policies else ALL
         if policy not in (ALL, *policies):
-            raise UserError(f"--sweep {key}: the policy {policy!r} is not among those compared ({', '.join(policies)})")
+            raise UserError(f"sweep {key}: the policy {policy!r} is not among those compared ({', '.join(policies)})")
         if not values:
-            raise UserError(f"--sweep {key}: no value is given")
-        _check_option(option, f"--sweep {key}")
+            raise UserError(f"sweep {key}: no value is given")
+        _check_option(option, f"sweep {key}")
         return cls(option, values, policies if policy == ALL else (policy,))
 
 

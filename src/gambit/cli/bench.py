@@ -11,7 +11,7 @@ import typer
 
 from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import given, with_config_options, yaml_value
+from gambit.cli.options import given, with_config_options
 from gambit.cli.terminal import NO_ANSWER, OK, exit_with, is_watched, put, say, stderr, warn
 from gambit.config import registry
 from gambit.config.options import EngineConfig, build, overlaid
@@ -37,22 +37,12 @@ def bench(
         bool, typer.Option("--list-benchmarks", help="Print the names of the benchmarks and exit.")
     ] = False,
     policies: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Methods to compare, as in sc,gambit (the default).")
+        str | None,
+        typer.Option(metavar="TEXT", help="Methods to compare (default: sc,gambit): policies or variants of --recipe."),
     ] = None,
     seeds: Annotated[str | None, typer.Option(metavar="TEXT", help="As in 0,1,2; default: 0.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, max=MANY, metavar="INT", help="First problems of each benchmark only.")
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="option=v,v,…: vary gambit's option; policy:option=… another's."),
-    ] = None,
-    sweep_mode: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="product (default) or each: one option at a time.")
-    ] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="name:option=value,…: one more method; policy=… names its policy."),
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, max=1024, metavar="INT", help="Problems searched at a time.")
@@ -96,12 +86,8 @@ def bench(
             return _list_benchmarks()
         named = {
             "benchmarks": benchmark,
-            "policies": _named(policies, "--policies"),
             "seeds": _named(seeds, "--seeds"),
             "limit": limit,
-            "sweep": _sweeps(sweep or []) or None,
-            "sweep_mode": sweep_mode,
-            "variants": _variants(variant or []) or None,
             "concurrency": concurrency,
             "block": block,
             "shard": shard,
@@ -109,7 +95,8 @@ def bench(
             "columns": columns_of(columns) or None,
             **flags,
         }
-        folder, plan_recipe = _recipe(recipe, given(named), out, resume)
+        methods = _named(policies, "--policies")
+        folder, plan_recipe = _recipe(recipe, given(named), methods, out, resume)
         if dry_run:
             return _show_plan(plan_recipe)
         engine = build(EngineConfig, plan_recipe.engine)
@@ -148,44 +135,21 @@ def _named(text: str | None, flag: str) -> list[str] | None:
     return parts
 
 
-def _sweeps(texts: list[str]) -> dict[str, list[object]]:
-    found: dict[str, list[object]] = {}
-    for text in texts:
-        option, equals, values = text.partition("=")
-        if not equals:
-            raise UserError(f"--sweep {text!r} is not of the form option=value,value")
-        if option in found:
-            raise UserError(f"--sweep {option} is given twice: name all values at once")
-        found[option.replace("-", "_")] = [yaml_value(part, "--sweep") for part in _split(values) or []]
-    return found
-
-
-def _variants(texts: list[str]) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = {}
-    for text in texts:
-        name, colon, rest = text.partition(":")
-        pairs = [part.partition("=") for part in _split(rest) or []]
-        if not name or not colon or any(not equals for _, equals, _ in pairs):
-            raise UserError(f"--variant {text!r} is not of the form name:option=value,option=value")
-        found[name] = {key.replace("-", "_"): yaml_value(value, "--variant") for key, _, value in pairs}
-    return found
-
-
 def _recipe(
-    file: Path | None, options: Mapping[str, object], out: Path | None, resume: bool
+    file: Path | None, options: Mapping[str, object], methods: list[str] | None, out: Path | None, resume: bool
 ) -> tuple[Path, BenchRecipe]:
-    """Flags over the recipe file; a resumed run knows its own and takes nothing that contradicts it."""
-    from gambit.bench.folder import read_plan, with_changes
-    from gambit.bench.recipe import read_recipe, recipe_from
+    """Returns the run's folder and recipe: flags over the file, over what the folder of a resumed run has stored."""
+    from gambit.bench.folder import read_plan
+    from gambit.bench.recipe import read_recipe, recipe_from, with_methods
     from gambit.storage.problems import new_run_folder
 
-    values = overlaid(read_recipe(file) if file else {}, options)
-    if resume:
-        if out is None:
-            raise UserError("--resume needs the folder of the run: --out DIR")
-        return out, with_changes(read_plan(out).recipe, values)
-    made = recipe_from(values)
-    made.check()
+    if resume and out is None:
+        raise UserError("--resume needs the folder of the run: --out DIR")
+    stored = read_plan(out).recipe.flat() if resume and out is not None else {}
+    values = overlaid(overlaid(stored, read_recipe(file) if file else {}), options)
+    made = recipe_from(with_methods(values, methods) if methods else values)
+    if not resume:
+        made.check()
     return out or new_run_folder(), made
 
 
