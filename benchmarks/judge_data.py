@@ -16,7 +16,7 @@ are still on their way; once FILE is there, those that then lie in DIR are loade
 
 On an H200 four engines of 512 rows, each a shard, make 57,000 tokens/s of a 1.5B model with `--confidence`, which sorts
 the vocabulary at every token: train takes 140 s with nothing else on the GPU.
-With hidden states of thoughts (`--layers`) half as many; `collection_states.py` adds those later.
+With hidden states of thoughts (`--layers`) half as many.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ import itertools
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
-from benchmarks.consensus_trust import agreement, auc_against_plurality, tokens_to_come
 from benchmarks.noisy_scorer import auc_at, noise_for, trusted_as, with_noise
 from safetensors.torch import save_file
 
@@ -21,9 +19,8 @@ from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.scorers.mlp import METADATA_KEY, MlpScorer, info_json
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.training.dataset import load_dataset
-from gambit.training.storage import TraceRecord, state_name, writing
 from gambit.types import StatePosition
-from support.collected import header, make_collection, problem_record
+from support.collected import make_collection
 
 
 def trusted(halfway: float, num_problems: int = 100) -> ScorerTrust:
@@ -202,36 +199,3 @@ def test_trust_in_the_wrong_scorer_is_the_others(judged):
     best = MlpScorer(dataclasses.replace(scorer.info, trust=trusted(0.9)), scorer.weights)
     wrong = trusted_as(with_noise(scorer, data.states.float(), 5.0), best)
     assert wrong.info.trust == trusted(0.9) and wrong.weights[0].shape[0] > scorer.weights[0].shape[0]
-
-
-# -- trust without labels --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def by_hand(tmp_path_factory):
-    """One problem: answers 7 7 8 7, of 10, 20, 30 and 40 tokens."""
-    answers = ("7", "7", "8", "7")
-    records = [
-        TraceRecord(answer=answer, is_correct=answer == "7", num_tokens=10 * (i + 1), num_steps=1, end="stop")
-        for i, answer in enumerate(answers)
-    ]
-    folder = tmp_path_factory.mktemp("by hand")
-    with writing(folder, header(traces_per_problem=4)) as writer:
-        tensors = {state_name(-1, position): torch.zeros(4, 8).half() for position in ("before", "boundary")}
-        ends = torch.tensor([10, 20, 30, 40])
-        tensors |= {"step_ends": ends, "confidences": torch.zeros(4), "tokens": torch.zeros(100, dtype=torch.int32)}
-        writer.add([problem_record("p", records)], tensors)
-    return load_dataset(folder, StatePosition.BOUNDARY)
-
-
-def test_what_is_still_to_come_when_some_traces_are_complete(by_hand):
-    assert tokens_to_come(by_hand, 0.5) == pytest.approx((10 + 20) / 100)
-    assert tokens_to_come(by_hand, 1.0) == 0
-
-
-def test_agreement_with_the_plurality_of_the_traces_that_are_complete(by_hand):
-    traces, agrees = agreement(by_hand, 0, 0.75)
-    assert traces.tolist() == [0, 1, 2] and agrees.tolist() == [True, True, False]
-    [auc] = auc_against_plurality(by_hand, np.array([0.9, 0.2, 0.5, 0.1]), 0.75)
-    assert auc == 0.5
-    assert np.isnan(auc_against_plurality(by_hand, np.zeros(4), 0.5)).all(), "all that are complete agree"

@@ -196,7 +196,7 @@ def test_a_small_search_that_joins_a_large_one_ends_first_and_as_it_would_alone(
 
 
 def test_what_lm_eval_sends_is_answered_as_in_process(served, pawn_solver):
-    """Its parameters, two requests at a time; benchmarks/serve_lm_eval.py runs lm-eval itself beside `gambit bench`."""
+    """Its parameters, two requests at a time."""
     sent = {"max_tokens": 448, "temperature": 0.0, "stop": ["<|end|>", "Question:"], "seed": 1234}
     puzzles = [random_puzzle(Random(number), 4) for number in range(4)]
     with ThreadPoolExecutor(2) as pool:
