@@ -30,6 +30,9 @@ def served(pawn_solver):
         yield running
 
 
+QUESTION = [{"role": "user", "content": EASY}]
+
+
 def long(**options):
     """A search that would run for very long."""
     return {"gambit": {"policy": "sc", "capacity": 4, "num_traces": 10_000, **options}}
@@ -439,6 +442,37 @@ def test_a_search_opens_as_a_page(pawn_solver, tmp_path):
     write_page(tmp_path / search_id, tmp_path / "tree.html")
     assert json.loads((tmp_path / search_id / "result.json").read_text())["problem_id"] == search_id
     assert answer_of(EASY) == "78" and CHAIN.split(";")[2] in (tmp_path / "tree.html").read_text()
+
+
+LINE_ENDS = "\u2028\x85\u2029\x0b\x0c\x1c "
+
+
+def test_a_log_keeps_its_lines_whatever_the_prompt_holds(served):
+    """Unicode has more ends of a line than a log."""
+    search_id = served.ask(f"{LINE_ENDS}{EASY}").gambit["search_id"]
+    served.wait_until_idle()
+    log = served.desk.searches[search_id].log
+    while log._packed is None:  # sealed on a thread of its own
+        pass
+    with served.http() as client:
+        text = client.get(f"/page/searches/{search_id}/log").text
+        with client.stream("GET", f"/page/searches/{search_id}/live") as stream:
+            shown = [line for line in stream.iter_lines() if line.startswith("event: ")]
+    kinds = [json.loads(line)["event"] for line in text.rstrip("\n").split("\n")]
+    assert (kinds[0], kinds[-1]) == ("RunStarted", "Voted")
+    assert shown[-1] == "event: end" and "event: snapshot" in shown
+    assert served.record_of(search_id).started.problem.endswith(EASY)
+
+
+def test_text_that_cannot_be_encoded_reaches_no_engine(served):
+    body = json.dumps({"model": "pawn", "messages": [{"role": "system", "content": "\ud800"}, *QUESTION]})
+    response = json.dumps({"model": "pawn", "input": EASY, "metadata": {"a": "\ud800"}, "background": True})
+    known = list(served.desk.searches)
+    with served.http() as client:
+        for path, sent in (("chat/completions", body), ("responses", response)):
+            reply = client.post(f"/v1/{path}", content=sent)
+            assert reply.status_code == 400 and reply.json()["error"]["param"]
+    assert list(served.desk.searches) == known
 
 
 def test_keys_do_not_see_each_other(served):

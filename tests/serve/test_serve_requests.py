@@ -229,6 +229,34 @@ def test_bodies_that_are_no_requests_are_refused(body):
     assert refused.value.status == 400 and len(refused.value.message) < 300
 
 
+HALF = r"\ud800"  # of a surrogate pair, as JSON writes it
+USER = r'{"role": "user", "content": "a?"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (rf'{{"messages": [{{"role": "system", "content": "{HALF}"}}, {USER}]}}', "messages[0].content"),
+        (rf'{{"messages": [{{"role": "user", "content": [{{"type": "text", "text": "x{HALF}"}}]}}]}}',
+         "messages[0].content[0].text"),
+        (rf'{{"input": "a?", "instructions": "{HALF}y"}}', "instructions"),
+        (rf'{{"input": "a?", "metadata": {{"a": "{HALF}"}}}}', "metadata.a"),
+        (rf'{{"input": "a?", "metadata": {{"{HALF}": "a"}}}}', "metadata"),
+        (rf'{{"messages": [{USER}], "user": "\udfff{HALF}"}}', "user"),
+        (rf'{{"messages": [{USER}], "stop": ["a", "{HALF}"]}}', "stop[1]"),
+        (rf'{{"messages": [{USER}], "{HALF}": 1}}', None),
+        (f'{{"prompt": "{HALF}"}}', "prompt"),
+        (b'{"prompt": "\xed\xa0\x80"}', "prompt"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_text_that_cannot_be_encoded_is_refused_at_the_door(body, param):
+    with pytest.raises(ApiError, match="surrogate") as refused:
+        parse_object(body if isinstance(body, bytes) else body.encode())
+    assert refused.value.status == 400 and refused.value.param == param
+    assert parse_object(rb'{"prompt": "\ud83d\ude00 \u2028 \u0000"}') == {"prompt": "\U0001f600 \u2028 \x00"}
+
+
 # -- keys and addresses ----------------------------------------------------------------------------------------------
 
 

@@ -383,9 +383,18 @@ def test_strange_requests_are_answered_in_one_shape(served):
         reply = client.get("/health", headers={"x-request-id": "mine-1"})
         assert reply.headers["x-request-id"] == "mine-1"
         assert client.get("/health", headers={"x-request-id": "no\tid;"}).headers["x-request-id"].startswith("req-")
+        mine = "m\u00efne".encode("latin-1")  # what would not come back as it was sent
+        assert client.get("/health", headers={b"x-request-id": mine}).headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"nonsense"])
+def test_a_wish_for_another_protocol_is_answered_without_a_warning(served, caplog, protocol):
     with served.connect() as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n")
+        connection.sendall(
+            b"GET /v1/models HTTP/1.1\r\nHost: h\r\nUpgrade: %s\r\nConnection: upgrade\r\n\r\n" % protocol
+        )
         assert connection.recv(12) == b"HTTP/1.1 401"
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
 
 
 def request_lines(caplog, *ids):

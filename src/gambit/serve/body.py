@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -34,9 +35,10 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
 
 
 def parse_object(body: bytes) -> Fields:
-    """A JSON object; whatever else comes is refused in a sentence."""
+    """Reads a JSON object; raises an error of status 400 for anything else, and for text that cannot be encoded."""
     try:
         value = json.loads(body, parse_constant=_no_number)
+        _check_text(value)
     except RecursionError:
         raise bad_request("the body is nested too deeply to be a request") from None
     except (ValueError, UnicodeDecodeError) as error:
@@ -44,6 +46,27 @@ def parse_object(body: bytes) -> Fields:
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {type(value).__name__}")
     return value
+
+
+def _check_text(value: object) -> None:
+    r"""Refuses half of a surrogate pair (`"\ud800"`), which no tokenizer, log or answer could hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        field = next(_places_of_surrogates(value, "")) or None
+        raise bad_request(f"{field or 'the body'} holds half of a surrogate pair, which is not text", field) from None
+
+
+def _places_of_surrogates(value: object, where: str) -> Iterator[str]:
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        yield where
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _places_of_surrogates(item, f"{where}[{number}]")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _places_of_surrogates(name, where)
+            yield from _places_of_surrogates(item, f"{where}.{name}" if where else name)
 
 
 def _no_number(name: str) -> NoReturn:

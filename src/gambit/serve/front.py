@@ -23,7 +23,7 @@ from gambit.serve.telemetry import RequestSpan
 
 OPEN_PATHS = ("/health", "/ping")
 PAGE_PATHS = ("/", "/login", "/logout")  # and all under /page/: these ask for a session
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)  # it goes back in a header
 SAFE_METHODS = ("GET", "HEAD")
 KNOWN_PATHS = (*OPEN_PATHS, *PAGE_PATHS, "/version", "/metrics", "/v1/models", "/v1/chat/completions",
                "/v1/completions", "/v1/responses")  # fmt: skip

@@ -70,14 +70,15 @@ class MemoryLog:
         self._lines.append(line)
 
     def lines(self, start: int = 0) -> Sequence[str]:
-        """From a line on; as many as there are by now."""
-        if self._packed is None:
-            return self._lines[start:]
-        return zlib.decompress(self._packed).decode().splitlines()[start:]
+        """Returns the lines from one on, as many as there are by now; sealing may go on beside it."""
+        lines, packed = self._lines, self._packed  # in this order: sealing sets the second before the first
+        if packed is None:
+            return lines[start:]
+        return zlib.decompress(packed).decode().split("\n")[start:]
 
     def seal(self) -> None:
         """Nothing more comes."""
-        if self._packed is None:
+        if self._packed is None and self._lines:
             self._packed = zlib.compress("\n".join(self._lines).encode(), 1)
             self._lines = []
 

@@ -185,6 +185,10 @@ class LimitedConnection(H11Protocol):
         super().data_received(data)
         self._lift_deadline_if_whole()
 
+    def _should_upgrade(self) -> bool:
+        """Returns False: a request for another protocol is answered as if it had not asked, without a warning."""
+        return False
+
     def on_response_complete(self) -> None:
         self._is_admitted = False
         super().on_response_complete()
