@@ -21,7 +21,7 @@ from gambit.scorers.readers.base import Question, ThoughtReading
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.search.choice import load_policy
 from gambit.search.loop import run_searches
-from gambit.search.verification import VerifierUse
+from gambit.search.scores import VerifierUse
 from support import GOLDEN
 from support.scripted import DyingReader, FunctionReader, ScriptedEngine
 from support.searching import POLICY_OPTIONS, make_search, make_settings

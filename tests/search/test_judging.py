@@ -14,7 +14,7 @@ from gambit.results.vote import Consensus
 from gambit.scorers.readers.base import Question
 from gambit.scorers.readers.thread import ReaderThread
 from gambit.search.loop import Search, SearchBatch, run_searches
-from gambit.search.verification import VerifierUse
+from gambit.search.scores import VerifierUse
 from gambit.types import (
     EndReason,
     OnPressure,
@@ -306,7 +306,7 @@ def test_between_rounds_a_search_waits_while_others_go_on(verifier):
         search.absorb(SearchStep(), dataclasses.replace(batch, searches={}))
     assert search.is_waiting and len(search._engine.submitted) == 2
     reader.go.set()
-    search._judge._verification._awaited[-1].score.result(60)
+    search._scores._awaited[-1].score.result(60)
     search.absorb(SearchStep(), dataclasses.replace(batch, searches={}))
     assert not search.is_waiting and len(search._engine.submitted) == 4, "1.4 of 1.9 is no nine tenths"
 

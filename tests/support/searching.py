@@ -23,7 +23,7 @@ from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
 from gambit.search.loop import Search, run_searches
 from gambit.search.recorder import Callbacks
-from gambit.search.verification import VerifierUse
+from gambit.search.scores import VerifierUse
 from gambit.text.boundary import BoundaryRule
 from gambit.types import Aggregation, Sampling
 

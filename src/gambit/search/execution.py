@@ -10,8 +10,8 @@ from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine
 from gambit.policies.base import Branch, Discard, Evict, Prune, SplitIslands, Start
 from gambit.policies.islands import Islands
-from gambit.search.judging import TraceJudge
 from gambit.search.recorder import Recorder
+from gambit.search.scores import Scores
 from gambit.tree import TraceState
 from gambit.types import OnPressure, StopRule, TraceKey, TraceSpec
 
@@ -26,14 +26,14 @@ class Execution:
         settings: SearchSettings,
         islands: Islands,
         recorder: Recorder,
-        judge: TraceJudge,
+        scores: Scores,
     ) -> None:
         self._engine = engine
         self._search = search
         self._settings = settings
         self._islands = islands
         self._recorder = recorder
-        self._judge = judge
+        self._scores = scores
         self._tree = recorder.record.tree
         self._num_on_island = [0] * settings.islands  # traces created so far
         self._lots: list[int] = []  # by trace: the random numbers of its root
@@ -60,7 +60,7 @@ class Execution:
         used = max(map(self._islands.noise_id, self._islands, self._num_on_island))
         self._islands = dataclasses.replace(self._islands, count=decision.islands)
         self._num_on_island = [-(-used // decision.islands)] * decision.islands
-        self._recorder.split(ev.IslandsSplit(at, **dataclasses.asdict(decision), island_of=island_of))
+        self._recorder.emit(ev.IslandsSplit(at, **dataclasses.asdict(decision), island_of=island_of))
         live = [trace for trace in self._tree.traces if trace.is_live]
         self._engine.regroup({TraceKey(self._search, trace.id): trace.island for trace in live})
         return self._islands
@@ -88,20 +88,20 @@ class Execution:
         child = self._spec_of(parent.island, decision.on_pressure)
         temperature = child.sampling.temperature * self._settings.child_temperature
         is_ghost = parent.state is TraceState.GHOST
+        score, eviction_score = self._scores.branch(child.key.trace, parent, decision.inherited)
         child = dataclasses.replace(
             child,
             sampling=dataclasses.replace(child.sampling, temperature=temperature),
             inherited=decision.inherited,
             parent=None if is_ghost else TraceKey(self._search, parent.id),
             prefix=self._recorder.ghost_tokens[parent.id][: decision.inherited] if is_ghost else (),
-            score=self._judge.engine_score(parent, decision.inherited),
-            eviction_score=self._judge.rank(parent),
+            score=score,
+            eviction_score=eviction_score,
             history_of=TraceKey(self._search, parent.id) if is_ghost else None,
         )
         self._unsent.append(child)
         self._lots.append(self._lots[parent.root])
         self._recorder.join(ev.Branched(at, child.key.trace, parent.id, decision.inherited, temperature))
-        self._judge.branch(child.key.trace, parent.id, decision.inherited)
 
     def _end(self, decision: Prune | Evict, at: int) -> None:
         kind = ev.Pruned if isinstance(decision, Prune) else ev.Evicted

@@ -12,7 +12,7 @@ from gambit.policies.base import Requirements
 from gambit.policies.islands import Islands
 from gambit.results.record import SearchRecord
 from gambit.results.vote import Consensus, VoteKind, is_settled
-from gambit.search.judging import TraceJudge
+from gambit.search.scores import Scores
 from gambit.tree import TraceState, TraceTree
 from gambit.types import StopReason
 
@@ -114,7 +114,7 @@ class Rounds:
         settings: SearchSettings,
         record: SearchRecord,
         requirements: Requirements,
-        judge: TraceJudge,
+        scores: Scores,
         limits: SearchLimits,
         equivalent_until: Callable[[float], Equivalent],
     ) -> None:
@@ -123,7 +123,7 @@ class Rounds:
         self._settings = settings
         self._record = record
         self._requirements = requirements
-        self._judge = judge
+        self._scores = scores
         self._limits = limits
         self._equivalent_until = equivalent_until
         self._has_news = False  # a trace has ended since the vote was looked at, or has got its score
@@ -135,7 +135,7 @@ class Rounds:
     def must_wait(self) -> bool:
         """Whether the verifier has yet to read what decides about a next round."""
         is_open = self._is_between and self._votes_by_verifier and not self._limits.is_time_up
-        return is_open and not self._judge.has_all_scores
+        return is_open and not self._scores.have_come
 
     def look(self, at: int, *, is_check: bool) -> None:
         """Whether the vote is settled, if it is time to look. `is_check`: a check interval is over.
@@ -149,8 +149,8 @@ class Rounds:
         if not self._has_news or not (self._is_between or is_check or not self._votes_by_verifier):
             return
         if self._votes_by_verifier:
-            self._judge.collect(at, self._limits.search_deadline, with_latest=self._is_between)
-        self._has_news = self._votes_by_verifier and self._judge.awaits_votes
+            self._scores.collect(at, self._limits.search_deadline, with_latest=self._is_between)
+        self._has_news = self._votes_by_verifier and self._scores.are_owed_to_votes
         equivalent = self._equivalent_until(time.monotonic() + CHECK_SECONDS)
         self.is_settled = is_over(
             consensus, self._record, self._requirements, equivalent, is_probability=self._settings.is_probability
@@ -176,7 +176,7 @@ class Rounds:
 
     @property
     def _votes_by_verifier(self) -> bool:
-        return self._judge.has_verifier and self._record.vote_kind.needs_scores
+        return self._scores.are_late and self._record.vote_kind.needs_scores
 
 
 def is_over(

@@ -30,12 +30,11 @@ from gambit.results.record import SearchRecord, voted
 from gambit.results.result import SearchResult
 from gambit.results.vote import NO_VOTE
 from gambit.search.execution import Execution
-from gambit.search.judging import TraceJudge
 from gambit.search.limits import Rounds, SearchLimits
 from gambit.search.recorder import Callbacks, Recorder, trace_view
 from gambit.search.score_spread import SpreadMeter
+from gambit.search.scores import Scores, VerifierScores, VerifierUse
 from gambit.search.thoughts import ThoughtReader
-from gambit.search.verification import Verification, VerifierUse
 from gambit.tree import LIVE, TraceState
 from gambit.types import PressureAction, SearchStep, StepBatch, StopReason, TraceKey
 
@@ -86,22 +85,22 @@ class Search:
         self._settings = settings
         self._spec = spec
         islands = Islands.of(settings)
-        self._judge = TraceJudge(engine, spec.search, self._recorder, self._verification(verifier))
-        self._execution = Execution(engine, spec.search, settings, islands, self._recorder, self._judge)
+        self._scores = self._scores_of(verifier)
+        self._execution = Execution(engine, spec.search, settings, islands, self._recorder, self._scores)
         self._limits = SearchLimits(settings, islands, self.record.tree)
         self._rounds = Rounds(
-            settings, self.record, self._requirements, self._judge, self._limits, callbacks.equivalent_until
+            settings, self.record, self._requirements, self._scores, self._limits, callbacks.equivalent_until
         )
         self._callbacks = callbacks
         self._num_steps = 0
         self._kv = (0, 0)
         self._spent = _Spent()
 
-    def _verification(self, use: VerifierUse | None) -> Verification | None:
+    def _scores_of(self, use: VerifierUse | None) -> Scores:
         if use is None:
-            return None
+            return Scores()
         assert self._spec.has_verifier, "the engine would evict by its own scores"
-        return Verification(use, self.number, self.record.tree, self.tokens_of)
+        return VerifierScores(use, self._engine, self.number, self._recorder)
 
     @property
     def number(self) -> int:
@@ -119,7 +118,7 @@ class Search:
 
     def absorb(self, step: SearchStep, batch: StepBatch) -> None:
         """Apply what an engine step did, then let the policy act if it is its turn."""
-        began, waited = time.perf_counter(), self._judge.seconds_waited
+        began, waited = time.perf_counter(), self._scores.seconds_waited
         self._kv = (batch.kv_used_tokens, batch.kv_capacity_tokens)
         self._spent.engine += batch.seconds.engine
         self._spent.scoring += batch.seconds.scoring
@@ -127,7 +126,7 @@ class Search:
         self._num_steps += step.num_generated > 0
         self.num_generated += step.num_generated
         is_check = step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0
-        self._judge.record(step, self._num_steps)
+        self._recorder.apply(step, self._scores.note(step, self._num_steps), self._num_steps)
         if self._reader is not None:
             self._reader.note(step.scored)
         if self._is_wanted(step):
@@ -138,7 +137,7 @@ class Search:
             self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
         self._rounds.note(bool(step.finished))
         self._go_on(is_check=is_check)
-        self._spent.search += time.perf_counter() - began - (self._judge.seconds_waited - waited)
+        self._spent.search += time.perf_counter() - began - (self._scores.seconds_waited - waited)
         self._tell_of_step()
 
     def wait(self) -> None:
@@ -188,7 +187,7 @@ class Search:
         hurried vote all that were not compared before. A part of a search has no vote of its own.
         """
         deadline = -math.inf if is_hurried else self._limits.vote_deadline
-        failure = self._judge.finish(self._num_steps, deadline, is_asked=self.failure is None)
+        failure = self._scores.finish(self._num_steps, deadline, are_wanted=self.failure is None)
         if failure is not None:
             self.failure, self._error = failure, str(failure)
         vote = NO_VOTE
@@ -218,7 +217,7 @@ class Search:
 
     def _collect_scores(self, is_needed: bool, *, with_latest: bool = False) -> None:
         if is_needed:
-            self._judge.collect(self._num_steps, self._limits.search_deadline, with_latest=with_latest)
+            self._scores.collect(self._num_steps, self._limits.search_deadline, with_latest=with_latest)
 
     # -- decide, execute, apply --------------------------------------------------------------------------------
 

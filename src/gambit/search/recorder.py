@@ -14,7 +14,7 @@ from gambit.results.record import SearchRecord
 from gambit.search.score_spread import SpreadMeter
 from gambit.search.thoughts import Decode
 from gambit.tree import Trace, TraceTree
-from gambit.types import EndReason, Eviction, PressureAction, Progress, SearchStep, TraceEnd
+from gambit.types import EndReason, Eviction, PressureAction, Progress, SearchStep, ThoughtScore, TraceEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ class Recorder:
         self.record.apply(event)
         if self._spread is not None and isinstance(event, ev.Scored | ev.Verified):
             self._spread.note(event, self.record.tree)
+        if isinstance(event, ev.Verified | ev.IslandsSplit):  # scores or islands of traces that are complete changed
+            tree = self.record.tree
+            self.finished = [finished_view(tree, tree.traces[view.id]) for view in self.finished]
         self._callbacks.on_event(event)
 
     def found_spread(self) -> ScoreSpread | None:
@@ -69,32 +72,21 @@ class Recorder:
         self.waits.give_up(event.trace, event.step)
         self.emit(event)
 
-    def apply(self, step: SearchStep, at: int) -> None:
-        """In the order of an engine step: blocks are lost, blocks are found, thoughts end, traces end."""
+    def apply(self, step: SearchStep, scored: Sequence[ThoughtScore], at: int) -> None:
+        """Records an engine step in its order: blocks are lost, blocks are found, thoughts end, traces end.
+
+        `scored` are the thoughts whose scores count with it.
+        """
         for lost in step.evicted:
             self._lose(lost, at)
         for won in step.admitted:
             self.waits.admit(won.trace, won.waited_steps)
             self.emit(ev.Admitted(at, won.trace, won.reused, won.recomputed, won.waited_steps))
-        if step.scored:
-            traces, scores, lengths = zip(*((s.trace, s.score, s.num_tokens) for s in step.scored), strict=True)
+        if scored:
+            traces, scores, lengths = zip(*((each.trace, each.score, each.num_tokens) for each in scored), strict=True)
             self.emit(ev.Scored(at, traces, scores, lengths))
         for done in step.finished:
             self._finish(done, at)
-
-    def judge(self, event: ev.Verified) -> None:
-        """Scores of a verifier; traces that are complete get theirs too."""
-        self.emit(event)
-        tree, late = self.record.tree, set(event.traces)
-        self.finished = [
-            finished_view(tree, tree.traces[view.id]) if view.id in late else view for view in self.finished
-        ]
-
-    def split(self, event: ev.IslandsSplit) -> None:
-        """Traces that are complete are on other islands too."""
-        self.emit(event)
-        tree = self.record.tree
-        self.finished = [finished_view(tree, tree.traces[view.id]) for view in self.finished]
 
     def _lose(self, lost: Eviction, at: int) -> None:
         if lost.action is PressureAction.QUEUE:

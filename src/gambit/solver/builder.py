@@ -37,7 +37,7 @@ from gambit.search.choice import (
 from gambit.search.loop import Search
 from gambit.search.recorder import Callbacks
 from gambit.search.reporting import PartReporter
-from gambit.search.verification import VerifierUse
+from gambit.search.scores import VerifierUse
 from gambit.solver.parts import SolverParts
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.storage.versions import package_version
