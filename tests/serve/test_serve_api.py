@@ -461,7 +461,7 @@ def test_a_log_keeps_its_lines_whatever_the_prompt_holds(served):
     kinds = [json.loads(line)["event"] for line in text.rstrip("\n").split("\n")]
     assert (kinds[0], kinds[-1]) == ("RunStarted", "Voted")
     assert shown[-1] == "event: end" and "event: snapshot" in shown
-    assert served.record_of(search_id).started.problem.endswith(EASY)
+    assert served.record_of(search_id).started.question.endswith(EASY)
 
 
 def test_text_that_cannot_be_encoded_reaches_no_engine(served):
