@@ -33,9 +33,9 @@ from gambit.answers import Grader
 from gambit.bench.statistics import mean_interval, resamples
 from gambit.config.trust import log_odds
 from gambit.results.vote import pools_of
-from gambit.scorers.verifier.folder import read_info
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import ReadTraces, read_traces
+from gambit.verifiers.lora_folder import read_info
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a trace's tokens
 DECIDED = (0.0, 0.22, 0.47, 0.71, 1.0)  # of the traces by then
@@ -268,9 +268,9 @@ def reading_of(options: argparse.Namespace, passages: Passages) -> ReadTraces:
         with np.load(options.logits) as kept:
             return ReadTraces(passages.data.traces, kept["steps"].astype(float), kept["ends"].astype(float))
     from gambit.engines.local.model import pick_device
-    from gambit.scorers.verifier.model import Verifier
+    from gambit.verifiers.lora import LoraVerifier
 
-    verifier = Verifier.load(options.verifier, pick_device("auto"), options.model)
+    verifier = LoraVerifier.load(options.verifier, pick_device("auto"), options.model)
     read = read_traces(verifier, passages, passages.data.all_traces())
     if options.logits is not None:
         np.savez_compressed(options.logits, steps=read.steps.astype(np.float32), ends=read.ends.astype(np.float32))

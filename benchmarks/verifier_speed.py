@@ -170,15 +170,15 @@ class Trainer:
     def __init__(self, model: Path, data: Path, scale: Scale) -> None:
         import torch
 
-        from gambit.scorers.verifier.model import Verifier, info_for
         from gambit.training.verifier.optimiser import MasterWeights
         from gambit.training.verifier.packing import flash_works, use_packing
         from gambit.training.verifier.passages import load_passages
         from gambit.training.verifier.recipe import VerifierRecipe
+        from gambit.verifiers.lora import LoraVerifier, info_for
 
         self.scale, self.device = scale, torch.device(scale.device)
         self.passages = load_passages(data)
-        self.verifier = Verifier.fresh(str(model), info_for(str(model)), self.device)
+        self.verifier = LoraVerifier.fresh(str(model), info_for(str(model)), self.device)
         self.verifier.network.train()
         use_packing(self.verifier)
         self.weights = MasterWeights(self.verifier, VerifierRecipe())
@@ -428,38 +428,37 @@ def exported(model: Path, work: Path, scale: Scale) -> tuple[Path, Any]:
     """An adapter that does something, merged; and the same for transformers."""
     import torch
 
-    from gambit.scorers.verifier.export import export
-    from gambit.scorers.verifier.folder import Platt
-    from gambit.scorers.verifier.model import Verifier, info_for
+    from gambit.verifiers.lora import LoraVerifier, export, info_for
+    from gambit.verifiers.lora_folder import Platt
 
     torch.manual_seed(0)
     device = torch.device(scale.device)
     info = info_for(str(model), calibration=Platt(slope=1.0, offset=0.1))
-    fresh = Verifier.fresh(str(model), info, device)
+    fresh = LoraVerifier.fresh(str(model), info, device)
     for name, each in fresh.network.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(each, std=0.01)
     torch.nn.init.normal_(fresh.head.weight, std=1 / math.sqrt(info.hidden_size))
     fresh.save(work / "adapter")
-    verifier = Verifier.load(work / "adapter", device, str(model))
+    verifier = LoraVerifier.load(work / "adapter", device, str(model))
     return export(verifier, work / "merged", str(model)), verifier
 
 
 def start_reader(variant: Variant, merged: Path, model: Path, scale: Scale, args: argparse.Namespace) -> Any:
     from gambit.config.options import EngineConfig
-    from gambit.engines.vllm.pooling import plan_pooling
-    from gambit.scorers.readers.names import parse_reader
+    from gambit.verifiers.names import parse_verifier
+    from gambit.verifiers.vllm import plan_pooling
 
     options = {"max_model_len": 2_048} | ({} if args.graphs else {"enforce_eager": True})
     options |= {"quantization": "fp8"} if variant.is_fp8 else {}
     config = EngineConfig(model=str(model), verifier_memory=args.verifier_memory, verifier_options=options,
                           verifier_gpu_share=variant.gpu_share)  # fmt: skip
-    return plan_pooling(parse_reader(f"prm:gambit:{merged}"), config, scale.device).start()
+    return plan_pooling(parse_verifier(f"prm:gambit:{merged}"), config, scale.device).start()
 
 
 def random_traces(scale: Scale) -> list[list[Any]]:
     """Readings of each, thought by thought."""
-    from gambit.scorers.readers.base import Question, ReadingKey, ThoughtReading
+    from gambit.verifiers.base import Question, ReadingKey, ThoughtReading
 
     rng = np.random.default_rng(1)
     vocabulary = sp.SHAPES[scale.shape]["vocab_size"]
@@ -500,7 +499,7 @@ def report_reading(report: Report, reader: Any, traces: list[list[Any]]) -> list
 
 def compared(verifier: Any, traces: list[list[Any]], scores: list[list[float]]) -> dict[str, Any]:
     """With one pass of transformers over the whole of each trace."""
-    from gambit.scorers.verifier.model import Passage
+    from gambit.verifiers.lora import Passage
 
     passages = []
     for trace in traces:

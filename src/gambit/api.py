@@ -104,7 +104,6 @@ from gambit.results.result import (
 from gambit.results.vote import Consensus, VoteEntry, VoteKind
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ScorerInfo, SplitScorer, ThoughtBatch, TwoLayers
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
-from gambit.scorers.readers.base import Question, Reader, ReaderInfo, ReadingKey, ReadingScore, ThoughtReading
 from gambit.solver import PendingSearch, Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.storage.run_folder import EventCallback
@@ -136,6 +135,7 @@ from gambit.types import (
     TraceKey,
     TraceSpec,
 )
+from gambit.verifiers.base import Question, ReadingKey, ReadingScore, ThoughtReading, Verifier, VerifierInfo
 from gambit.view.notebook import NotebookProgress
 from gambit.view.page import write_page
 
@@ -237,8 +237,8 @@ __all__ = [  # noqa: RUF022 # in groups
     "HistoryScorer",
     "PastThoughts",
     "Question",
-    "Reader",
-    "ReaderInfo",
+    "Verifier",
+    "VerifierInfo",
     "ThoughtReading",
     "ReadingKey",
     "ReadingScore",

@@ -17,13 +17,13 @@ from gambit import events as ev
 from gambit.config.options import BranchPoint
 from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
 from gambit.results.vote import Consensus
-from gambit.scorers.readers.base import Question, ThoughtReading
-from gambit.scorers.readers.thread import ReaderThread
 from gambit.search.choice import load_policy
 from gambit.search.loop import run_searches
 from gambit.search.scores import VerifierUse
+from gambit.verifiers.base import Question, ThoughtReading
+from gambit.verifiers.thread import VerifierThread
 from support import GOLDEN
-from support.scripted import DyingReader, FunctionReader, ScriptedEngine
+from support.scripted import DyingVerifier, FunctionVerifier, ScriptedEngine
 from support.searching import POLICY_OPTIONS, make_search, make_settings
 
 PATH = GOLDEN / "logs.jsonl.xz"
@@ -109,7 +109,7 @@ def log_of(case: Case) -> list[str]:
     thread = None
     given: dict[str, object] = {"vote": options.get("vote", "score")}
     if "verifier" in options:
-        thread = ReaderThread(lambda: _reader(options))
+        thread = VerifierThread(lambda: _reader(options))
         use = dict(options["verifier"])  # type: ignore[call-overload]
         question = Question(({"role": "user", "content": "?"},), (1, 2, 3))
         given["verifier"] = VerifierUse(thread, question, lambda tokens: " ".join(map(str, tokens)), **use)
@@ -122,13 +122,13 @@ def log_of(case: Case) -> list[str]:
     return [json.dumps(_without_clock(json.loads(ev.to_json(event)))) for event in watched.events[1:]]
 
 
-def _reader(options: Mapping[str, object]) -> FunctionReader:
+def _reader(options: Mapping[str, object]) -> FunctionVerifier:
     """Scores that follow from the text, one at a time: a verifier that dies always does so at the same thought."""
 
     def score(reading: ThoughtReading) -> float:
         return sum(reading.tokens) % 1009 / 1009
 
-    return DyingReader(score, int(options["lives"])) if "lives" in options else FunctionReader(score)  # type: ignore[call-overload]
+    return DyingVerifier(score, int(options["lives"])) if "lives" in options else FunctionVerifier(score)  # type: ignore[call-overload]
 
 
 def _without_clock(record: dict[str, object]) -> dict[str, object]:

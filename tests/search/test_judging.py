@@ -11,8 +11,6 @@ from gambit import events as ev
 from gambit.errors import EngineError
 from gambit.policies.base import Requirements, ScoreUse, Start, Wake
 from gambit.results.vote import Consensus
-from gambit.scorers.readers.base import Question
-from gambit.scorers.readers.thread import ReaderThread
 from gambit.search.loop import Search, SearchBatch, run_searches
 from gambit.search.scores import VerifierUse
 from gambit.types import (
@@ -25,7 +23,9 @@ from gambit.types import (
     TraceEnd,
     TraceKey,
 )
-from support.scripted import DyingReader, FunctionReader, HeldReader, PuppetEngine, admit
+from gambit.verifiers.base import Question
+from gambit.verifiers.thread import VerifierThread
+from support.scripted import DyingVerifier, FunctionVerifier, HeldVerifier, PuppetEngine, admit
 from support.searching import make_search, make_settings, run_one
 
 SETTINGS = {"capacity": 3, "swap_size": 1, "check_interval": 2, "warmup_tokens": 1}
@@ -77,7 +77,7 @@ def verifier():
     threads = []
 
     def use(reader, **options):
-        threads.append(ReaderThread(lambda: reader))
+        threads.append(VerifierThread(lambda: reader))
         return VerifierUse(threads[-1], Question((), (1, 2, 3)), lambda tokens: "x" * len(tokens), **options)
 
     yield use
@@ -95,7 +95,7 @@ def of(kind, watched):
 
 def test_a_tournament_goes_by_the_verifier_and_the_engine_is_told(verifier):
     engine = PuppetEngine(story())
-    watched = run_one(engine, make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
+    watched = run_one(engine, make_settings(**SETTINGS), verifier=verifier(FunctionVerifier(by_trace)))
     assert not of(ev.Scored, watched), "the engine's own scores are kept back"
     pruned, branched = of(ev.Pruned, watched)[0], of(ev.Branched, watched)[0]
     assert (pruned.trace, pruned.score, branched.parent) == (2, 0.2, 0)
@@ -110,7 +110,7 @@ def test_a_tournament_goes_by_the_verifier_and_the_engine_is_told(verifier):
 
 def test_a_child_begins_with_what_both_make_of_its_parent(verifier):
     engine = PuppetEngine(story())
-    run_one(engine, make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
+    run_one(engine, make_settings(**SETTINGS), verifier=verifier(FunctionVerifier(by_trace)))
     child = engine.submitted[3]
     assert (child.parent, child.inherited, child.eviction_score) == (TraceKey(1, 0), 2, 0.9)
     assert (child.score.count, child.score.total) == (1, pytest.approx(0.1)), "the engine goes on with its own scores"
@@ -125,7 +125,7 @@ def test_without_a_verifier_a_child_has_no_rank():
 
 
 def test_the_vote_has_the_scores_of_the_answers(verifier):
-    reader = FunctionReader(by_trace)
+    reader = FunctionVerifier(by_trace)
     settings = make_settings(**{**SETTINGS, "check_interval": 99})
     watched = run_one(PuppetEngine(short_story()), settings, verifier=verifier(reader))
     stopped, verified, totals, voted = watched.events[-4:]
@@ -140,7 +140,7 @@ def test_an_optional_verifier_that_is_lost_gives_way_to_the_engines_scores(verif
     steps = story()
     steps[4] = dataclasses.replace(steps[4], scored=thoughts(5, 3))
     engine = PuppetEngine(steps)
-    use = verifier(DyingReader(by_trace, lives=3), is_optional=True)
+    use = verifier(DyingVerifier(by_trace, lives=3), is_optional=True)
     watched = run_one(engine, make_settings(**SETTINGS), verifier=use)
     result = watched.search.result
     assert result.stop_reason is StopReason.COMPLETED and "out of breath" in result.verifier.lost
@@ -157,7 +157,7 @@ def test_children_of_a_search_without_its_verifier_begin_with_the_engines_scores
     steps[4] = dataclasses.replace(steps[4], scored=thoughts(5, 3, 4))
     steps[5:] = [SearchStep(num_generated=3, scored=thoughts(6, 0)), SearchStep(admitted=admit(5, reused=6))]
     engine = PuppetEngine(steps)
-    use = verifier(DyingReader(by_trace, lives=3), is_optional=True)
+    use = verifier(DyingVerifier(by_trace, lives=3), is_optional=True)
     run_one(engine, make_settings(**SETTINGS, budget_tokens=20), verifier=use)
     child = engine.submitted[5]
     own = {0: (0.1, 0.1, 0.1), 3: (0.1, 0.2, 0.2), 4: (0.1, 0.2, 0.3)}[child.parent.trace]
@@ -165,7 +165,7 @@ def test_children_of_a_search_without_its_verifier_begin_with_the_engines_scores
 
 
 def test_a_verifier_lost_at_the_vote_fails_the_search_and_leaves_a_log_with_an_end(verifier):
-    reader = DyingReader(by_trace, lives=3)  # the thoughts, and none of the answers
+    reader = DyingVerifier(by_trace, lives=3)  # the thoughts, and none of the answers
     settings = make_settings(**{**SETTINGS, "check_interval": 99})
     watched = make_search(PuppetEngine(short_story()), settings, verifier=verifier(reader))
     search = driven(watched.search)
@@ -175,7 +175,7 @@ def test_a_verifier_lost_at_the_vote_fails_the_search_and_leaves_a_log_with_an_e
 
 
 def test_a_search_that_has_failed_does_not_wait_for_scores(verifier):
-    reader = HeldReader(by_trace)
+    reader = HeldVerifier(by_trace)
     watched = make_search(PuppetEngine(short_story()), make_settings(check_interval=99), verifier=verifier(reader))
     search = watched.search
     search.begin()
@@ -187,7 +187,7 @@ def test_a_search_that_has_failed_does_not_wait_for_scores(verifier):
 
 
 def test_a_hurried_vote_waits_for_no_score(verifier):
-    reader = HeldReader(by_trace)
+    reader = HeldVerifier(by_trace)
     settings = make_settings(**{**SETTINGS, "check_interval": 99})
     watched = make_search(PuppetEngine(short_story()), settings, verifier=verifier(reader))
     result = driven(watched.search).conclude(is_hurried=True)
@@ -201,7 +201,7 @@ def test_a_look_at_the_vote_collects_the_scores_it_weighs_by(verifier):
     watched = run_one(
         PuppetEngine(short_story()),
         settings,
-        verifier=verifier(FunctionReader(by_trace)),
+        verifier=verifier(FunctionVerifier(by_trace)),
         answer_of=lambda tokens: "same",
     )
     result = watched.search.result
@@ -228,7 +228,7 @@ class Sleeping:
 @pytest.mark.parametrize(("use", "steps"), [(ScoreUse.ALWAYS, [2, 4]), (ScoreUse.NEVER, [4])])
 def test_scores_are_recorded_at_every_interval_also_where_the_policy_sleeps(verifier, use, steps):
     settings = make_settings(capacity=3, check_interval=2)
-    reader = verifier(FunctionReader(by_trace))
+    reader = verifier(FunctionVerifier(by_trace))
     watched = run_one(PuppetEngine(short_story()), settings, verifier=reader, wrap=Sleeping(Requirements(scores=use)))
     assert [event.step for event in of(ev.Verified, watched)] == steps, "and for the vote"
 
@@ -245,13 +245,13 @@ def test_scores_are_recorded_at_every_interval_also_where_the_policy_sleeps(veri
 def test_a_policy_that_looks_at_scores_in_rounds_does_not_wait_for_them_at_a_completion(verifier, wake, steps):
     policy = Sleeping(Requirements(scores=ScoreUse.ROUNDS), wake)
     settings = make_settings(capacity=3, check_interval=99)
-    watched = run_one(PuppetEngine(short_story()), settings, verifier=verifier(FunctionReader(by_trace)), wrap=policy)
+    watched = run_one(PuppetEngine(short_story()), settings, verifier=verifier(FunctionVerifier(by_trace)), wrap=policy)
     assert [event.step for event in of(ev.Verified, watched)] == steps
 
 
 def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):
     settings = make_settings("sc", capacity=3, check_interval=99, consensus=Consensus(0.9, 2))
-    use = verifier(FunctionReader(by_trace))
+    use = verifier(FunctionVerifier(by_trace))
     watched = run_one(
         PuppetEngine(short_story()), settings, verifier=use, vote="majority", answer_of=lambda tokens: "same"
     )
@@ -260,14 +260,14 @@ def test_nobody_waits_for_scores_that_the_vote_does_not_weigh(verifier):
 
 
 def test_the_engine_must_have_been_told_of_the_verifier(verifier):
-    use = verifier(FunctionReader(by_trace))
+    use = verifier(FunctionVerifier(by_trace))
     it = make_search(PuppetEngine([]), make_settings(**SETTINGS)).search
     with pytest.raises(AssertionError, match=r"^the engine would evict by its own scores$"):
         Search(it._engine, it._policy, it._settings, it._spec, it.record.started, it._callbacks, use)
 
 
 def test_waiting_for_the_verifier_is_no_work_of_the_searchs_own(verifier):
-    watched = run_one(PuppetEngine(story()), make_settings(**SETTINGS), verifier=verifier(FunctionReader(by_trace)))
+    watched = run_one(PuppetEngine(story()), make_settings(**SETTINGS), verifier=verifier(FunctionVerifier(by_trace)))
     sample = of(ev.Sample, watched)[-1]
     assert 0 <= sample.seconds_search < sample.seconds_total < math.inf
 
@@ -295,7 +295,7 @@ def in_rounds(use, steps=None, number=1, **options):
 
 def test_between_rounds_a_search_waits_while_others_go_on(verifier):
     """The vote decides whether there is another round, and its scores are still to come."""
-    reader = HeldReader(by_trace)
+    reader = HeldVerifier(by_trace)
     search = in_rounds(verifier(reader)).search
     search.begin()
     for _ in range(2):
@@ -312,7 +312,7 @@ def test_between_rounds_a_search_waits_while_others_go_on(verifier):
 
 
 def test_where_all_wait_the_engine_is_not_asked_for_steps(verifier):
-    reader = HeldReader(by_trace)
+    reader = HeldVerifier(by_trace)
     search = in_rounds(verifier(reader)).search
     batch = SearchBatch(search._engine)
     batch.add(search)
@@ -330,7 +330,7 @@ def test_where_all_wait_the_engine_is_not_asked_for_steps(verifier):
 @pytest.mark.parametrize("share", [0.7, 0.9])
 def test_how_fast_a_verifier_is_changes_nothing(verifier, share):
     def result(pause):
-        reader = HeldReader(by_trace, lambda: time.sleep(pause))
+        reader = HeldVerifier(by_trace, lambda: time.sleep(pause))
         settings = make_settings("sc", **{**ROUNDS, "consensus": Consensus(share, 2)})
         watched = run_one(PuppetEngine(two_rounds()), settings, verifier=verifier(reader),
                           answer_of=lambda tokens: "same")  # fmt: skip
@@ -341,14 +341,14 @@ def test_how_fast_a_verifier_is_changes_nothing(verifier, share):
 
 
 def test_a_verifier_lost_between_rounds_fails_the_search(verifier):
-    watched = in_rounds(verifier(DyingReader(by_trace, lives=1)))
+    watched = in_rounds(verifier(DyingVerifier(by_trace, lives=1)))
     with pytest.raises(EngineError, match="out of breath"):
         list(run_searches(watched.search._engine, [watched.search]))
     assert watched.search.failure is not None and isinstance(watched.events[-1], ev.Voted)
 
 
 def test_a_time_budget_ends_the_wait(verifier):
-    reader = HeldReader(by_trace)
+    reader = HeldVerifier(by_trace)
     watched = in_rounds(verifier(reader), budget_seconds=0.2)
     [search] = run_searches(watched.search._engine, [watched.search])
     reader.go.set()
@@ -356,7 +356,7 @@ def test_a_time_budget_ends_the_wait(verifier):
 
 
 def test_of_traces_that_only_vote_nothing_but_the_ends_is_read(verifier):
-    reader, all_read = FunctionReader(by_trace), FunctionReader(by_trace)
+    reader, all_read = FunctionVerifier(by_trace), FunctionVerifier(by_trace)
     results = [
         run_one(PuppetEngine(short_story()), make_settings("sc", capacity=3), verifier=verifier(each, only_ends=only))
         for each, only in ((reader, True), (all_read, False))
@@ -375,6 +375,6 @@ def test_a_trace_that_ends_with_a_thought_is_read_too(verifier):
         SearchStep(admitted=admit(0, 1, 2), num_generated=3),
         SearchStep(num_generated=3, scored=thoughts(2, 0, 1, 2), finished=ends(0, 1, 2, length=3)),
     ]
-    reader = FunctionReader(by_trace)
+    reader = FunctionVerifier(by_trace)
     watched = run_one(PuppetEngine(steps), make_settings("sc", capacity=3), verifier=verifier(reader, only_ends=True))
     assert len(reader.seen) == 3 and watched.search.result.votes[0].weight == pytest.approx(1.6)

@@ -25,7 +25,7 @@ from gambit.solver import Solver
 from gambit.solver.part import StartedPart
 from gambit.solver.spread import SpreadSolver
 from gambit.types import StopReason
-from support.scripted import FunctionReader, ScriptedEngine, is_sound
+from support.scripted import FunctionVerifier, ScriptedEngine, is_sound
 from support.searching import doubt_of, make_header, make_search, make_settings, plain, run_one
 
 QUESTION = "a = 17; b = 5; c = a * b; d = c - a; d?"
@@ -270,7 +270,7 @@ def test_each_engine_has_a_verifier_and_their_scores_vote_together(options, tmp_
     config = SearchConfig(capacity=12, islands=4, check_interval=5, warmup_tokens=5, **options)
 
     def verified():
-        return Solver("pawn", scorer=FunctionReader(is_sound))
+        return Solver("pawn", scorer=FunctionVerifier(is_sound))
 
     with verified() as first, verified() as second:
         alone = first.solve(QUESTION, config)

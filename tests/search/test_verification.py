@@ -14,7 +14,7 @@ from gambit.pawn import Level, Split, generate
 from gambit.results.record import fold, replay
 from gambit.solver import Solver
 from gambit.types import Aggregation, Problem, StopReason
-from support.scripted import DyingReader, FunctionReader, HeldReader, is_sound
+from support.scripted import DyingVerifier, FunctionVerifier, HeldVerifier, is_sound
 
 PUZZLES = [puzzle for puzzle, _ in zip(generate(Split.DEV, 0, Level.EASY), range(4), strict=False)]
 QUICK = {"capacity": 6, "swap_size": 2, "check_interval": 12, "warmup_tokens": 12, "islands": 1}
@@ -47,7 +47,7 @@ def judged_scores(events):
 
 @pytest.fixture(scope="module")
 def oracle():
-    reader = FunctionReader(is_sound)
+    reader = FunctionVerifier(is_sound)
     with solver_with(reader) as solver:
         yield solver, reader
     assert reader.is_closed
@@ -70,7 +70,7 @@ def test_a_verifier_that_knows_the_truth_has_only_wrong_traces_pruned(oracle):
 def test_islands_follow_from_trust_in_the_verifier_and_not_in_the_models_own_scorer(oracle):
     result, _ = solved(oracle[0], PUZZLES[0], islands="auto", capacity=8)
     assert result.pool.islands == 4 and "nobody has judged the scorer" in result.pool.why
-    reader = FunctionReader(is_sound)
+    reader = FunctionVerifier(is_sound)
     reader.info = dataclasses.replace(reader.info, trust=ScorerTrust((0.7, 0.7, 0.8, 0.9), 30))
     with solver_with(reader) as solver:
         result, _ = solved(solver, PUZZLES[0], islands="auto", capacity=8)
@@ -115,7 +115,7 @@ def test_scores_count_at_tournaments_and_the_log_says_how_old_they_are(oracle):
 def test_a_tournament_waits_for_a_verifier_that_is_late(monkeypatch):
     """It answers only when the engine stands still before a tournament, or has gone on without it."""
     stepped, num_steps = threading.Condition(), 0
-    reader = HeldReader(is_sound, lambda: wait_for_a_tournament())
+    reader = HeldVerifier(is_sound, lambda: wait_for_a_tournament())
     with solver_with(reader) as solver:
         step = solver.engine.step
 
@@ -149,7 +149,7 @@ def test_a_tournament_waits_for_a_verifier_that_is_late(monkeypatch):
 
 @pytest.mark.parametrize("lag", [0, 8])
 def test_a_tournament_goes_by_all_thoughts_that_had_ended_so_long_before_it(lag):
-    with solver_with(FunctionReader(is_sound), verifier_lag=lag) as solver:
+    with solver_with(FunctionVerifier(is_sound), verifier_lag=lag) as solver:
         _, events = solved(solver, PUZZLES[1])
     *rounds, last = of(ev.Verified, events)
     ages = {event.step - ended for event in rounds for ended in event.ended_steps}
@@ -168,7 +168,7 @@ def test_nothing_waits_for_a_thought_that_has_only_just_ended():
             late.append(held.wait(60))
         return is_sound(reading)
 
-    with solver_with(FunctionReader(score), verifier_lag=lag) as solver:
+    with solver_with(FunctionVerifier(score), verifier_lag=lag) as solver:
         events = []
 
         def on_event(event):
@@ -196,7 +196,7 @@ def test_the_same_seed_gives_the_same_log_and_the_log_the_same_result(oracle, tm
 
 
 def test_how_many_scores_were_in_time():
-    reader = HeldReader(is_sound)
+    reader = HeldVerifier(is_sound)
     with solver_with(reader, verifier_async=True) as solver:
         result = solver.solve(
             PUZZLES[0].text,
@@ -223,7 +223,7 @@ def test_islands_do_not_wait_for_scores_when_a_trace_completes(oracle):
 
 
 def test_evictions_follow_the_verifier():
-    reader = FunctionReader(lambda reading: 1 / (1 + (reading.key.trace - 3) ** 2))  # the further from 3, the worse
+    reader = FunctionVerifier(lambda reading: 1 / (1 + (reading.key.trace - 3) ** 2))  # the further from 3, the worse
     with solver_with(reader, kv_budget_tokens=416) as solver:
         _, events = solved(solver, PUZZLES[3], hard_floor=0, warmup_tokens=1000)  # no trace may be a parent
     evicted = [(event.trace, event.score) for event in of(ev.Evicted, events) if event.reason == "pressure"]
@@ -231,7 +231,7 @@ def test_evictions_follow_the_verifier():
 
 
 def test_asynchronous_tournaments_take_what_has_arrived():
-    reader = HeldReader(is_sound)
+    reader = HeldVerifier(is_sound)
     with solver_with(reader, verifier_async=True) as solver:
         events = []
 
@@ -253,7 +253,7 @@ def test_asynchronous_tournaments_take_what_has_arrived():
 
 
 def test_a_child_gets_the_scores_that_were_under_way_when_it_branched():
-    reader = HeldReader(lambda reading: 0.5 + reading.key.num_tokens / 10_000 - reading.key.trace / 100)
+    reader = HeldVerifier(lambda reading: 0.5 + reading.key.num_tokens / 10_000 - reading.key.trace / 100)
     with solver_with(reader, verifier_async=True) as solver:
         events = []
 
@@ -274,7 +274,7 @@ def test_a_child_gets_the_scores_that_were_under_way_when_it_branched():
 
 
 def test_losing_the_verifier_ends_the_search_with_its_reason():
-    with solver_with(DyingReader(is_sound, lives=10)) as solver:
+    with solver_with(DyingVerifier(is_sound, lives=10)) as solver:
         with pytest.raises(EngineError, match="the verifier test failed: out of breath; --verifier-optional"):
             solved(solver, PUZZLES[0])
         results = list(solver.solve_many([PUZZLES[0].text, PUZZLES[1].text], SearchConfig(**QUICK)))
@@ -282,7 +282,7 @@ def test_losing_the_verifier_ends_the_search_with_its_reason():
 
 
 def test_a_verifier_that_is_lost_at_the_vote_leaves_a_log_with_an_end():
-    reader = DyingReader(is_sound, lives=1000)
+    reader = DyingVerifier(is_sound, lives=1000)
 
     def on_event(event):
         events.append(event)
@@ -296,7 +296,7 @@ def test_a_verifier_that_is_lost_at_the_vote_leaves_a_log_with_an_end():
 
 
 def test_a_context_too_short_is_said():
-    reader = FunctionReader(is_sound)
+    reader = FunctionVerifier(is_sound)
     reader.info = dataclasses.replace(reader.info, context_tokens=100)
     with solver_with(reader) as solver, pytest.warns(GambitWarning, match="the verifier reads at most 100 tokens"):
         solved(solver, PUZZLES[0], budget_tokens=50)
@@ -304,7 +304,7 @@ def test_a_context_too_short_is_said():
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_optional_verifier_that_is_lost_leaves_the_engines_own_scores(is_async):
-    with solver_with(DyingReader(is_sound, lives=10), verifier_optional=True, verifier_async=is_async) as solver:
+    with solver_with(DyingVerifier(is_sound, lives=10), verifier_optional=True, verifier_async=is_async) as solver:
         result, events = solved(solver, PUZZLES[0])
         again, later = solved(solver, PUZZLES[0])
     assert result.stop_reason is StopReason.COMPLETED and result.answer is not None
@@ -316,7 +316,7 @@ def test_an_optional_verifier_that_is_lost_leaves_the_engines_own_scores(is_asyn
 
 
 def test_a_verifier_that_says_nothing_does_not_outlast_the_time_budget():
-    reader = HeldReader(is_sound)
+    reader = HeldVerifier(is_sound)
     with solver_with(reader) as solver:
         result, _ = solved(solver, PUZZLES[0], budget_seconds=0.5)
         reader.go.set()
@@ -357,7 +357,7 @@ def test_a_verifier_whose_scores_only_vote_reads_each_trace_once(oracle, changes
 
 
 def test_with_whom_it_may_have_to_do_without_it_all_thoughts_are_read():
-    reader = FunctionReader(is_sound)
+    reader = FunctionVerifier(is_sound)
     with solver_with(reader, verifier_optional=True) as solver:
         result, _ = solved(solver, PUZZLES[0], policy="sc", vote="score")
         assert len(reader.seen) > result.counts.completed

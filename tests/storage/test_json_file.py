@@ -5,7 +5,7 @@ import pytest
 from gambit.config.presets import preset_for
 from gambit.errors import UserError
 from gambit.models.files import hidden_size_on_disk
-from gambit.scorers.readers.families import family_of
+from gambit.verifiers.families import family_of
 
 
 @pytest.mark.parametrize("text", ["[]", "5", "{", "", '{"a":' * 100_000, "\xff"])

@@ -14,7 +14,6 @@ import numpy as np
 from gambit.engines.base import EngineInfo, SearchSpec
 from gambit.engines.confidence import ConfidenceTracks
 from gambit.pawn import parse_puzzle, verify
-from gambit.scorers.readers.base import Question, ReaderInfo, ReadingKey, ReadingScore, ThoughtReading
 from gambit.types import (
     Admission,
     Aggregation,
@@ -31,6 +30,7 @@ from gambit.types import (
     TraceKey,
     TraceSpec,
 )
+from gambit.verifiers.base import Question, ReadingKey, ReadingScore, ThoughtReading, VerifierInfo
 
 
 @dataclass
@@ -292,10 +292,10 @@ def admit(*traces: int, reused: int = 0) -> tuple[Admission, ...]:
     return tuple(Admission(trace, reused, 0, 0) for trace in traces)
 
 
-INFO = ReaderInfo("test", "test", "test", "cpu", aggregation=Aggregation.LAST)
+INFO = VerifierInfo("test", "test", "test", "cpu", aggregation=Aggregation.LAST)
 
 
-class FunctionReader:
+class FunctionVerifier:
     """Scores by a function of the reading; remembers what it has read."""
 
     def __init__(self, score: Callable[[ThoughtReading], float]) -> None:
@@ -312,7 +312,7 @@ class FunctionReader:
         self.is_closed = True
 
 
-class HeldReader(FunctionReader):
+class HeldVerifier(FunctionVerifier):
     """Answers only after it was let go, or after a wait of the test's own."""
 
     def __init__(self, score: Callable[[ThoughtReading], float], wait: Callable[[], object] | None = None) -> None:
@@ -325,7 +325,7 @@ class HeldReader(FunctionReader):
         return super().read(readings)
 
 
-class DyingReader(FunctionReader):
+class DyingVerifier(FunctionVerifier):
     """Fails after so many readings."""
 
     def __init__(self, score: Callable[[ThoughtReading], float], lives: int) -> None:

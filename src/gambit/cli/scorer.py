@@ -227,9 +227,9 @@ def evaluate(
     def body() -> int:
         prepare_libraries()
         from gambit.cli.scorer_display import show_report
-        from gambit.scorers.names import trained_scorer
         from gambit.storage.run_folder import check_replaceable
         from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
+        from gambit.verifiers.names import trained_scorer
 
         names = [trained_scorer(each) for each in scorers]
         if write:
@@ -343,8 +343,8 @@ def show(
 
 def _metadata_of(scorer: str) -> dict[str, Any]:
     from gambit.scorers.checkpoint import load_checkpoint, read_metadata
-    from gambit.scorers.names import ScorerKind, parse_scorer, trained_scorer
-    from gambit.scorers.verifier.folder import read_info
+    from gambit.verifiers.lora_folder import read_info
+    from gambit.verifiers.names import ScorerKind, parse_scorer, trained_scorer
 
     kind, path = parse_scorer(scorer).kind, Path(trained_scorer(scorer))
     if kind is ScorerKind.NAME:

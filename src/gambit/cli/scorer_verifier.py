@@ -34,15 +34,15 @@ def train_verifier(
 ) -> None:
     """Progress goes to stderr line by line: such a training is often watched through a file."""
     prepare_libraries()
-    from gambit.scorers.names import verifier_folder
-    from gambit.scorers.verifier.folder import is_verifier, read_info
-    from gambit.scorers.verifier.model import check_installed
     from gambit.storage.run_folder import check_replaceable_folder
     from gambit.training.dataset import Division
     from gambit.training.verifier.beginning import continued, division_of
     from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
     from gambit.training.verifier.train import passages_of
     from gambit.training.verifier.train import train_verifier as run
+    from gambit.verifiers.lora import check_installed
+    from gambit.verifiers.lora_folder import is_verifier, read_info
+    from gambit.verifiers.names import verifier_folder
 
     if model is None:
         raise UserError("a verifier is trained on the weights of the model that wrote the traces: name it with --model")
@@ -91,15 +91,14 @@ def export(
     def body() -> int:
         prepare_libraries()
         from gambit.engines.local.model import pick_device
-        from gambit.scorers.names import verifier_folder
-        from gambit.scorers.verifier.export import export as run
-        from gambit.scorers.verifier.export import is_exported
-        from gambit.scorers.verifier.model import Verifier
         from gambit.storage.run_folder import check_replaceable_folder
+        from gambit.verifiers.lora import LoraVerifier, is_exported
+        from gambit.verifiers.lora import export as run
+        from gambit.verifiers.names import verifier_folder
 
         check_replaceable_folder(out, "an exported verifier", is_own=is_exported(out))
         with only_our_warnings():
-            run(Verifier.load(verifier_folder(folder), pick_device(device), model), out, model)
+            run(LoraVerifier.load(verifier_folder(folder), pick_device(device), model), out, model)
         put(f"{out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e6:,.0f} MB")
         return OK
 

@@ -1,9 +1,10 @@
-"""Finds the scorer that a user names, or the one that belongs to a model."""
+"""Finds the scorer of hidden states that a user names, or the one that belongs to a model."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from gambit.config import registry
@@ -11,37 +12,42 @@ from gambit.errors import GambitWarning
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint
-from gambit.scorers.names import parse_scorer
 
 NO_SCORER = (
     "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
     "Train one (`gambit scorer --help`) and pass it with --scorer FILE."
 )
+CHECKPOINT = ".safetensors"
 
 
 def load_scorer(name: str, source: str, model: str) -> Scorer:
-    """A checkpoint file, another scorer of the model's own, a registered one; `auto`: the model's, or confidence."""
+    """Loads a checkpoint file, another scorer of the model's own or a registered one; `auto` is the model's scorer."""
     if name == "auto":
         if (own := model_scorer(source)) is not None:
             return own
         warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
         name = "confidence"
-    if (path := parse_scorer(name).path) is not None:
-        return load_checkpoint(path)
+    if is_checkpoint_file(name):
+        return load_checkpoint(Path(name))
     if name not in registry.names("gambit.scorers") and (path := models.own_scorer(source, name)) is not None:
         return load_checkpoint(path)
     factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
     return factory()
 
 
+def is_checkpoint_file(name: str) -> bool:
+    """Returns True where a scorer's name is the path of a checkpoint."""
+    return name.endswith(CHECKPOINT) or Path(name).is_file()
+
+
 def model_scorer(source: str) -> Scorer | None:
-    """The scorer that lies beside a model's weights."""
+    """Loads the scorer that lies beside a model's weights; None where there is none."""
     path = models.side_file(source, models.SCORER_FILE)
     return None if path is None else load_checkpoint(path)
 
 
 def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
-    """A scorer reads states, so it belongs to the weights it was trained on."""
+    """Warns where a scorer was trained on the states of other weights."""
     if info.base_model_hash is None or (found := models.weight_hash(source)) in (None, info.base_model_hash):
         return
     warnings.warn(

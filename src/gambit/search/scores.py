@@ -13,11 +13,11 @@ from typing import Any
 from gambit import events as ev
 from gambit.engines.base import Engine
 from gambit.errors import EngineError
-from gambit.scorers.readers.base import Question, ReadingKey, ThoughtReading
-from gambit.scorers.readers.thread import ReaderThread, TimedScore
 from gambit.search.recorder import Recorder
 from gambit.tree import Trace, TraceState
 from gambit.types import EndReason, RunningScore, SearchStep, ThoughtScore, TraceEnd, TraceKey
+from gambit.verifiers.base import Question, ReadingKey, ThoughtReading
+from gambit.verifiers.thread import TimedScore, VerifierThread
 
 
 class Scores:
@@ -59,7 +59,7 @@ class Scores:
 class VerifierUse:
     """A verifier and how a search uses it."""
 
-    thread: ReaderThread
+    thread: VerifierThread
     question: Question
     decode: Callable[[Sequence[int]], str]
     lag: int = 0  # steps that a thought's score may take until a tournament goes by it

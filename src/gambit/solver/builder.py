@@ -24,7 +24,6 @@ from gambit.policies.base import Policy, Requirements, ScoreUse, requirements_of
 from gambit.results.record import SearchRecord
 from gambit.results.result import SearchResult
 from gambit.results.vote import VoteKind
-from gambit.scorers.readers.base import Question
 from gambit.search.choice import (
     confidence_window,
     embedder_of,
@@ -45,6 +44,7 @@ from gambit.text.boundary import continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
 from gambit.tree import TraceState
 from gambit.types import Aggregation, ChatMessage, Problem
+from gambit.verifiers.base import Question
 
 LAG_PARTS = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
 

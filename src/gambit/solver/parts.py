@@ -10,19 +10,18 @@ from gambit.answers import Grader
 from gambit.config.options import EngineConfig
 from gambit.config.presets import ModelDefaults
 from gambit.engines.base import Engine, start_engine
-from gambit.engines.verifiers import ReaderStart, beside_verifier, prepare_reader
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.choice import load_scorer, model_scorer
-from gambit.scorers.names import parse_scorer
-from gambit.scorers.readers.base import Reader, ReaderInfo
-from gambit.scorers.readers.names import ReaderName
-from gambit.scorers.readers.thread import ReaderThread
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.host import SearchHost
 from gambit.text.boundary import BoundaryRule, boundary_rule
 from gambit.text.prompts import stop_ids
 from gambit.types import NamedModel
+from gambit.verifiers.base import Verifier, VerifierInfo
+from gambit.verifiers.names import VerifierName, parse_scorer
+from gambit.verifiers.start import VerifierStart, beside_verifier, prepare_verifier
+from gambit.verifiers.thread import VerifierThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class SolverParts:
     named: NamedModel | None
     defaults: ModelDefaults
     scorer: Scorer  # looks at states, inside the engine
-    verifier: ReaderThread | None
+    verifier: VerifierThread | None
     host: SearchHost
     memory_ratio: float  # the engine's, after the verifier has taken its part
     rule: BoundaryRule
@@ -46,7 +45,7 @@ class SolverParts:
         return self.host.engine
 
     @property
-    def judge(self) -> ScorerInfo | ReaderInfo:
+    def judge(self) -> ScorerInfo | VerifierInfo:
         """Describes what ranks the traces: the verifier, where there is one, else the scorer of states."""
         return self.scorer.info if self.verifier is None else self.verifier.info
 
@@ -67,16 +66,16 @@ class SolverParts:
         self.grader.close()
 
 
-def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverParts:
+def load_parts(config: EngineConfig, scorer: str | Scorer | Verifier) -> SolverParts:
     """Load and start everything; whatever fails leaves nothing running."""
     source = models.locate(config.model)
     named, judge = models.named_model(config.model), parse_scorer(config.scorer)
-    own_scorer = _own_scorer(scorer, judge.reader, source, config.model)
+    own_scorer = _own_scorer(scorer, judge.verifier, source, config.model)
     generation = models.generation_of(source)
     defaults = models.defaults_of(source, generation)
     with ExitStack() as started:
-        verifier = _start_verifier(scorer, judge.reader, config, started)
-        engine_config = beside_verifier(config, judge.reader)
+        verifier = _start_verifier(scorer, judge.verifier, config, started)
+        engine_config = beside_verifier(config, judge.verifier)
         host = SearchHost(lambda: start_engine(engine_config, source, own_scorer))
         started.callback(host.close)
         tokenizer = host.engine.tokenizer
@@ -90,23 +89,23 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Reader) -> SolverPar
     )
 
 
-def _own_scorer(scorer: str | Scorer | Reader, verifier: ReaderName | None, source: str, model: str) -> Scorer:
+def _own_scorer(scorer: str | Scorer | Verifier, verifier: VerifierName | None, source: str, model: str) -> Scorer:
     """What scores states inside the engine; beside a verifier it is the model's own, or its token confidence."""
-    if verifier is not None or isinstance(scorer, Reader):
+    if verifier is not None or isinstance(scorer, Verifier):
         return model_scorer(source) or ConfidenceScorer()
     return load_scorer(scorer, source, model) if isinstance(scorer, str) else scorer
 
 
 def _start_verifier(
-    scorer: object, name: ReaderName | None, config: EngineConfig, started: ExitStack
-) -> ReaderThread | None:
-    if isinstance(scorer, Reader):
-        prepared = ReaderStart(lambda: scorer)
+    scorer: object, name: VerifierName | None, config: EngineConfig, started: ExitStack
+) -> VerifierThread | None:
+    if isinstance(scorer, Verifier):
+        prepared = VerifierStart(lambda: scorer)
     elif name is not None:
-        prepared = prepare_reader(name, config)
+        prepared = prepare_verifier(name, config)
     else:
         return None
-    verifier = ReaderThread(prepared.start)
+    verifier = VerifierThread(prepared.start)
     started.callback(verifier.close)
     if not prepared.beside_engine:
         verifier.wait()  # what it takes of the memory is then no longer free

@@ -20,7 +20,6 @@ from gambit.results.record import SearchRecord
 from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
 from gambit.scorers.choice import warn_of_other_weights
-from gambit.scorers.readers.base import Reader
 from gambit.search.choice import with_fixed_pool
 from gambit.search.host import SearchTicket
 from gambit.search.loop import Search
@@ -40,6 +39,7 @@ from gambit.solver.parts import load_parts
 from gambit.storage.run_folder import EventCallback
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import ChatMessage, Problem
+from gambit.verifiers.base import Verifier
 
 
 @dataclass(slots=True, eq=False)
@@ -125,11 +125,11 @@ class Solver:
     """
 
     def __init__(
-        self, model: str = models.BUNDLED, *, scorer: str | Scorer | Reader = "auto", **engine_options: object
+        self, model: str = models.BUNDLED, *, scorer: str | Scorer | Verifier = "auto", **engine_options: object
     ) -> None:
         """`engine_options` are the other fields of `EngineConfig`: engine, device, dtype, kv_budget_tokens, …
 
-        A scorer looks at the model's states; a reader, or `prm:…`, is a verifier that reads what it wrote.
+        A scorer looks at the model's hidden states; a verifier, also named `prm:…`, reads the text of its thoughts.
         """
         named = scorer if isinstance(scorer, str) else "custom"
         config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})

@@ -19,9 +19,6 @@ from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
-from gambit.scorers.names import ScorerKind, parse_scorer
-from gambit.scorers.verifier.folder import VerifierInfo, is_verifier, read_info, write_info
-from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.evaluate import (
     SHARES,
@@ -37,6 +34,9 @@ from gambit.training.loading import CollectionReader
 from gambit.training.ranking import QUARTERS, Estimate, Ints
 from gambit.training.storage import Header, read_header
 from gambit.training.verifier.reading import read_traces
+from gambit.verifiers.lora import LoraVerifier
+from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info, write_info
+from gambit.verifiers.names import ScorerKind, parse_scorer
 
 ALL = "all"
 AUTO = "auto"
@@ -84,13 +84,13 @@ def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.devi
     if not is_verifier(name):
         scorer = _load(name)
         return rated_by(scorer, reader.at(scorer.info.state_position, scorer.info.layers), traces, device)
-    verifier = Verifier.load(Path(name), device, model)
+    verifier = LoraVerifier.load(Path(name), device, model)
     read = read_traces(verifier, reader.passages, traces)
     by_share = read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration)
     return Rated(by_share, spread=spreads(verifier.info.calibration.slope * read.steps, reader.without_states, traces))
 
 
-def _folder_info(name: str) -> VerifierInfo | None:
+def _folder_info(name: str) -> LoraInfo | None:
     """None for a scorer of states."""
     return read_info(Path(name)) if is_verifier(name) else None
 
@@ -126,7 +126,7 @@ def write_figures(names: Sequence[str], report: ScorerReport) -> None:
             write_info(Path(name), _with_figures(info, metrics, trust))
 
 
-def _with_figures(info: VerifierInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> VerifierInfo:
+def _with_figures(info: LoraInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> LoraInfo:
     trusted = {} if trust is None else {"trust": trust.to_json()}
     return info.model_copy(update={"metrics": {**info.metrics, **metrics}, **trusted})
 

@@ -17,9 +17,9 @@ from gambit.engines.local.model import pick_device, pick_dtype, read_with_transf
 from gambit.engines.states import LayerChoice
 from gambit.errors import UserError
 from gambit.models.files import hidden_size_on_disk
-from gambit.scorers.verifier.batching import by_length
 from gambit.training.storage import state_name
 from gambit.types import StatePosition
+from gambit.verifiers.lora import by_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,14 +9,14 @@ import torch
 
 from gambit.errors import UserError
 from gambit.models import files as models
-from gambit.scorers.verifier.folder import HEAD, VerifierInfo, read_info, read_weights
-from gambit.scorers.verifier.model import Verifier, info_for
 from gambit.training.dataset import Division
 from gambit.training.storage import Header
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
+from gambit.verifiers.lora import LoraVerifier, info_for
+from gambit.verifiers.lora_folder import HEAD, LoraInfo, read_info, read_weights
 
 
-def beginning(plan: VerifierPlan, header: Header, device: torch.device) -> Verifier:
+def beginning(plan: VerifierPlan, header: Header, device: torch.device) -> LoraVerifier:
     """On the model that wrote the traces; no other will do."""
     recipe = plan.recipe
     info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
@@ -25,17 +25,17 @@ def beginning(plan: VerifierPlan, header: Header, device: torch.device) -> Verif
         raise UserError(f"{plan.data} holds traces of {header.model} with weights {header.model_hash[:20]}…, "
                         f"{plan.model} has {info.base_model_hash[:20]}…: give the model that wrote them")  # fmt: skip
     if plan.start is None:
-        return Verifier.fresh(models.locate(plan.model), info, device)
+        return LoraVerifier.fresh(models.locate(plan.model), info, device)
     _check_same(plan.start, read_info(plan.start), info)
     _check_division(plan.start, read_info(plan.start), header, plan.division)
     tensors = read_weights(plan.start)
-    verifier = Verifier.fresh(models.locate(plan.model), info, device)
+    verifier = LoraVerifier.fresh(models.locate(plan.model), info, device)
     verifier.head.weight.data.copy_(tensors.pop(HEAD))
     verifier.set_adapter(tensors)
     return verifier
 
 
-def _check_same(start: Path, before: VerifierInfo, now: VerifierInfo) -> None:
+def _check_same(start: Path, before: LoraInfo, now: LoraInfo) -> None:
     if before.base_model_hash and now.base_model_hash and before.base_model_hash != now.base_model_hash:
         raise UserError(f"{start} was trained on {before.base_model} with weights {before.base_model_hash[:20]}…, "
                         f"this model has {now.base_model_hash[:20]}…: an adapter fits its own model only")  # fmt: skip
@@ -46,7 +46,7 @@ def _check_same(start: Path, before: VerifierInfo, now: VerifierInfo) -> None:
                             "without --start")  # fmt: skip
 
 
-def _check_division(start: Path, before: VerifierInfo, header: Header, now: Division) -> None:
+def _check_division(start: Path, before: LoraInfo, header: Header, now: Division) -> None:
     """A problem's part follows from its id: what is held out now must have been held out then."""
     if before.training.get("source") != header.source:
         return
@@ -58,7 +58,7 @@ def _check_division(start: Path, before: VerifierInfo, header: Header, now: Divi
                     "that it was trained on; hold out no more than then")  # fmt: skip
 
 
-def division_of(info: VerifierInfo) -> Division | None:
+def division_of(info: LoraInfo) -> Division | None:
     found = info.training.get("division")
     return Division(**found) if isinstance(found, dict) else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gambit.scorers.verifier.model import Verifier
+from gambit.verifiers.lora import LoraVerifier
 
 USED_SHARE = 0.85  # of what is free: passes of other lengths leave gaps
 FEWEST_TOKENS = 8_192  # below which a pass waits for the host rather than for memory: better compute twice
@@ -30,7 +30,7 @@ class MemoryFit:
 
 
 def fit_to_memory(
-    verifier: Verifier, one_pass: Callable[[], object], num_tokens: int, wanted: int, recomputes: bool | None
+    verifier: LoraVerifier, one_pass: Callable[[], object], num_tokens: int, wanted: int, recomputes: bool | None
 ) -> MemoryFit:
     """`one_pass` goes forwards and back over so many tokens; `recomputes` None: only where too few tokens fit."""
     if recomputes:
@@ -59,7 +59,7 @@ def _measured(
     return MemoryFit(per_token, free, max(ROUND_TOKENS, min(wanted, fitting)), recomputes)
 
 
-def recompute(verifier: Verifier) -> None:
+def recompute(verifier: LoraVerifier) -> None:
     """Keep only what enters each block, and compute the rest again on the way back."""
     network: Callable[..., object] = verifier.network.enable_input_require_grads  # type: ignore[assignment]
     network()

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gambit.scorers.verifier.model import Verifier
 from gambit.training.verifier.recipe import VerifierRecipe
+from gambit.verifiers.lora import LoraVerifier
 
 
 class MasterWeights:
     """The trained weights run in the model's precision and are stepped in float32, in which small steps count."""
 
-    def __init__(self, verifier: Verifier, recipe: VerifierRecipe) -> None:
+    def __init__(self, verifier: LoraVerifier, recipe: VerifierRecipe) -> None:
         self._recipe = recipe
         adapter = [each for each in verifier.network.parameters() if each.requires_grad]
         self._live: list[Tensor] = [*adapter, verifier.head.weight]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gambit.errors import UserError
-from gambit.scorers.verifier.model import Verifier
+from gambit.verifiers.lora import LoraVerifier
 
 ATTENTION = "gambit-packed"
 LENGTH_STEP = 512  # kernels are told a round number above the longest length: few shapes, little to compile
@@ -120,7 +120,7 @@ def attention_and_gradients(parts: Sequence[Tensor], uses_flash: bool) -> list[T
     return [each.float() for each in (found, *torch.autograd.grad(found.float().square().sum(), parts))]
 
 
-def use_packing(verifier: Verifier) -> None:
+def use_packing(verifier: LoraVerifier) -> None:
     """From now on its network takes packed rows too."""
     from transformers import AttentionInterface
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.errors import UserError
-from gambit.scorers.verifier.model import Passage
 from gambit.training.dataset import Dataset, load_dataset
 from gambit.types import EndReason, StatePosition
+from gambit.verifiers.lora import Passage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gambit.scorers.verifier.model import Passage, Verifier
 from gambit.training.objectives import Batch
 from gambit.training.ranking import Ints
 from gambit.training.verifier.packing import Packing
 from gambit.training.verifier.passages import Passages
 from gambit.types import Aggregation
+from gambit.verifiers.lora import LoraVerifier, Passage
 
 AHEAD = 3  # steps that are made ready
 
@@ -45,7 +45,7 @@ class PackedRow:
         """With every tensor moved to other memory."""
         return PackedRow(move(self.tokens), move(self.positions), move(self.places), self.packing.moved(move))
 
-    def logits(self, verifier: Verifier) -> Tensor:
+    def logits(self, verifier: LoraVerifier) -> Tensor:
         """[place], passage after passage; the row is on the verifier's device."""
         states = verifier.network(
             input_ids=self.tokens[None], position_ids=self.positions[None], use_cache=False, packing=self.packing
@@ -89,7 +89,7 @@ class TrainingPass:
         return TrainingPass(self.problems, self.num_tokens, self.row.moved(move), move(self.cells), move(self.counts),
                             move(self.is_correct), move(self.problem), move(self.labels))  # fmt: skip
 
-    def batch(self, verifier: Verifier) -> Batch:
+    def batch(self, verifier: LoraVerifier) -> Batch:
         """Logits of the whole pass."""
         there = self._moved(lambda tensor: tensor.to(verifier.device, non_blocking=True))
         logits = there.row.logits(verifier)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gambit.scorers.verifier.folder import Platt
-from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Traces
 from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps, pairs, trace_scores
 from gambit.training.verifier.passages import Passages
 from gambit.types import Aggregation
+from gambit.verifiers.lora import LoraVerifier
+from gambit.verifiers.lora_folder import Platt
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ReadTraces:
         return {share: self.chances(chosen, share, aggregation, calibration) for share in shares}
 
 
-def read_traces(verifier: Verifier, passages: Passages, chosen: Ints) -> ReadTraces:
+def read_traces(verifier: LoraVerifier, passages: Passages, chosen: Ints) -> ReadTraces:
     known = passages.data.traces
     steps, ends = np.zeros(int(known.num_steps.sum())), np.zeros(len(known.num_steps))
     logits = verifier.logits([passages.passage(trace) for trace in chosen.tolist()])

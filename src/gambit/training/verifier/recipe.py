@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gambit.scorers.verifier.folder import ALL_LINEAR
 from gambit.training.dataset import OUTCOMES, Division
 from gambit.training.train import AUTO
+from gambit.verifiers.lora_folder import ALL_LINEAR
 
 # Tokens of one step of the optimiser and, at most, of one pass, which keeps about 3 MB a token of a 1.5B model to go
 # back; on CUDA it is measured how many of them the memory holds.

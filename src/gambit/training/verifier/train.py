@@ -16,8 +16,6 @@ from gambit.config.trust import ScorerTrust
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.models import files as models
-from gambit.scorers.verifier.folder import Platt, read_info
-from gambit.scorers.verifier.model import Verifier
 from gambit.training.dataset import Division, Part, read_labels
 from gambit.training.fit import Say, parts_of
 from gambit.training.logistic import calibrating_line
@@ -34,6 +32,8 @@ from gambit.training.verifier.passes import TrainingPass, made_ahead
 from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
 from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPlan, VerifierRecipe
 from gambit.types import Aggregation
+from gambit.verifiers.lora import LoraVerifier
+from gambit.verifiers.lora_folder import Platt, read_info
 
 LOOKS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of the training, when some held-out problems are ranked
 WATCHED_PROBLEMS, WATCHED_TRACES = 96, 8  # of those looks; the last one ranks all
@@ -48,7 +48,7 @@ PROBE_TOKENS = 4_096  # of the pass by which memory is measured
 class TrainedVerifier:
     """A verifier and how it ranks held-out problems."""
 
-    verifier: Verifier
+    verifier: LoraVerifier
     held_out: Floats  # [problem], mean over the quarters
     quarters: tuple[float, ...]  # AUC at each
     seconds: float
@@ -101,7 +101,7 @@ class _TrainingRun:
     """One verifier in training."""
 
     def __init__(
-        self, verifier: Verifier, passages: Passages, train: Ints, held_out: Ints, recipe: VerifierRecipe, say: Say
+        self, verifier: LoraVerifier, passages: Passages, train: Ints, held_out: Ints, recipe: VerifierRecipe, say: Say
     ) -> None:
         self._verifier, self._passages, self._recipe, self._say = verifier, passages, recipe, say
         self._held_out = held_out
@@ -370,7 +370,7 @@ def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> P
 
 
 @torch.no_grad()
-def _unit_scale(verifier: Verifier, passages: Passages, train: Ints) -> float:
+def _unit_scale(verifier: LoraVerifier, passages: Passages, train: Ints) -> float:
     """Of states whose length is then about 1, so that one rate for the head suits every model."""
     some = [passages.passage(trace) for trace in train[:: max(1, len(train) // SCALE_PASSAGES)][:SCALE_PASSAGES]]
     states = torch.cat([verifier.picked_states([each]) for each in some])

@@ -1,14 +1,17 @@
-"""The verifier's network: a model without its output layer, a LoRA adapter, and a head that gives one logit a token."""
+"""Verifiers that Gambit trains: the generator's weights with a LoRA adapter, and a head with one logit a token."""
 
 from __future__ import annotations
 
+import copy
+import os
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +20,16 @@ from torch import Tensor, nn
 
 from gambit.errors import GambitWarning, UserError
 from gambit.models import files as models
-from gambit.scorers.verifier.batching import by_length
-from gambit.scorers.verifier.folder import (
+from gambit.storage.cache import cache_folder
+from gambit.verifiers.families import Head, Linear
+from gambit.verifiers.lora_folder import (
     ALL_LINEAR,
     HEAD,
-    VerifierInfo,
+    INFO_FILE,
+    LoraInfo,
+    Platt,
+    identity,
+    is_verifier,
     read_info,
     read_weights,
     write_info,
@@ -30,9 +38,23 @@ from gambit.scorers.verifier.folder import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
 Logits = npt.NDArray[np.float32]
 READ_TOKENS = {"cuda": 65_536, "mps": 16_384, "cpu": 4_096}  # of one padded pass that only reads
+KEPT = (*models.TOKENIZER_FILES, models.GENERATION_FILE)  # copied beside exported weights
+SHARD = "4GB"
+MERGED = "verifiers"  # in the cache folder
+
+
+def by_length(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
+    """Indices in batches whose padded size stays within the budget; a sequence that is longer goes alone."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[index] > most_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +65,20 @@ class Passage:
     places: npt.NDArray[np.int64]
 
 
-class Verifier:
+class LoraVerifier:
     """Reads token ids, the same as the generator's, and gives logits of ending right at some of them.
 
     Attention is causal: a logit depends on the tokens up to its own alone, so one pass serves every thought of a trace.
     """
 
-    def __init__(self, network: nn.Module, head: nn.Linear, info: VerifierInfo) -> None:
+    def __init__(self, network: nn.Module, head: nn.Linear, info: LoraInfo) -> None:
         self.network, self.head, self.info = network, head, info
         self.input_scale = 1.0  # of what enters the head while it is trained; 1 in a loaded one
 
     # -- making ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def fresh(cls, model: str, info: VerifierInfo, device: torch.device, dtype: torch.dtype | None = None) -> Verifier:
+    def fresh(cls, model: str, info: LoraInfo, device: torch.device, dtype: torch.dtype | None = None) -> LoraVerifier:
         """An adapter that changes nothing yet and a head of zeros on a model's weights."""
         check_installed()
         from peft import LoraConfig, TaskType, get_peft_model
@@ -77,7 +99,7 @@ class Verifier:
     @classmethod
     def load(
         cls, folder: Path, device: torch.device, model: str | None = None, dtype: torch.dtype | None = None
-    ) -> Verifier:
+    ) -> LoraVerifier:
         """From a checkpoint folder and the model it was trained on, with the adapter merged into the weights."""
         info = read_info(folder)
         tensors = read_weights(folder)
@@ -91,8 +113,8 @@ class Verifier:
         network: PreTrainedModel = self.network.merge_and_unload()  # type: ignore[operator]
         return network
 
-    def with_info(self, **changes: object) -> Verifier:
-        found = Verifier(self.network, self.head, self.info.model_copy(update=changes))
+    def with_info(self, **changes: object) -> LoraVerifier:
+        found = LoraVerifier(self.network, self.head, self.info.model_copy(update=changes))
         found.input_scale = self.input_scale
         return found
 
@@ -172,7 +194,7 @@ def dtype_for(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def base_of(info: VerifierInfo, model: str | None) -> str:
+def base_of(info: LoraInfo, model: str | None) -> str:
     """Where the weights under a verifier are; other weights than those it was trained on are warned of."""
     try:
         source = models.locate(model or info.base_model)
@@ -218,11 +240,93 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def info_for(model: str, **values: object) -> VerifierInfo:
+def info_for(model: str, **values: object) -> LoraInfo:
     """What a new verifier on a model says about itself."""
     source = models.locate(model)
     size = models.hidden_size_on_disk(source)
     if size is None:
         raise UserError(f"{model} is not on this disk: download it first, or name its folder with --model")
     known = {"base_model": models.name_of(model), "base_model_hash": models.weight_hash(source), "hidden_size": size}
-    return VerifierInfo.model_validate({**known, **values})
+    return LoraInfo.model_validate({**known, **values})
+
+
+# -- as a whole model --------------------------------------------------------------------------------------------
+
+
+def export(verifier: LoraVerifier, out: Path, model: str | None = None) -> Path:
+    """The model with the adapter merged, and the head scaled so that its logit is the calibrated one less an offset.
+
+    A sequence classifier's last layer has no bias, so that the offset stays outside: `verifier.json` tells it.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    source = base_of(verifier.info, model)
+    network = cast("PreTrainedModel", verifier.network)
+    config = copy.deepcopy(network.config)
+    config.num_labels = 1
+    if config.pad_token_id is None:
+        config.pad_token_id = _an_eos(config.eos_token_id)
+    try:
+        with torch.device("meta"), quiet_transformers():
+            whole = AutoModelForSequenceClassification.from_config(config, dtype=network.dtype)
+    except ValueError as error:
+        raise UserError(f"{verifier.info.base_model}: transformers has no sequence classifier of this kind "
+                        f"({config.model_type})") from error  # fmt: skip
+    calibration = verifier.info.calibration
+    head = verifier.head.weight.detach() * verifier.input_scale * calibration.slope
+    weights = {f"{whole.base_model_prefix}.{name}": tensor for name, tensor in network.state_dict().items()}
+    whole.load_state_dict({**weights, "score.weight": head.to(network.dtype)}, assign=True)
+    with quiet_transformers():
+        whole.save_pretrained(out, max_shard_size=SHARD)
+    write_info(out, verifier.info.model_copy(update={"calibration": Platt(slope=1.0, offset=calibration.offset)}))
+    _copy_side_files(source, out)
+    return out
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether it holds what `export` writes, and no adapter, which would be a verifier that is still to be exported."""
+    return all((folder / name).is_file() for name in ("config.json", INFO_FILE)) and not is_verifier(folder)
+
+
+def _an_eos(eos: int | list[int] | None) -> int:
+    return eos[0] if isinstance(eos, list) else eos or 0
+
+
+def _copy_side_files(source: str, out: Path) -> None:
+    folder = models.folder_on_disk(source)
+    for name in KEPT:
+        if folder is not None and (folder / name).is_file():
+            shutil.copy(folder / name, out / name)
+
+
+def load_adapter(folder: Path, model: str, device: str) -> tuple[torch.nn.Module, Head]:
+    """The model with the adapter in its weights, and its calibrated head."""
+    verifier = LoraVerifier.load(folder, torch.device(device), model)
+    calibration = verifier.info.calibration
+    weight = verifier.head.weight.detach().float() * verifier.input_scale * calibration.slope
+    return verifier.network, Head((Linear(weight, weight.new_tensor([calibration.offset])),))
+
+
+def merged_folder(folder: Path, model: str) -> Path:
+    """A sequence classifier made of both, for engines that load whole models; made once."""
+    out = cache_folder(MERGED, f"{folder.resolve().name}-{identity(folder)}")
+    if (out / "config.json").is_file():
+        return out
+    unfinished = out.with_name(f"{out.name}.{os.getpid()}.part")  # several processes may be at it
+    shutil.rmtree(unfinished, ignore_errors=True)
+    export(LoraVerifier.load(folder, torch.device("cpu"), model, _dtype_of(model)), unfinished, model)
+    try:
+        unfinished.rename(out)
+    except OSError:
+        if not (out / "config.json").is_file():
+            raise
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return out
+
+
+def _dtype_of(model: str) -> torch.dtype | None:
+    """That of the weights: a copy in float32 would be twice as large, and engines would round it in their own way."""
+    from transformers import AutoConfig
+
+    found: torch.dtype | None = AutoConfig.from_pretrained(models.locate(model)).dtype
+    return found

@@ -1,4 +1,4 @@
-"""A verifier on a vLLM engine of its own, in a process of its own."""
+"""Runs a verifier on a vLLM engine of its own, in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,35 +6,40 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gambit.config.options import EngineConfig
-from gambit.engines.vllm.pooling_process import PoolingFailed, PoolingReady, PoolingSetup
-from gambit.errors import EngineError, UserError
-from gambit.scorers.readers.adapters import merged_folder
-from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
-from gambit.scorers.readers.families import Family, own_settings, reader_info
-from gambit.scorers.readers.formats import PromptFormat
-from gambit.scorers.readers.names import ReaderName, family_named, model_folder
-from gambit.scorers.verifier.folder import is_verifier
+from gambit.errors import EngineError, UserError, first_line
+from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
+from gambit.verifiers.families import FAMILIES, Family, PromptFormat, own_settings, read_config, verifier_info
+from gambit.verifiers.lora import merged_folder
+from gambit.verifiers.lora_folder import is_verifier
+from gambit.verifiers.names import VerifierName, family_named, model_folder
+
+if TYPE_CHECKING:
+    from gambit.engines.vllm.compat.pooling import StatePooler
+    from gambit.verifiers.families import Head
+
 
 CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
 ACTIVATION_BYTES = 2 << 30  # of a pass over as many tokens as vLLM takes at a time
 MPS_FOLDER = "/tmp/nvidia-mps"  # where its daemon listens unless CUDA_MPS_PIPE_DIRECTORY says otherwise
 CLOSE_SECONDS = 10  # after which a process that was asked to end is killed
-SERVER = "from gambit.engines.vllm.pooling_process import main; main()"
+Scores = list[tuple[float, int] | None]  # score and computed tokens; None: longer than its context
+SERVER = "from gambit.verifiers.vllm import main; main()"
 
 
-class PoolingReader:
+class VllmVerifier:
     """Sends token ids, gets scores. One batch is under way at a time; vLLM takes it apart as it sees fit."""
 
-    def __init__(self, process: ServerProcess, info: ReaderInfo, prompt_format: PromptFormat) -> None:
+    def __init__(self, process: ServerProcess, info: VerifierInfo, prompt_format: PromptFormat) -> None:
         self.info = info
         self._process = process
         self._format = prompt_format
@@ -106,28 +111,28 @@ class ServerProcess:
 class PoolingPlan:
     """A verifier whose files were found and understood, and whose process is still to be started."""
 
-    name: ReaderName
+    name: VerifierName
     config: EngineConfig
     device: str
     folder: Path
     family: Family
 
-    def start(self) -> PoolingReader:
+    def start(self) -> VllmVerifier:
         try:
             process = ServerProcess(self._setup(), environment_for(self.device, self.config.verifier_gpu_share))
         except EngineError as error:
             raise EngineError(f"the verifier {self.name.model} does not start on vLLM: {error} (its part of the memory "
                               f"is --verifier-memory {self.config.verifier_memory})") from error  # fmt: skip
         where = {"runs_on": "vllm", "device": self.device, "context_tokens": process.ready.context_tokens}
-        info = reader_info(self.name.model, self.family, own_settings(self.folder), self.config, **where)
-        return PoolingReader(process, info, self.family.make_format(self.folder))
+        info = verifier_info(self.name.model, self.family, own_settings(self.folder), self.config, **where)
+        return VllmVerifier(process, info, self.family.make_format(self.folder))
 
     def _setup(self) -> PoolingSetup:
         options = {**_options(self.config, self.device, self.folder), **self.config.verifier_options}
         return PoolingSetup(str(self.folder), self.family.name, options)
 
 
-def plan_pooling(name: ReaderName, config: EngineConfig, device: str) -> PoolingPlan:
+def plan_pooling(name: VerifierName, config: EngineConfig, device: str) -> PoolingPlan:
     """A verifier of one's own is merged with its generator's weights, if it was not yet; `device` as torch calls it."""
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --verifier-engine local")
@@ -184,3 +189,73 @@ def environment_for(device: str, gpu_share: float = 1.0) -> dict[str, str]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         wanted["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(number)] if visible else number
     return wanted
+
+
+# -- in the process of its own -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSetup:
+    """What the process is to run."""
+
+    folder: str
+    family: str
+    options: dict[str, Any]  # of vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingReady:
+    """It runs."""
+
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFailed:
+    """It does not start, or cannot answer."""
+
+    reason: str
+
+
+def serve(connection: Connection) -> None:
+    """Until the other side hangs up."""
+    try:
+        pooler, head = _start(connection.recv())
+    except Exception as error:
+        if os.environ.get("GAMBIT_DEBUG"):
+            traceback.print_exc()
+        connection.send(PoolingFailed(first_line(error)))
+        return
+    connection.send(PoolingReady(pooler.max_tokens))
+    while True:
+        try:
+            sequences: list[array[int]] = connection.recv()
+        except EOFError:
+            return
+        connection.send(_scores(pooler, head, sequences))
+
+
+def _start(setup: PoolingSetup) -> tuple[StatePooler, Head]:
+    import torch
+
+    folder = Path(setup.folder)
+    head = FAMILIES[setup.family].read_head(folder).to(torch.device("cpu"))
+    from gambit.engines.vllm.compat.pooling import StatePooler  # takes seconds
+
+    return StatePooler(setup.folder, str(read_config(folder)["model_type"]), setup.options), head
+
+
+def _scores(pooler: StatePooler, head: Head, sequences: Sequence[array[int]]) -> Scores | PoolingFailed:
+    short = [tokens for tokens in sequences if len(tokens) <= pooler.max_tokens]
+    try:
+        states, counts = pooler.states(short) if short else (None, [])
+    except Exception as error:
+        return PoolingFailed(first_line(error))
+    probabilities = [] if states is None else head.probability(states).tolist()
+    found = iter(zip(probabilities, counts, strict=True))
+    return [next(found) if len(tokens) <= pooler.max_tokens else None for tokens in sequences]
+
+
+def main() -> None:
+    """The socket's number is the only argument."""
+    serve(Connection(int(sys.argv[1])))

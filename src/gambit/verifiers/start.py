@@ -9,36 +9,36 @@ from importlib.util import find_spec
 
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
-from gambit.scorers.readers.base import Reader
-from gambit.scorers.readers.names import ReaderName
+from gambit.verifiers.base import Verifier
+from gambit.verifiers.names import VerifierName
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderStart:
+class VerifierStart:
     """How a verifier is started, and when."""
 
-    start: Callable[[], Reader]
+    start: Callable[[], Verifier]
     beside_engine: bool = False  # while the engine starts, which takes as long; else before
 
 
-def prepare_reader(name: ReaderName, config: EngineConfig) -> ReaderStart:
+def prepare_verifier(name: VerifierName, config: EngineConfig) -> VerifierStart:
     """Find out what runs the verifier; what is wrong with its files is said here, before anything large is loaded."""
     if config.verifier_gpu_share < 1 and (name.is_served or not _runs_on_vllm(config, _device(config))):
         raise UserError(
             "--verifier-gpu-share is for a verifier that vLLM runs here, in a process of its own: leave it out"
         )
     if name.is_served:
-        from gambit.scorers.readers.http_reader import start_http_reader
+        from gambit.verifiers.http import start_http_verifier
 
-        return ReaderStart(partial(start_http_reader, name, config))
+        return VerifierStart(partial(start_http_verifier, name, config))
     device = _device(config)
     if _runs_on_vllm(config, device):
-        from gambit.engines.vllm.pooling import plan_pooling
+        from gambit.verifiers.vllm import plan_pooling
 
-        return ReaderStart(plan_pooling(name, config, device).start, _has_own_memory(config))
-    from gambit.scorers.readers.start import start_local_reader
+        return VerifierStart(plan_pooling(name, config, device).start, _has_own_memory(config))
+    from gambit.verifiers.transformers import start_local_verifier
 
-    return ReaderStart(partial(start_local_reader, name, config, device))
+    return VerifierStart(partial(start_local_verifier, name, config, device))
 
 
 def _has_own_memory(config: EngineConfig) -> bool:
@@ -47,7 +47,7 @@ def _has_own_memory(config: EngineConfig) -> bool:
     return in_bytes or not _shares_gpu(config)
 
 
-def beside_verifier(config: EngineConfig, name: ReaderName | None) -> EngineConfig:
+def beside_verifier(config: EngineConfig, name: VerifierName | None) -> EngineConfig:
     """The options of the engine, whose memory ends where the verifier's begins if both are on one GPU."""
     if name is None or name.is_served or not _shares_gpu(config):
         return config

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from gambit.errors import EngineError
-from gambit.scorers.readers.base import Reader, ReaderInfo, ThoughtReading
+from gambit.verifiers.base import ThoughtReading, Verifier, VerifierInfo
 
 MAX_BATCH = 512  # readings in one call: the first of a queue need not wait for the last
 
@@ -30,16 +30,16 @@ class _Order:
     score: Future[TimedScore] = field(default_factory=Future)
 
 
-class ReaderThread:
+class VerifierThread:
     """Starts a verifier on a thread of its own; readings come from any thread and are answered in their order.
 
     A verifier that fails is not asked again: what waits and what comes later gets the error.
     """
 
-    def __init__(self, start: Callable[[], Reader]) -> None:
+    def __init__(self, start: Callable[[], Verifier]) -> None:
         self._inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._failure: EngineError | None = None
-        self._started: Future[Reader] = Future()
+        self._started: Future[Verifier] = Future()
         self._thread = threading.Thread(target=self._run, args=(start,), name="gambit-verifier", daemon=True)
         self._thread.start()
 
@@ -48,13 +48,13 @@ class ReaderThread:
         self._started.result()
 
     @property
-    def reader(self) -> Reader:
+    def verifier(self) -> Verifier:
         """Its calls belong to the thread."""
         return self._started.result()
 
     @property
-    def info(self) -> ReaderInfo:
-        return self.reader.info
+    def info(self) -> VerifierInfo:
+        return self.verifier.info
 
     def submit(self, reading: ThoughtReading) -> Future[TimedScore]:
         """A reading that is cancelled before its turn is not read."""
@@ -69,22 +69,22 @@ class ReaderThread:
 
     # -- on the thread -----------------------------------------------------------------------------------------
 
-    def _run(self, start: Callable[[], Reader]) -> None:
+    def _run(self, start: Callable[[], Verifier]) -> None:
         try:
-            reader = start()
+            verifier = start()
         except BaseException as error:
             self._started.set_exception(error)
             return
-        self._started.set_result(reader)
-        while self._serve(reader):
+        self._started.set_result(verifier)
+        while self._serve(verifier):
             pass
-        reader.close()
+        verifier.close()
 
-    def _serve(self, reader: Reader) -> bool:
+    def _serve(self, verifier: Verifier) -> bool:
         """One batch; False at the end."""
         orders, is_over = self._take()
         if orders:
-            self._answer(reader, orders)
+            self._answer(verifier, orders)
         return not is_over
 
     def _take(self) -> tuple[list[_Order], bool]:
@@ -101,12 +101,12 @@ class ReaderThread:
                 break
         return orders, item is None
 
-    def _answer(self, reader: Reader, orders: Sequence[_Order]) -> None:
+    def _answer(self, verifier: Verifier, orders: Sequence[_Order]) -> None:
         began = time.perf_counter()
         try:
             if self._failure is not None:
                 raise self._failure
-            found = reader.read([order.reading for order in orders])
+            found = verifier.read([order.reading for order in orders])
             assert len(found) == len(orders), f"{len(found)} scores of {len(orders)} readings"
         except BaseException as error:
             self._fail(error, orders)

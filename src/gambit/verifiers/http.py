@@ -15,10 +15,17 @@ from urllib.request import Request, urlopen
 from gambit.config.options import EngineConfig
 from gambit.errors import EngineError, UserError
 from gambit.models.files import folder_on_disk
-from gambit.scorers.readers.base import ReaderInfo, ReadingScore, ThoughtReading
-from gambit.scorers.readers.families import FAMILIES, Family, OwnSettings, family_of, own_settings, reader_info
-from gambit.scorers.readers.formats import PromptFormat
-from gambit.scorers.readers.names import ReaderName
+from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
+from gambit.verifiers.families import (
+    FAMILIES,
+    Family,
+    OwnSettings,
+    PromptFormat,
+    family_of,
+    own_settings,
+    verifier_info,
+)
+from gambit.verifiers.names import VerifierName
 
 TIMEOUT_SECONDS = 600.0  # for a batch: a server that loads or compiles first takes its time
 
@@ -39,11 +46,11 @@ SERVED: Mapping[str, Served] = {
 }
 
 
-class HttpReader:
+class HttpVerifier:
     """Posts the token ids of readings, all of a batch at once."""
 
     def __init__(
-        self, info: ReaderInfo, address: str, model: str, prompt_format: PromptFormat, settings: OwnSettings
+        self, info: VerifierInfo, address: str, model: str, prompt_format: PromptFormat, settings: OwnSettings
     ) -> None:
         self.info = info
         self._address = address
@@ -83,7 +90,7 @@ class HttpReader:
         return _shifted(probability, self._settings.offset)
 
 
-def start_http_reader(name: ReaderName, config: EngineConfig) -> HttpReader:
+def start_http_verifier(name: VerifierName, config: EngineConfig) -> HttpVerifier:
     """Asks the server what it serves."""
     address, beside = _split(name.model)
     listed = _first_call(urlunsplit((*urlsplit(address)[:2], "/v1/models", "", "")))
@@ -92,8 +99,8 @@ def start_http_reader(name: ReaderName, config: EngineConfig) -> HttpReader:
     family = _family(name, folder)
     settings = own_settings(folder) if folder is not None else OwnSettings()
     where = {"runs_on": "http", "device": "elsewhere", "context_tokens": None if context is None else int(context)}
-    info = reader_info(f"{model} at {address}", family, settings, config, **where)
-    return HttpReader(info, address, model, _format_of(family, folder, root), settings)
+    info = verifier_info(f"{model} at {address}", family, settings, config, **where)
+    return HttpVerifier(info, address, model, _format_of(family, folder, root), settings)
 
 
 def _split(model: str) -> tuple[str, str]:
@@ -103,7 +110,7 @@ def _split(model: str) -> tuple[str, str]:
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), parts.fragment
 
 
-def _family(name: ReaderName, folder: Path | None) -> Family:
+def _family(name: VerifierName, folder: Path | None) -> Family:
     if name.family is None and folder is None:
         raise UserError(f"what format the verifier at {name.model} reads cannot be told from here: name it, "
                         f"prm:FORMAT:http://…, where FORMAT is one of {', '.join(SERVED)}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A verifier on disk: `verifier.json` and the adapter with its head, in safetensors files of at most 15 MB."""
+"""Verifiers that Gambit trains, on disk: `verifier.json`, and the adapter with its head in safetensors files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,64 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gambit.errors import UserError
-from gambit.scorers.description import CheckpointDescription, CheckpointRecord, read_description, write_description
+from gambit.storage.hashing import files_hash
 from gambit.types import Aggregation
 
 if TYPE_CHECKING:
     import torch
-
 FORMAT = 1
 INFO_FILE = "verifier.json"
 WEIGHTS = "weights-*.safetensors"
 MOST_BYTES = 15_000_000  # of one file
 HEAD = "head.weight"
 ALL_LINEAR = "all-linear"
+
+
+class CheckpointRecord(BaseModel):
+    """What a checkpoint's JSON is made of: an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class CheckpointDescription(CheckpointRecord):
+    """A whole file of it."""
+
+    format: int
+
+
+class _FormatOnly(BaseModel):
+    format: int
+
+
+Description = TypeVar("Description", bound=CheckpointDescription)
+
+
+def read_description(path: Path, kind: type[Description], name: str, known_format: int) -> Description:
+    """`name`: what `gambit scorer train --architecture` calls it."""
+    try:
+        content = path.read_bytes()
+        found = _FormatOnly.model_validate_json(content).format
+        if found != known_format:  # before its fields, which may be others
+            raise UserError(f"{path}: format {found}, this version reads {known_format}: write it anew with `gambit "
+                            f"scorer train --architecture {name}`")  # fmt: skip
+        return kind.model_validate_json(content)
+    except OSError as error:
+        raise UserError(f"{path.parent} holds no {path.name}: give a folder that `gambit scorer train --architecture "
+                        f"{name}` wrote") from error  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: not a {name} ({where}{': ' if where else ''}{first['msg']})") from error
+
+
+def write_description(path: Path, info: CheckpointDescription) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 class Platt(CheckpointRecord):
@@ -38,7 +79,7 @@ class Platt(CheckpointRecord):
         return 1 / (1 + math.exp(-max(-60.0, min(60.0, self.logit(logit)))))
 
 
-class VerifierInfo(CheckpointDescription):
+class LoraInfo(CheckpointDescription):
     """What a verifier was made from and how its numbers are read."""
 
     format: int = FORMAT
@@ -62,11 +103,11 @@ def is_verifier(path: str | Path) -> bool:
     return (Path(path) / INFO_FILE).is_file() and any(Path(path).glob(WEIGHTS))
 
 
-def read_info(folder: Path) -> VerifierInfo:
-    return read_description(folder / INFO_FILE, VerifierInfo, "verifier", FORMAT)
+def read_info(folder: Path) -> LoraInfo:
+    return read_description(folder / INFO_FILE, LoraInfo, "verifier", FORMAT)
 
 
-def write_info(folder: Path, info: VerifierInfo) -> None:
+def write_info(folder: Path, info: LoraInfo) -> None:
     write_description(folder / INFO_FILE, info)
 
 
@@ -120,3 +161,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path}: cannot be read as safetensors ({error}): copy it again") from error
     return found
+
+
+def identity(folder: Path) -> str:
+    """Returns a hash of the adapter and what it says about itself."""
+    return files_hash(sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]))[-16:]

@@ -9,13 +9,11 @@ import torch
 
 from gambit.config.options import EngineConfig, MemoryPart
 from gambit.errors import UserError
-from gambit.scorers.readers.adapters import merged_folder
-from gambit.scorers.readers.families import FAMILIES, family_of
-from gambit.scorers.readers.names import parse_reader
-from gambit.scorers.readers.prefix_cache import PrefixCache
-from gambit.scorers.readers.start import start_local_reader
-from gambit.scorers.verifier.model import Passage, Verifier, info_for
 from gambit.types import Aggregation
+from gambit.verifiers.families import FAMILIES, family_of
+from gambit.verifiers.lora import LoraVerifier, Passage, info_for, merged_folder
+from gambit.verifiers.names import parse_verifier
+from gambit.verifiers.transformers import PrefixCache, start_local_verifier
 from support.scripted import make_reading
 from support.verifiers import (
     CLOSE,
@@ -53,7 +51,7 @@ def family(request, tmp_path_factory):
 
 def started(verifier, name=None, **options):
     named = f"{name}:" if name else ""
-    return start_local_reader(parse_reader(f"prm:{named}{verifier.folder}"), EngineConfig(**options), "cpu")
+    return start_local_verifier(parse_verifier(f"prm:{named}{verifier.folder}"), EngineConfig(**options), "cpu")
 
 
 def test_scores_are_those_of_one_pass_over_everything(family):
@@ -112,7 +110,7 @@ def test_an_adapter_is_read_as_it_was_trained(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = str(save_qwen2(tmp_path / "model"))
     info = info_for(model, rank=2, targets="q_proj,v_proj", calibration={"slope": 1.5, "offset": 0.3})
-    made = Verifier.fresh(model, info, torch.device("cpu"))
+    made = LoraVerifier.fresh(model, info, torch.device("cpu"))
     torch.manual_seed(6)
     made.set_adapter({name: torch.randn_like(each) / 4 for name, each in made.adapter().items()})
     torch.nn.init.normal_(made.head.weight, std=2.0)
@@ -121,11 +119,11 @@ def test_an_adapter_is_read_as_it_was_trained(tmp_path, monkeypatch):
     parts = [make_reading(prompt, tokens[:end], [end], ["x"]) for end in (3, 7)]
     passage = Passage(np.array([*prompt, *tokens]), np.array([5, 9]))
     expected = [info.calibration.probability(logit) for logit in made.logits([passage])[0]]
-    name, config = parse_reader(f"prm:{tmp_path / 'adapter'}"), EngineConfig(model=model)
-    assert [each.score for each in start_local_reader(name, config, "cpu").read(parts)] == pytest.approx(expected)
+    name, config = parse_verifier(f"prm:{tmp_path / 'adapter'}"), EngineConfig(model=model)
+    assert [each.score for each in start_local_verifier(name, config, "cpu").read(parts)] == pytest.approx(expected)
     whole = merged_folder(tmp_path / "adapter", model)
     assert merged_folder(tmp_path / "adapter", "no/such/model") == whole, "made once"
-    merged = start_local_reader(parse_reader(f"prm:{whole}"), config, "cpu")
+    merged = start_local_verifier(parse_verifier(f"prm:{whole}"), config, "cpu")
     assert [each.score for each in merged.read(parts)] == pytest.approx(expected) and merged.info.format == "gambit"
 
 
@@ -161,14 +159,14 @@ def test_a_head_of_many_classes_is_refused(tmp_path):
 
 
 def test_names_of_verifiers():
-    assert parse_reader("confidence") is None and parse_reader("prm:Qwen/Qwen2.5-Math-PRM-7B").family is None
-    named = parse_reader("prm:math-shepherd:folder/model")
+    assert parse_verifier("confidence") is None and parse_verifier("prm:Qwen/Qwen2.5-Math-PRM-7B").family is None
+    named = parse_verifier("prm:math-shepherd:folder/model")
     assert (named.family, named.model, named.is_served) == ("math-shepherd", "folder/model", False)
-    served = parse_reader("prm:qwen-prm:http://localhost:8000/pooling")
+    served = parse_verifier("prm:qwen-prm:http://localhost:8000/pooling")
     assert (served.family, served.model, served.is_served) == ("qwen-prm", "http://localhost:8000/pooling", True)
     for wrong in ("prm:", "prm:shepard:folder"):
         with pytest.raises(UserError, match=f"formats are {', '.join(FAMILIES)}"):
-            parse_reader(wrong)
+            parse_verifier(wrong)
 
 
 @pytest.mark.parametrize(

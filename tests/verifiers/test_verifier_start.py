@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from gambit.config.options import EngineConfig
-from gambit.engines import verifiers
-from gambit.engines.verifiers import ReaderStart, prepare_reader
 from gambit.errors import EngineError, UserError
-from gambit.scorers.readers.names import parse_reader
 from gambit.solver import Solver, parts
-from support.scripted import FunctionReader
+from gambit.verifiers import start
+from gambit.verifiers.names import parse_verifier
+from gambit.verifiers.start import VerifierStart, prepare_verifier
+from support.scripted import FunctionVerifier
 from support.verifiers import own
 
 IN_BYTES = {"verifier_memory": "20GB", "engine_options": {"kv_cache_memory_bytes": 1 << 30}}
@@ -30,15 +30,15 @@ class Starts:
             return self.engine
 
         monkeypatch.setattr(parts, "start_engine", engine)
-        monkeypatch.setattr(parts, "prepare_reader", lambda *_: ReaderStart(self._reader, beside))
+        monkeypatch.setattr(parts, "prepare_verifier", lambda *_: VerifierStart(self._verifier, beside))
 
-    def _reader(self):
+    def _verifier(self):
         if self._beside:
             assert self._engine_is_there.wait(60), "the engine waits for the verifier"
         self.seen.append("verifier is there")
         if self._failure:
             raise EngineError(self._failure)
-        return FunctionReader(lambda reading: 0.5)
+        return FunctionVerifier(lambda reading: 0.5)
 
 
 def load():
@@ -74,18 +74,18 @@ def test_where_it_fails_the_engine_is_closed_again(monkeypatch):
     ],
 )
 def test_on_a_gpu_both_must_know_their_memory(tmp_path, monkeypatch, options, beside):
-    monkeypatch.setattr(verifiers, "find_spec", lambda name: name)
-    monkeypatch.setattr("gambit.engines.vllm.pooling.find_spec", lambda name: name)
-    name = parse_reader(f"prm:{own(tmp_path).folder}")
-    assert prepare_reader(name, EngineConfig(device="cuda", **options)).beside_engine is beside
+    monkeypatch.setattr(start, "find_spec", lambda name: name)
+    monkeypatch.setattr("gambit.verifiers.vllm.find_spec", lambda name: name)
+    name = parse_verifier(f"prm:{own(tmp_path).folder}")
+    assert prepare_verifier(name, EngineConfig(device="cuda", **options)).beside_engine is beside
     options = {**options, "verifier_engine": "local"}
-    assert not prepare_reader(name, EngineConfig(device="cuda", **options)).beside_engine, "one process loads both"
+    assert not prepare_verifier(name, EngineConfig(device="cuda", **options)).beside_engine, "one process loads both"
 
 
 @pytest.mark.parametrize("options", [{"verifier_engine": "local"}, {"device": "cpu"}])
 def test_a_share_of_the_gpu_is_not_ignored_where_nothing_keeps_to_it(tmp_path, options):
-    name = parse_reader(f"prm:{own(tmp_path).folder}")
+    name = parse_verifier(f"prm:{own(tmp_path).folder}")
     with pytest.raises(UserError, match="--verifier-gpu-share is for a verifier that vLLM runs here"):
-        prepare_reader(name, EngineConfig(verifier_gpu_share=0.5, **options))
+        prepare_verifier(name, EngineConfig(verifier_gpu_share=0.5, **options))
     with pytest.raises(UserError, match="--verifier-gpu-share is for a verifier that vLLM runs here"):
-        prepare_reader(parse_reader("prm:http://127.0.0.1:9"), EngineConfig(verifier_gpu_share=0.5))
+        prepare_verifier(parse_verifier("prm:http://127.0.0.1:9"), EngineConfig(verifier_gpu_share=0.5))

@@ -11,11 +11,11 @@ import torch
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.errors import EngineError, UserError
 from gambit.pawn import Level, Split, generate
-from gambit.scorers.readers.families import FAMILIES
-from gambit.scorers.readers.http_reader import start_http_reader
-from gambit.scorers.readers.names import parse_reader
 from gambit.solver import Solver
 from gambit.types import Aggregation
+from gambit.verifiers.families import FAMILIES
+from gambit.verifiers.http import start_http_verifier
+from gambit.verifiers.names import parse_verifier
 from support.verifiers import CLOSE, QUESTION, SPECIAL, THOUGHTS, math_shepherd, own, qwen_prm, readings, rlhflow
 
 
@@ -61,7 +61,7 @@ class Server:
 
 def started(server, family=None, beside="", **options):
     named = f"{family}:" if family else ""
-    return start_http_reader(parse_reader(f"prm:{named}{server.address}{beside}"), EngineConfig(**options))
+    return start_http_verifier(parse_verifier(f"prm:{named}{server.address}{beside}"), EngineConfig(**options))
 
 
 def classify(verifier):

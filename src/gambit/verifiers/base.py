@@ -55,7 +55,7 @@ class ReadingScore(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderInfo:
+class VerifierInfo:
     """What a verifier is and what its numbers mean."""
 
     name: str  # the model, as it was asked for
@@ -69,11 +69,11 @@ class ReaderInfo:
 
 
 @runtime_checkable
-class Reader(Protocol):
+class Verifier(Protocol):
     """A verifier. Calls come from one thread; a reading's score depends on that reading alone."""
 
     @property
-    def info(self) -> ReaderInfo:
+    def info(self) -> VerifierInfo:
         """What it is."""
 
     def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:

@@ -9,14 +9,14 @@ import pytest
 
 from gambit import events as ev
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.engines.vllm.pooling import environment_for, memory_options, plan_pooling
 from gambit.errors import EngineError, UserError
 from gambit.pawn import MODEL_FOLDER, Level, Split, generate
-from gambit.scorers.readers.families import read_config
-from gambit.scorers.readers.names import parse_reader
-from gambit.scorers.readers.start import start_local_reader
 from gambit.solver import Solver
 from gambit.types import Aggregation, StopReason
+from gambit.verifiers.families import read_config
+from gambit.verifiers.names import parse_verifier
+from gambit.verifiers.transformers import start_local_verifier
+from gambit.verifiers.vllm import environment_for, memory_options, plan_pooling
 from support.verifiers import CLOSE, QUESTION, THOUGHTS, own, readings
 
 pytestmark = [
@@ -43,14 +43,14 @@ def solver_with(verifier, engine, **options):
 
 
 def server_of(solver):
-    return solver._parts.verifier.reader._process
+    return solver._parts.verifier.verifier._process
 
 
 def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
     """Then its process is killed, which ends the next search with a reason, and one that may do without goes on."""
-    local = start_local_reader(parse_reader(f"prm:{verifier.folder}"), EngineConfig(), "cpu")
+    local = start_local_verifier(parse_verifier(f"prm:{verifier.folder}"), EngineConfig(), "cpu")
     with solver_with(verifier, "vllm") as solver:
-        reader = solver._parts.verifier.reader
+        reader = solver._parts.verifier.verifier
         found = reader.read(readings())
         assert [each.score for each in found] == pytest.approx(verifier.scores(QUESTION, THOUGHTS), **CLOSE)
         again = reader.read(readings())
@@ -79,7 +79,7 @@ def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
 
 
 def test_a_process_that_does_not_start_says_why(verifier):
-    name = parse_reader(f"prm:qwen-prm:{verifier.folder}")
+    name = parse_verifier(f"prm:qwen-prm:{verifier.folder}")
     with pytest.raises(
         EngineError, match=r"does not start on vLLM: .* have no score\.0\.weight, .*--verifier-memory 0\.3"
     ):
@@ -98,7 +98,7 @@ def test_memory_in_bytes_says_what_is_left_for_keys_and_values():
 def test_a_share_of_the_gpu_is_mps_to_give(verifier, tmp_path, monkeypatch):
     assert environment_for("cuda:1", 0.4)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment_for("cuda:1")
-    name, config = parse_reader(f"prm:{verifier.folder}"), EngineConfig(verifier_gpu_share=0.4)
+    name, config = parse_verifier(f"prm:{verifier.folder}"), EngineConfig(verifier_gpu_share=0.4)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     with pytest.raises(UserError, match=r"--verifier-gpu-share needs NVIDIA's MPS, and none runs here"):
         plan_pooling(name, config, "cuda")

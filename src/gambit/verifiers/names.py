@@ -1,0 +1,109 @@
+"""Reads the name of a scorer, which means the same in every command: a file, a verifier, or a registered name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from gambit.errors import UserError
+from gambit.models import files as models
+from gambit.scorers.choice import is_checkpoint_file
+from gambit.verifiers.families import FAMILIES, Family, family_of
+from gambit.verifiers.lora_folder import is_verifier
+
+PREFIX = "prm:"
+SCHEMES = ("http://", "https://")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierName:
+    """A verifier as the user named it: a folder, a hub name or the address of a server."""
+
+    text: str
+    family: str | None  # None: recognised by its files
+    model: str  # a folder, a hub name or an address
+
+    @property
+    def is_served(self) -> bool:
+        return self.model.startswith(SCHEMES)
+
+
+class ScorerKind(StrEnum):
+    NAME = "name"  # auto, a registered one, one of the model's own
+    FILE = "file"  # the checkpoint of a scorer of hidden states
+    VERIFIER = "verifier"
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerName:
+    """A scorer as the user named it."""
+
+    text: str
+    kind: ScorerKind
+    path: Path | None = None  # of a file
+    verifier: VerifierName | None = None
+
+
+def parse_scorer(text: str) -> ScorerName:
+    """Finds out what a name stands for. The folder of a verifier needs no prefix."""
+    if not text.strip():
+        raise UserError(f"scorer {text!r}: the name is empty, give auto, a file, a folder or a registered name")
+    if (verifier := parse_verifier(text)) is not None:
+        return ScorerName(text, ScorerKind.VERIFIER, verifier=verifier)
+    if is_verifier(text):
+        return ScorerName(text, ScorerKind.VERIFIER, verifier=VerifierName(text, None, text))
+    if is_checkpoint_file(text):
+        return ScorerName(text, ScorerKind.FILE, Path(text))
+    if Path(text).is_dir():
+        raise UserError(f"scorer {text!r}: a folder without a verifier of `gambit scorer train`; a model "
+                        f"that judges steps is named prm:{text}")  # fmt: skip
+    return ScorerName(text, ScorerKind.NAME)
+
+
+def parse_verifier(scorer: str) -> VerifierName | None:
+    """Reads the name of a verifier; returns None for another scorer."""
+    if not scorer.startswith(PREFIX):
+        return None
+    text = scorer.removeprefix(PREFIX)
+    first, _, rest = text.partition(":")
+    if first in FAMILIES and rest:
+        return VerifierName(scorer, first, rest)
+    if not text or (not text.startswith(SCHEMES) and ":" in text and not Path(text).exists()):
+        raise UserError(f"scorer {scorer!r}: prm:FOLDER, prm:NAME, prm:FORMAT:FOLDER or prm:http://HOST:PORT is "
+                        f"needed; formats are {', '.join(FAMILIES)}")  # fmt: skip
+    return VerifierName(scorer, None, text)
+
+
+def trained_scorer(text: str) -> str:
+    """Returns a checkpoint's path without a prefix, or a name as it is."""
+    found = parse_scorer(text)
+    if found.verifier is None:
+        return text if found.path is None else str(found.path)
+    if not is_verifier(found.verifier.model):
+        raise UserError(f"scorer {text!r} is no folder that `gambit scorer train --architecture verifier` wrote")
+    return found.verifier.model
+
+
+def verifier_folder(text: str) -> Path:
+    """Returns the folder of a verifier that `gambit scorer train` wrote, named with or without its prefix."""
+    if parse_scorer(text).kind is not ScorerKind.VERIFIER:
+        raise UserError(
+            f"{text!r} is no verifier: give a folder that `gambit scorer train --architecture verifier` wrote"
+        )
+    return Path(trained_scorer(text))
+
+
+def model_folder(name: VerifierName) -> Path:
+    """Returns the folder with a verifier's files; those of a hub name are downloaded first."""
+    source = models.locate(name.model)
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]))
+
+
+def family_named(name: VerifierName, folder: Path) -> Family:
+    """Returns the family that the name states, else the one that the files show."""
+    return FAMILIES[name.family] if name.family is not None else family_of(folder)
