@@ -15,9 +15,9 @@ import numpy as np
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from gambit.engines.vllm.compat.core import join_front
 from gambit.engines.vllm.compat.model_runner import attach_rows
 from gambit.engines.vllm.messages import RowValues
-from gambit.engines.vllm.processes import join_front
 from speed_parts import CLOCK
 
 RUNNER_SHARE = 0.45  # of a step: the host's work to launch it, about what model runner V2 needs for 256 rows of 4B

@@ -77,7 +77,7 @@ class Vllm:
     def __init__(self, model: str, prompt: list[int], pool: int) -> None:
         from vllm import LLM
 
-        from gambit.engines.vllm.weights import weights_folder
+        from gambit.engines.vllm.start import weights_folder
 
         self._llm = LLM(
             model=weights_folder(model), dtype="float32", enforce_eager=True, skip_tokenizer_init=True, block_size=32,

@@ -42,7 +42,7 @@ def on_this_device() -> Any:
 
 def check_forest(start: Callable[..., Any], model: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Greedy and sampled trees of branches with stock and forest attention, and traces that share nothing."""
-    from gambit.engines.vllm.compat.forest_switch import forest_error
+    from gambit.engines.vllm.compat.forest import forest_error
     from gambit.engines.vllm.messages import DecodeAttention
     from support.engine_setups import GREEDY, worker_of
 

@@ -334,17 +334,17 @@ class Bench:
     @contextmanager
     def noting_check(self) -> Iterator[list[Any]]:
         """What goes wrong at the start is written down and not obeyed: a failure should be seen with its speed."""
-        from gambit.engines.vllm.compat import forest_switch
+        from gambit.engines.vllm.compat import forest as compat
 
         found: list[Any] = []
 
         def note(switch: Any) -> None:
             try:
-                found.extend(forest_switch.forest_error(builder) for builder in switch._builders)
+                found.extend(compat.forest_error(builder) for builder in switch._builders)
             except Exception:
                 found.append(traceback.format_exc().splitlines()[-6:])
 
-        capture = forest_switch.ForestSwitch.capture
+        capture = compat.ForestSwitch.capture
 
         def capture_noting(switch: Any, runner: Any) -> None:
             try:
@@ -353,7 +353,7 @@ class Bench:
                 found.append(traceback.format_exc().splitlines()[-6:])
 
         replaced = {"check": note, "capture": capture_noting}
-        with mock.patch.multiple(forest_switch.ForestSwitch, **replaced):
+        with mock.patch.multiple(compat.ForestSwitch, **replaced):
             yield found
 
     def options(self) -> dict[str, Any]:
@@ -503,7 +503,7 @@ class Bench:
         return {**summary_of(found["trees"]), **found}
 
     def gated(self, whole: Case, traces: int, tokens: int, seed: int) -> dict[str, Any]:
-        from gambit.engines.vllm.forest.gate import saved_ms
+        from gambit.engines.vllm.forest import saved_ms
         from gambit.engines.vllm.messages import Sharing
 
         blocks = tokens // self.block_tokens
@@ -525,11 +525,11 @@ class Bench:
 
     def read_again(self, sharing: Any, saved: float) -> float | None:
         """The constant of the gate that would have predicted what was measured; None where nothing is shared."""
-        from gambit.engines.vllm.forest import gate
+        from gambit.engines.vllm import forest
 
         def predicted(read_again: float) -> float:
-            with mock.patch.object(gate, "READ_AGAIN", read_again):
-                return gate.saved_ms(sharing, self.switch.layer_kinds, has_graphs=bool(self.switch.graphs))
+            with mock.patch.object(forest, "READ_AGAIN", read_again):
+                return forest.saved_ms(sharing, self.switch.layer_kinds, has_graphs=bool(self.switch.graphs))
 
         slope = predicted(1.0) - predicted(0.0)
         return round((saved - predicted(0.0)) / slope, 2) if slope > 0 else None
@@ -760,7 +760,7 @@ class Bench:
 
     def check(self) -> dict[str, Any]:
         """The engine's own start-up check, with forest attention in every decode step."""
-        from gambit.engines.vllm.check import self_check
+        from gambit.engines.vllm.start import self_check
 
         vars(self.engine).pop("_detector", None)
         self.wish("forest")
@@ -877,7 +877,7 @@ class Attention:
         self.query = 2 * torch.randn(len(table), self.heads, self.width, dtype=dtype, device=device)
 
     def measure(self) -> dict[str, Any]:
-        from gambit.engines.vllm.compat.forest_backend import attend
+        from gambit.engines.vllm.compat.forest import attend
 
         scale, out, expected = self.width**-0.5, self.torch.empty_like(self.query), self.torch.empty_like(self.query)
         self.stock(self.query, self.table, self.num_tokens, expected)
@@ -901,14 +901,14 @@ class Attention:
         }  # fmt: skip
 
     def plan(self) -> Any:
-        from gambit.engines.vllm.compat.forest_backend import plan_step
-        from gambit.engines.vllm.forest.plan import queries_per_group
+        from gambit.engines.vllm.compat.forest import plan_step
+        from gambit.engines.vllm.forest import queries_per_group
 
         group = queries_per_group(self.heads // self.kv_heads)
         return plan_step(self.table, self.num_tokens, self.bench.block_tokens, group, self.most)
 
     def refresh(self, plan: Any) -> Any:
-        from gambit.engines.vllm.forest.plan import refreshed
+        from gambit.engines.vllm.forest import refreshed
 
         size = self.bench.block_tokens
         return refreshed(plan, self.table, self.num_tokens, block_tokens=size, most_tokens=self.most)
@@ -957,7 +957,7 @@ class Attention:
             return {}
         from vllm.v1.attention.backends import fa_utils
 
-        from gambit.engines.vllm.forest import kernels
+        from gambit.engines.vllm.compat import forest as kernels
 
         gathered = self.query.index_select(0, plan.query_rows)
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from gambit.cli import session
 from gambit.cli.session import prepare_libraries
-from gambit.engines.vllm import versions
 
 NAME = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
@@ -21,7 +21,7 @@ NAME = "VLLM_ENABLE_V1_MULTIPROCESSING"
     ids=["gpu", "gpu, but the user said no", "cpu", "no vllm"],
 )
 def test_vllm_gets_a_process_of_its_own_on_a_gpu(monkeypatch, build, said, expected):
-    monkeypatch.setattr(versions, "installed", lambda: build)
+    monkeypatch.setattr(session, "installed", lambda: build)
     monkeypatch.delenv(NAME, raising=False)
     if said is not None:
         monkeypatch.setenv(NAME, said)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.forest import gate
-from gambit.engines.vllm.forest.gate import FEWEST_TRACES, LayerKind, pays, saved_ms
+from gambit.engines.vllm.forest import FEWEST_TRACES, STEP_MS, LayerKind, pays, saved_ms
 from gambit.engines.vllm.messages import Sharing
 from support import ROOT
 
@@ -52,7 +51,7 @@ def layers():
 
 @pytest.mark.parametrize(("sharing", "stock", "forest"), list(layers()))
 def test_a_measured_layer_is_promised_no_more_than_it_gave(sharing, stock, forest):
-    own = saved_ms(sharing, QWEN3_4B, has_graphs=True) + gate.STEP_MS
+    own = saved_ms(sharing, QWEN3_4B, has_graphs=True) + STEP_MS
     assert own / 36 < stock - forest
 
 

@@ -5,10 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.forest.common_prefix import common_blocks, full_blocks, prefix_hashes
-from gambit.engines.vllm.forest.merge import merge
-from gambit.engines.vllm.forest.plan import MEAN_DEPTH, PlanMemory, queries_per_group, refreshed
-from support.forests import Forest, attend, attend_plan, grow, keys_of, planned
+from gambit.engines.vllm.forest import (
+    MEAN_DEPTH,
+    PlanMemory,
+    common_blocks,
+    full_blocks,
+    prefix_hashes,
+    queries_per_group,
+    refreshed,
+)
+from support.forests import Forest, attend, attend_plan, grow, keys_of, merge, planned
 
 FORESTS = st.builds(
     grow, st.integers(1, 24), st.integers(1, 12), seed=st.integers(0, 10**6), roots=st.integers(1, 3),

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gambit.engines.vllm.histories import RequestHistories, closing_id
 from gambit.engines.vllm.messages import Announcement, TraceTask
+from gambit.engines.vllm.scheduling import RequestHistories, closing_id
 from gambit.errors import EngineError
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory

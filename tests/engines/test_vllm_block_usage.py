@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.block_usage import BlockUsage
+from gambit.engines.vllm.trace_table import BlockUsage
 
 NUM_SEARCHES = 3
 MOVES = st.lists(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.scoring.cuda_graph import RecordedScorer, sizes_up_to, tensor_cores
+from gambit.engines.vllm.scoring import RecordedScorer, sizes_up_to, tensor_cores
 from gambit.scorers.base import ThoughtBatch
 from support.engine_setups import HAS_VLLM, open_search, random_mlp, spec, start_own_vllm, worker_of
 

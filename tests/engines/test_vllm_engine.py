@@ -256,17 +256,17 @@ def test_a_scorer_of_states_and_confidences_is_refused():
 def test_layers_that_vllm_does_not_give_are_refused(monkeypatch):
     from vllm.model_executor.models.gemma2 import Gemma2ForCausalLM
 
-    from gambit.engines.vllm.compat import config
+    from gambit.engines.vllm.compat import core
 
-    monkeypatch.setattr(config, "get_model_cls", lambda config: Gemma2ForCausalLM)
+    monkeypatch.setattr(core, "get_model_cls", lambda config: Gemma2ForCausalLM)
     with pytest.raises(UserError, match=r"the scorer reads layers \[-1, 1\]: .* use --engine local"):
         start_own_vllm(ProjectionScorer(layers=(-1, 1)))
 
 
 def test_an_untested_version_warns(monkeypatch):
-    from gambit.engines.vllm.compat import config
+    from gambit.engines.vllm.compat import core
 
-    monkeypatch.setattr(config, "VERSION", "0.99.0")
+    monkeypatch.setattr(core, "VERSION", "0.99.0")
     with (
         pytest.warns(GambitWarning, match=r"0\.99\.0 on cpu has not been tried .* vLLM's own path"),
         pytest.raises(UserError),
@@ -469,6 +469,6 @@ def test_tokens_of_a_stopped_trace_are_dropped_when_they_come_late():
 
 
 def test_rows_that_vllm_makes_up_for_its_warm_up_are_left_alone():
-    from gambit.engines.vllm.scoring.row_sampling import RowSampling
+    from gambit.engines.vllm.scoring import RowSampling
 
     assert RowSampling(torch.device("cpu")).known(["_warmup_0_", "_warmup_1_"]) is None

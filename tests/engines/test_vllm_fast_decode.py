@@ -250,9 +250,9 @@ def test_most_tokens_take_the_short_way_and_allocations_too(monkeypatch):
 )
 @pytest.mark.filterwarnings("ignore::gambit.errors.GambitWarning")
 def test_vllms_own_path_is_taken_unless_version_and_device_were_tried(monkeypatch, version, option):
-    from gambit.engines.vllm.compat import config
+    from gambit.engines.vllm.compat import core
 
-    monkeypatch.setattr(config, "VERSION", version or config.VERSION)
+    monkeypatch.setattr(core, "VERSION", version or core.VERSION)
     engine = start_own_vllm(**option)
     assert scheduler_of(engine)._fast_decode is None
     open_search(engine, stops=())
@@ -264,9 +264,9 @@ def test_vllms_own_path_is_taken_unless_version_and_device_were_tried(monkeypatc
 
 @pytest.mark.filterwarnings("ignore::gambit.errors.GambitWarning")
 def test_the_fast_path_can_be_forced(monkeypatch):
-    from gambit.engines.vllm.compat import config
+    from gambit.engines.vllm.compat import core
 
-    monkeypatch.setattr(config, "VERSION", "0.31.7")
+    monkeypatch.setattr(core, "VERSION", "0.31.7")
     engine = start_own_vllm(short_cuts=True)
     assert scheduler_of(engine)._fast_decode is not None
     engine.close()

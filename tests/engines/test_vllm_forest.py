@@ -74,7 +74,7 @@ def note(seen, choose, sharing, rows):
 
 def fake_runner(*, is_covered=True):
     """A model runner with one kind of attention layers: 2 KV heads of 32 numbers in float32."""
-    from gambit.engines.vllm.compat.forest_backend import ForestPlanning
+    from gambit.engines.vllm.compat.forest import ForestPlanning
 
     builder = ForestPlanning()
     builder.layer_names, builder.num_heads_kv = ["layer"], 2
@@ -86,8 +86,8 @@ def fake_runner(*, is_covered=True):
 
 
 def test_it_is_used_where_it_pays():
-    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
-    from gambit.engines.vllm.forest.gate import FEWEST_TRACES, LayerKind
+    from gambit.engines.vllm.compat.forest import ForestSwitch
+    from gambit.engines.vllm.forest import FEWEST_TRACES, LayerKind
     from gambit.engines.vllm.messages import DecodeAttention, Sharing
 
     runner = fake_runner()
@@ -109,7 +109,7 @@ def test_it_is_used_where_it_pays():
 
 
 def test_a_plan_is_kept_while_the_same_traces_are_in_the_same_rows():
-    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+    from gambit.engines.vllm.compat.forest import ForestSwitch
     from gambit.engines.vllm.messages import DecodeAttention
 
     runner = fake_runner()
@@ -122,7 +122,7 @@ def test_a_plan_is_kept_while_the_same_traces_are_in_the_same_rows():
 
 
 def test_layers_that_no_plan_covers_keep_stock_attention_with_one_word(caplog):
-    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+    from gambit.engines.vllm.compat.forest import ForestSwitch
     from gambit.engines.vllm.messages import DecodeAttention
 
     runner = fake_runner(is_covered=False)
@@ -133,11 +133,11 @@ def test_layers_that_no_plan_covers_keep_stock_attention_with_one_word(caplog):
 
 
 def test_attention_that_differs_from_stock_is_refused_at_the_start(monkeypatch):
-    from gambit.engines.vllm.forest import kernels
+    from gambit.engines.vllm.compat import forest
     from support.forest_on_cpu import forest_on_cpu
 
     with forest_on_cpu():
-        monkeypatch.setattr(kernels, "merge", lambda partial, lse, plan, merged: merged.copy_(partial[: len(merged)]))
+        monkeypatch.setattr(forest, "merge", lambda partial, lse, plan, merged: merged.copy_(partial[: len(merged)]))
         with pytest.raises(EngineError, match=r"forest attention differs from vLLM's by .* attention=stock"):
             start_own_vllm(attention="forest")
 
@@ -157,7 +157,7 @@ def test_wishes_that_cannot_be_met():
 def test_a_step_with_forest_attention_uses_no_graph_of_a_whole_step_but_those_with_it():
     from vllm.config.compilation import CUDAGraphMode
 
-    from gambit.engines.vllm.compat.forest_switch import _wrap_dispatch
+    from gambit.engines.vllm.compat.forest import _wrap_dispatch
 
     def second(num_reqs, num_tokens, uniform_token_count, num_active_loras=0):
         return (num_tokens, uniform_token_count)
@@ -181,7 +181,7 @@ def test_a_step_with_forest_attention_uses_no_graph_of_a_whole_step_but_those_wi
 def test_graphs_are_captured_a_second_time_and_chosen_with_the_switch():
     from vllm.config.compilation import CUDAGraphMode
 
-    from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+    from gambit.engines.vllm.compat.forest import ForestSwitch
     from gambit.engines.vllm.messages import DecodeAttention
 
     Size = namedtuple("Size", "num_reqs uniform_token_count")
@@ -210,7 +210,7 @@ def test_graphs_are_captured_a_second_time_and_chosen_with_the_switch():
 
 
 def test_keys_and_values_of_both_layouts():
-    from gambit.engines.vllm.compat.forest_backend import split_cache
+    from gambit.engines.vllm.compat.forest import split_cache
 
     apart = torch.randn(3, 2, 16, 4, 8)
     assert all(map(torch.equal, split_cache(apart, 8), (apart[:, 0], apart[:, 1])))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scripts import vllm_names
 
-from gambit.engines.vllm import versions
+from gambit.engines.vllm import installed
 from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use
 
 SOURCE = vllm_names.ROOT / "src" / "gambit"
@@ -98,7 +98,7 @@ def test_the_scan_finds_what_it_is_for(tmp_path):
     }  # fmt: skip
 
 
-INSTALLED = (versions.installed() or (None,))[0]
+INSTALLED = (installed() or (None,))[0]
 
 
 @pytest.mark.skipif(INSTALLED not in VERSIONS, reason="none of the listed vLLM versions is installed")

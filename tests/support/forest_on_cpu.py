@@ -16,10 +16,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
-from gambit.engines.vllm.compat import forest_backend
-from gambit.engines.vllm.forest import kernels
-from gambit.engines.vllm.forest.merge import merge
-from support.forests import attend, keys_of
+from gambit.engines.vllm.compat import forest
+from support.forests import attend, keys_of, merge
 
 
 def varlen_attention(
@@ -43,7 +41,7 @@ def merge_into(partial, lse, plan, merged):
     merged[: len(plan.part_starts) - 1] = merge(partial, lse, plan)
 
 
-class CpuForestBuilder(forest_backend.ForestPlanning, CPUAttentionMetadataBuilder):
+class CpuForestBuilder(forest.ForestPlanning, CPUAttentionMetadataBuilder):
     finest_tokens = 1
     plans: ClassVar[list[tuple[int, int]]] = []  # of all steps: keys of all traces, and those that were read
 
@@ -72,7 +70,7 @@ class CpuForestImpl(CPUAttentionBackendImpl):
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping):
         size = kv_cache.shape[2]
-        keys, values = forest_backend.split_cache(kv_cache, self.head_size)
+        keys, values = forest.split_cache(kv_cache, self.head_size)
         slots = slot_mapping[slot_mapping >= 0]
         keys[slots // size, slots % size] = key[: len(slots)]
         values[slots // size, slots % size] = value[: len(slots)]
@@ -80,10 +78,10 @@ class CpuForestImpl(CPUAttentionBackendImpl):
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs):
         if attn_metadata is None:
             return output
-        keys, values = forest_backend.split_cache(kv_cache, self.head_size)
-        plan = forest_backend.plan_of(attn_metadata)
+        keys, values = forest.split_cache(kv_cache, self.head_size)
+        plan = forest.plan_of(attn_metadata)
         if plan is not None:
-            forest_backend.attend(query, keys, values, plan, self.scale, output)
+            forest.attend(query, keys, values, plan, self.scale, output)
             return output
         starts = attn_metadata.query_start_loc.tolist()
         for row, count in enumerate(attn_metadata.seq_lens.tolist()):
@@ -119,12 +117,12 @@ def forest_on_cpu(*, interprets: bool = False):
         stack.callback(AttentionBackendEnum.CPU_ATTN.clear_override)
         stack.callback(CpuForestBuilder.plans.clear)
         for module, name, fake in (
-            (forest_backend, "why_not", lambda: None), (forest_backend, "attention_options", options),
+            (forest, "why_not", lambda: None), (forest, "attention_options", options),
             (fa_utils, "flash_attn_varlen_func", varlen_attention),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, name, fake, create=True))
         if interprets:
-            stack.enter_context(mock.patch.object(forest_backend.common_prefix, "common_blocks", kernels.common_blocks))
+            stack.enter_context(mock.patch.object(forest, "common_blocks", forest.common_blocks_on_gpu))
         else:
-            stack.enter_context(mock.patch.object(kernels, "merge", merge_into))
+            stack.enter_context(mock.patch.object(forest, "merge", merge_into))
         yield CpuForestBuilder.plans

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gambit.engines.vllm.forest.common_prefix import common_blocks, full_blocks, prefix_hashes
-from gambit.engines.vllm.forest.plan import ForestPlan, make_plan
+from gambit.engines.vllm.forest import ForestPlan, common_blocks, full_blocks, make_plan, prefix_hashes
 
 
 @dataclass(frozen=True)
@@ -89,3 +88,22 @@ def attend_plan(
             found = attend(q[plan.query_rows[start:end]], keys_of(k, used, count), keys_of(v, used, count))
             partial[start:end], lse[:, start:end] = found
     return partial, lse
+
+
+def merge(partial: torch.Tensor, lse: torch.Tensor, plan: ForestPlan) -> torch.Tensor:
+    """[traces, heads, width] in float32 or better. `partial`: [parts, heads, width], `lse`: [heads, parts].
+
+    The same in torch as the kernel does.
+    """
+    counts = plan.part_starts.diff()
+    count, used = len(counts), int(plan.part_starts[-1])
+    rows = torch.repeat_interleave(torch.arange(count, device=counts.device), counts.long())
+    parts = plan.parts[:used].long()
+    weights = lse.T[parts].to(torch.promote_types(lse.dtype, torch.float32))
+    top = weights.new_full((count, weights.shape[1]), -torch.inf)
+    top.scatter_reduce_(0, rows[:, None].expand_as(weights), weights, "amax")
+    weights = (weights - top[rows]).exp()
+    total = weights.new_zeros(top.shape).index_add_(0, rows, weights)
+    summed = weights.new_zeros((count, *partial.shape[1:]))
+    summed.index_add_(0, rows, partial[parts].to(weights.dtype) * weights[..., None])
+    return summed / total.clamp(min=torch.finfo(total.dtype).tiny)[..., None]

@@ -22,7 +22,7 @@ from gambit.cli.terminal import FAILURE, OK, exit_with, put
 from gambit.config import registry
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolve
-from gambit.engines.vllm import versions
+from gambit.engines.vllm import description, installed
 from gambit.errors import UserError
 from gambit.models import files as models
 
@@ -166,11 +166,11 @@ def _engines(torch: ModuleType | None) -> Iterator[Finding]:
 
 def _vllm() -> tuple[Condition, str]:
     """Found without importing it, which takes seconds and may touch the GPU."""
-    build = versions.installed()
+    build = installed()
     if build is None:
         return Condition.OPTIONAL, VLLM_HINT
     found, device = build
-    return Condition.OK, versions.description(found, device)
+    return Condition.OK, description(found, device)
 
 
 def _ray() -> Finding:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from gambit.cli.terminal import say, warn
-from gambit.engines.vllm import versions
+from gambit.engines.vllm import installed
 from gambit.errors import GambitWarning
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def library_settings() -> dict[str, str]:
     A search's own work is then off the path of its steps. Only for commands: a script without a main guard cannot
     start processes, so that `Solver` alone does not.
     """
-    found = versions.installed()
+    found = installed()
     is_on_gpu = found is not None and found[1] == "cuda"
     return {**QUIET, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"} if is_on_gpu else dict(QUIET)
 

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from gambit.config import registry
 from gambit.config.options import EngineConfig
-from gambit.engines.vllm import versions
+from gambit.engines.vllm import installed, note_on
 from gambit.errors import UserError
 from gambit.models.files import check_weights
 from gambit.scorers.base import Scorer
@@ -157,8 +157,8 @@ def start_engine(config: EngineConfig, source: str, scorer: Scorer) -> Engine:
 
 def _auto_engine(device: str) -> str:
     """Returns "vllm" where a tested build is installed and its GPU is there, else "local", which runs everywhere."""
-    found = versions.installed()
-    is_tried = found is not None and found[1] == "cuda" and versions.note_on(*found) is None
+    found = installed()
+    is_tried = found is not None and found[1] == "cuda" and note_on(*found) is None
     if not is_tried or device.partition(":")[0] not in ("auto", "cuda"):
         return "local"
     import torch

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from gambit.config.options import EngineConfig
+from gambit.engines.base import SearchSpec
 from gambit.engines.states import LayerChoice
-from gambit.engines.vllm.check import fits, self_check
+from gambit.engines.vllm import note_on
 from gambit.engines.vllm.engine import VllmEngine
-from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
-from gambit.engines.vllm.versions import note_on
-from gambit.engines.vllm.weights import weights_folder
+from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, StepReport
 from gambit.errors import EngineError, GambitWarning, UserError, first_line
+from gambit.models.files import SCORER_FILE
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
+from gambit.storage.cache import cache_folder
 from gambit.storage.versions import package_version
+from gambit.text.boundary import BoundaryRule
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
+from gambit.types import Eviction, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec
 
 if TYPE_CHECKING:
-    from gambit.engines.vllm.compat.config import EngineSetup
-    from gambit.engines.vllm.compat.core import VllmCore
+    from gambit.engines.vllm.compat.core import EngineSetup, VllmCore
+
 
 _LOG = logging.getLogger(__name__)
 COMPAT = "gambit.engines.vllm.compat"
@@ -56,7 +63,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --engine local")
     _check_scorer(scorer)
     _prepare_environment()
-    from gambit.engines.vllm.compat import config as vllm_build  # here: vLLM takes seconds to import
+    from gambit.engines.vllm.compat import core as vllm_build  # here: vLLM takes seconds to import
 
     device = vllm_build.device_type()
     is_tested = _is_tested(vllm_build.VERSION, device)
@@ -133,10 +140,10 @@ def _attention(wish: object, options: Mapping[str, Any], *, is_tested: bool) -> 
     attention = DecodeAttention(str(wish))
     if attention is DecodeAttention.STOCK:
         return attention
-    from gambit.engines.vllm.compat import forest_backend
+    from gambit.engines.vllm.compat import forest
 
     chosen = [name for name in ATTENTION_OPTIONS if options.get(name) is not None]
-    reason = f"{chosen[0]}={options[chosen[0]]!r} is given" if chosen else forest_backend.why_not()
+    reason = f"{chosen[0]}={options[chosen[0]]!r} is given" if chosen else forest.why_not()
     if attention is DecodeAttention.FOREST and reason is not None:
         raise UserError(f"engine option attention=forest cannot be used: {reason}; leave it out, or use attention=auto")
     if attention is DecodeAttention.AUTO and (reason is not None or not is_tested):
@@ -192,9 +199,9 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
         "gpu_memory_utilization": config.memory_ratio,
     }
     if gambit.attention is not DecodeAttention.STOCK:
-        from gambit.engines.vllm.compat import forest_backend
+        from gambit.engines.vllm.compat import forest
 
-        options |= forest_backend.attention_options()
+        options |= forest.attention_options()
     if is_cpu:
         options |= {"block_size": CPU_BLOCK_TOKENS, "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
     return (
@@ -225,7 +232,7 @@ def _refuse(given: dict[str, Any]) -> None:
 
 
 def _build(options: dict[str, Any], kv_budget_tokens: int | None) -> EngineSetup:
-    from gambit.engines.vllm.compat.config import EngineSetup
+    from gambit.engines.vllm.compat.core import EngineSetup
 
     try:
         return EngineSetup(options, kv_budget_tokens)
@@ -247,3 +254,157 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return first_line(error)
     return "; ".join(each["msg"].partition("\n")[0] for each in error.errors())
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+_INDEX = "model.safetensors.index.json"  # where there is one, vLLM reads what it names and nothing else
+
+
+def weights_folder(model: str) -> str:
+    """`model` itself, or a folder of links to everything in it but the scorer.
+
+    The folder has the same name at every start: vLLM files what it has compiled under the model's name.
+    """
+    source = Path(model)
+    if not (source / SCORER_FILE).is_file() or (source / _INDEX).is_file():
+        return model
+    view = _view_of(source.resolve())
+    wanted = {entry.name: entry.resolve() for entry in source.iterdir() if entry.name != SCORER_FILE}
+    for link in list(view.iterdir()):
+        if not link.is_symlink() or link.resolve() != wanted.get(link.name):
+            link.unlink()
+    for name, target in wanted.items():
+        if not (view / name).is_symlink():
+            (view / name).symlink_to(target)
+    return str(view)
+
+
+def _view_of(source: Path) -> Path:
+    """In the cache, or in the folder for temporary files where the cache cannot be written."""
+    digest = hashlib.sha256(str(source).encode()).hexdigest()[:12]
+    parts = ("models", f"{source.name}-{digest}")
+    try:
+        view = cache_folder(*parts)
+        view.mkdir(parents=True, exist_ok=True)
+        if os.access(view, os.W_OK):
+            return view
+    except (OSError, UserError):
+        pass
+    view = Path(tempfile.gettempdir(), "gambit", *parts)
+    view.mkdir(parents=True, exist_ok=True)
+    return view
+
+
+# -- self-check ------------------------------------------------------------------------------------------------------
+
+
+SEARCH = -1
+SCORES = (0.8, 0.6, 0.2, 0.4)  # of the traces; the third must be the victim
+VICTIM = 2
+BRANCHES = {len(SCORES) + trace: trace for trace in range(len(SCORES)) if trace != VICTIM}  # and their parents
+NEW_TOKENS = 12
+MOST_STEPS = 100
+MOST_MISMATCHES = 0.2  # of the rows: half precision has ties, a mixed-up row is wrong nearly always
+_NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
+
+
+@dataclass(slots=True)
+class _Seen:
+    reports: list[StepReport] = field(default_factory=list)
+    evicted: list[Eviction] = field(default_factory=list)
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)  # of those that finished
+    inherited: dict[int, int] = field(default_factory=dict)  # by branch
+
+
+def fits(engine: VllmEngine) -> bool:
+    """A budget of a few blocks cannot hold the check itself."""
+    return engine.info.kv_capacity_tokens >= 3 * len(SCORES) * max(engine.info.block_tokens, NEW_TOKENS)
+
+
+def self_check(engine: VllmEngine, vocab_size: int) -> None:
+    """Run greedy traces with different texts; let one allocation fail on the way, then branch from the others."""
+    seen = _generate(engine, vocab_size)
+    reasons = [*_wrong_states(seen.reports), *_wrong_eviction(seen.evicted), *_wrong_branches(seen)]
+    if reasons:
+        versions = ", ".join(f"{name} {version}" for name, version in engine.info.versions.items())
+        raise EngineError(f"Gambit does not work inside this vLLM ({versions}): {'; '.join(reasons)}")
+
+
+def _generate(engine: VllmEngine, vocab_size: int) -> _Seen:
+    engine.open(SearchSpec(SEARCH, (1 % vocab_size,), _NO_RULE, frozenset()))
+    engine.submit_checks([_spec(trace, vocab_size) for trace in range(len(SCORES))])
+    seen = _Seen()
+    while engine.progress(SEARCH) and len(seen.reports) < MOST_STEPS:
+        report, steps = engine.step_report()
+        seen.reports.append(report)
+        if SEARCH in steps:
+            seen.evicted += steps[SEARCH].evicted
+            seen.tokens |= {done.trace: done.tokens for done in steps[SEARCH].finished}
+        if seen.evicted and not seen.inherited:
+            branches = _branches(engine)
+            seen.inherited = {spec.key.trace: spec.inherited for spec in branches}
+            engine.submit_checks(branches)
+    engine.close_search(SEARCH)
+    return seen
+
+
+def _spec(trace: int, vocab_size: int) -> TraceSpec:
+    prefix = tuple((7 + 13 * trace + 5 * position) % vocab_size for position in range(trace + 2))
+    return replace(_bare_spec(trace, trace), inherited=len(prefix), prefix=prefix)
+
+
+def _branches(engine: VllmEngine) -> list[TraceSpec]:
+    progress = engine.progress(SEARCH)
+    return [
+        replace(_bare_spec(branch, trace), inherited=progress[trace].num_tokens, parent=TraceKey(SEARCH, trace))
+        for branch, trace in BRANCHES.items()
+        if trace in progress
+    ]
+
+
+def _bare_spec(trace: int, like: int) -> TraceSpec:
+    score = SCORES[like]
+    return TraceSpec(
+        TraceKey(SEARCH, trace),
+        Sampling(temperature=0.0, top_p=1.0, top_k=0),
+        _length(like),
+        OnPressure(PressureAction.GHOST),
+        score=RunningScore(1, score, score, score),
+    )
+
+
+def _length(trace: int) -> int:
+    return trace + 2 + NEW_TOKENS
+
+
+def _wrong_states(reports: list[StepReport]) -> list[str]:
+    checked, mismatches = sum(r.checked for r in reports), sum(r.mismatches for r in reports)
+    if checked == 0:
+        return ["the worker gave no states"]
+    if mismatches > MOST_MISMATCHES * checked:
+        return [f"{mismatches} of {checked} states do not make the token that was sampled for their row"]
+    return []
+
+
+def _wrong_eviction(evicted: list[Eviction]) -> list[str]:
+    if [(lost.trace, lost.action) for lost in evicted] == [(VICTIM, PressureAction.GHOST)]:
+        return []
+    victims = ", ".join(f"{lost.trace} ({lost.score})" for lost in evicted) or "nobody"
+    return [f"when an allocation failed, {victims} had to go instead of trace {VICTIM}, the lowest-scoring one"]
+
+
+def _wrong_branches(seen: _Seen) -> list[str]:
+    lengths = {trace: len(said) for trace, said in seen.tokens.items()}
+    expected = {trace: _length(parent) for branch, parent in BRANCHES.items() for trace in (branch, parent)}
+    if lengths != expected:
+        return [f"traces of {expected} tokens were asked for, {lengths} came"]
+    # One token more than they inherited, and most of them: half precision has ties here too.
+    same = sum(
+        seen.tokens[branch][: seen.inherited[branch] + 1] == seen.tokens[parent][: seen.inherited[branch] + 1]
+        for branch, parent in BRANCHES.items()
+    )
+    if 2 * same <= len(BRANCHES):
+        return [f"only {same} of {len(BRANCHES)} greedy branches go on like the trace they come from"]
+    return []

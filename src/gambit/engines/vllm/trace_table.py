@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from gambit.engines.confidence import ConfidenceTracks, fold_thoughts
 from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
-from gambit.engines.vllm.block_usage import BlockUsage
 from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, TraceTask
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.simple import RunScores
@@ -22,6 +21,7 @@ from gambit.types import PressureAction, RunningScore, StatePosition, TraceKey
 
 if TYPE_CHECKING:
     import torch
+
 
 BlocksFrom = Callable[[str, int], Sequence[int]]  # of a request, its blocks without the first so many
 SLOT = np.dtype([
@@ -327,3 +327,81 @@ def _embedding(values: RowValues, row: int, size: int) -> list[float] | None:
     vector = values.embeddings[row, :size]  # another search may have asked for longer ones
     unit: list[float] = (vector / np.linalg.norm(vector)).tolist()
     return unit
+
+
+# -- blocks ----------------------------------------------------------------------------------------------------------
+
+
+class BlockUsage:
+    """Blocks by trace and by search, updated with the blocks that traces got since the last update.
+
+    Valid only where a running trace keeps its blocks and new ones are appended: a trace may hold thousands.
+    """
+
+    def __init__(self) -> None:
+        self._search_of: dict[str, int] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self._holders: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by search: traces that hold a block
+        self._all: Counter[int] = Counter()  # a prompt may be shared by several searches
+
+    def update(self, running: Mapping[str, int], blocks_from: Callable[[str, int], Sequence[int]]) -> None:
+        """`running`: searches by request; `blocks_from(request, n)`: its blocks without the first n."""
+        self.forget([request for request in self._blocks if request not in running])
+        for request, search in running.items():
+            self._search_of[request] = search
+            blocks = self._blocks.setdefault(request, [])
+            if new := blocks_from(request, len(blocks)):
+                blocks += new
+                self._holders[search].update(new)
+                self._all.update(new)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            blocks = self._blocks.pop(request, None)
+            if blocks is None:
+                continue
+            search = self._search_of.pop(request)
+            _release(self._all, blocks)
+            _release(self._holders[search], blocks)
+            if not self._holders[search]:
+                del self._holders[search]
+
+    def simulate_evictions(self) -> EvictionSimulation:
+        return EvictionSimulation(self._search_of, self._blocks, self._holders, self._all)
+
+
+class EvictionSimulation:
+    """What each search would hold after some evictions; the usage itself stays as it is."""
+
+    def __init__(
+        self,
+        search_of: Mapping[str, int],
+        blocks: Mapping[str, Sequence[int]],
+        holders: Mapping[int, Counter[int]],
+        everyone: Counter[int],
+    ) -> None:
+        self.used = {search: len(held) for search, held in holders.items()}  # blocks
+        self._search_of = search_of
+        self._blocks = blocks
+        self._holders = holders
+        self._all = everyone
+        self._gone: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        self._gone_from_all: Counter[int] = Counter()
+
+    def evict(self, request: str) -> int:
+        """Evict one trace more; returns how many blocks that would free."""
+        search, blocks = self._search_of[request], self._blocks[request]
+        self.used[search] -= _count_freed(self._holders[search], self._gone[search], blocks)
+        return _count_freed(self._all, self._gone_from_all, blocks)
+
+
+def _count_freed(holders: Counter[int], gone: Counter[int], blocks: Iterable[int]) -> int:
+    gone.update(blocks)
+    return sum(gone[block] == holders[block] for block in blocks)
+
+
+def _release(holders: Counter[int], blocks: Iterable[int]) -> None:
+    for block in blocks:
+        holders[block] -= 1
+        if not holders[block]:
+            del holders[block]

@@ -10,11 +10,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from gambit.engines.vllm.compat import scheduler_access as access
-from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, is_possible
+from gambit.engines.vllm.compat.core import ignore_interrupts, join_front
+from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, copy_prefixes, is_possible
 from gambit.engines.vllm.compat.model_runner import row_values
-from gambit.engines.vllm.compat.prefix_copy import copy_prefixes
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, TraceTask
-from gambit.engines.vllm.processes import ignore_interrupts, join_front
 from gambit.engines.vllm.scheduling import StepOutput, TraceScheduling
 
 

@@ -11,9 +11,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
-from gambit.engines.vllm.compat.config import num_blocks
-from gambit.engines.vllm.histories import ThoughtRows
+from gambit.engines.vllm.compat.core import num_blocks
 from gambit.engines.vllm.messages import Sharing
+from gambit.engines.vllm.scheduling import ThoughtRows
 from gambit.types import EndReason
 
 RUNNING = RequestStatus.RUNNING

@@ -11,16 +11,12 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from gambit.engines.sampling import token_confidence
-from gambit.engines.vllm.compat import forest_backend, model_runner
-from gambit.engines.vllm.compat.config import num_layers
-from gambit.engines.vllm.compat.forest_switch import ForestSwitch
+from gambit.engines.vllm.compat import forest, model_runner
+from gambit.engines.vllm.compat.core import join_front, num_layers
 from gambit.engines.vllm.compat.scheduler_access import copies_of, sharing_of, thoughts_of
-from gambit.engines.vllm.histories import ThoughtRows
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, TraceTask
-from gambit.engines.vllm.processes import join_front
-from gambit.engines.vllm.scoring.host_copy import DeviceRows
-from gambit.engines.vllm.scoring.row_sampling import RowSampling
-from gambit.engines.vllm.scoring.row_scoring import RowScoring, StepRows
+from gambit.engines.vllm.scheduling import ThoughtRows
+from gambit.engines.vllm.scoring import DeviceRows, RowSampling, RowScoring, StepRows
 from gambit.scorers.memory import on_device
 
 if current_platform.is_cpu():
@@ -50,14 +46,14 @@ class GambitWorker(Worker):
         join_front()
         config: GambitConfig = self.vllm_config.additional_config
         if config.attention is not DecodeAttention.STOCK:
-            forest_backend.register()
+            forest.register()
         result = super().load_model(*args, **kwargs)
         most_rows = self.vllm_config.scheduler_config.max_num_seqs
         # Before vLLM measures what memory is left, so that the scorer is counted.
         self._scoring = RowScoring(config.scorer, num_layers(self.vllm_config), self.device, most_rows)
         if self._scoring.layers.inner:
             model_runner.ask_for_layers(self.model_runner, self._scoring.layers.inner)
-        self._forest: ForestSwitch | None = None
+        self._forest: forest.ForestSwitch | None = None
         self._exact_noise = config.exact_noise
         self._sampling = RowSampling(self.device)
         self._thoughts: ThoughtRows | None = None  # of the step under way
@@ -75,7 +71,7 @@ class GambitWorker(Worker):
             # Before vLLM is ready: from then on it warns of kernels that are compiled, and its seed is set.
             self._scoring.fuse(like)
         if (wish := self.vllm_config.additional_config.attention) is not DecodeAttention.STOCK:
-            self._forest = ForestSwitch(self.model_runner, wish)
+            self._forest = forest.ForestSwitch(self.model_runner, wish)
             self._forest.check()
         result = super().compile_or_warm_up_model(*args, **kwargs)
         if not model.enforce_eager:

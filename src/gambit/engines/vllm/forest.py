@@ -2,7 +2,7 @@
 
 The block tables of the traces form a forest. Every path-compressed node of it becomes a *virtual sequence*: its keys
 are the node's blocks, its queries those of the traces below it. A variable-length attention kernel takes all virtual
-sequences in one call, and the partial results of a trace are merged afterwards (`merge.py`).
+sequences in one call, and the partial results of a trace are merged afterwards.
 
 The plan is made on the device once a step, for all layers. Its shapes depend on the number of traces alone, so that
 the host need not wait for it.
@@ -10,10 +10,13 @@ the host need not wait for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
+
+from gambit.engines.vllm.messages import Sharing
 
 TILE_ROWS = 64  # of FlashAttention 3's smallest tile: query heads of one KV head, times queries
 MEAN_DEPTH = 12  # nodes from root to leaf for which there is room, on average over the traces
@@ -211,3 +214,87 @@ def _tables(block_table: torch.Tensor, owner: torch.Tensor, start: torch.Tensor,
     """Of each sequence, its owner's table from its first block on."""
     columns = start[:, None] + torch.arange(width, device=start.device)
     return block_table[owner[:, None], columns.clamp(max=block_table.shape[1] - 1)]
+
+
+# -- common prefixes -------------------------------------------------------------------------------------------------
+
+
+_MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # odd numbers of 64 random bits
+
+
+def prefix_hashes(block_table: torch.Tensor, most_blocks: int) -> torch.Tensor:
+    """[traces, most_blocks + 1]: of each trace's first 0, 1, 2, … blocks. Cells after its last block do not matter.
+
+    A block may be in two tables behind different blocks of equal content, and comparing the blocks themselves would
+    then not be monotone: hashes of whole prefixes are, up to chance in 64 bits.
+    """
+    blocks = block_table[:, :most_blocks].long()
+    mixed = blocks * _MIX[0] + torch.arange(blocks.shape[1], device=blocks.device) * _MIX[1]
+    mixed = (mixed ^ (mixed >> 31)) * _MIX[2]
+    return pad((mixed ^ (mixed >> 29)).cumsum(1), (1, 0))
+
+
+def common_blocks(hashes: torch.Tensor, full_blocks: torch.Tensor) -> torch.Tensor:
+    """[traces, traces], by binary search. `full_blocks`: of each trace, how many may be shared."""
+    high = full_blocks.minimum(full_blocks[:, None]).long()
+    low = torch.zeros_like(high)
+    for _ in range((hashes.shape[1] - 1).bit_length()):
+        middle = (low + high + 1) // 2
+        found = hashes.gather(1, middle)  # `middle` is symmetric: the other trace's hash is across the diagonal
+        is_equal = found == found.T
+        low, high = middle.where(is_equal, low), high.where(is_equal, middle - 1)
+    return low
+
+
+def full_blocks(num_tokens: torch.Tensor, block_tokens: int) -> torch.Tensor:
+    """Blocks of computed tokens; the token being computed is not among them."""
+    return ((num_tokens - 1) // block_tokens).clamp(min=0)
+
+
+# -- where forest attention pays -------------------------------------------------------------------------------------
+#
+# Fitted to benchmarks/results/forest_speed_*.json, and on the careful side of them: where a figure varied, the one that
+# speaks for stock attention is taken. `benchmarks/forest_speed.py --parts start,gate` checks them on whole steps. On a
+# GPU with less bandwidth (H100) attention takes longer and the rest does not: there it would pay earlier than this.
+
+
+READ_RATE = 4.3e9  # bytes a millisecond: keys and values from the GPU's memory
+# What it costs to read a block for one more trace, with 1 for the first: part of it is still in the L2 cache. 0.47 with
+# 8 traces, 0.6 with 64, 0.7 to 1 with 112 and more.
+READ_AGAIN = 0.45
+# A stretch without a branch is read by one multiprocessor for each KV head; 47 and 56 GB/s were measured where one such
+# stretch was all there was to wait for. Stock attention splits the keys of a trace among several.
+STRETCH_RATE = 5e7  # bytes a millisecond, of one KV head
+LAYER_MS = 0.01  # of a layer: gathering queries and merging parts
+TRACE_MS = 3e-4  # of a layer and trace: its parts, and tiles of its nodes that are not full
+STEP_MS = 0.4  # of a step: bringing the plan up to date, and now and then a new one, which takes 3
+LAUNCH_MS = 0.15  # of a layer without a CUDA graph of the whole step: the host launches its kernels one by one
+FEWEST_TRACES = 16  # no graphs are captured for fewer, and none was measured to gain
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Attention layers of one shape, on one GPU."""
+
+    num_layers: int
+    token_bytes: int  # keys and values of a token in one layer
+    num_kv_heads: int
+
+
+def saved_ms(sharing: Sharing, kinds: Iterable[LayerKind], *, has_graphs: bool) -> float:
+    """Milliseconds by which forest attention makes a decode step shorter; below 0: longer."""
+    return sum(kind.num_layers * _saved_ms(sharing, kind, has_graphs) for kind in kinds) - STEP_MS
+
+
+def pays(sharing: Sharing, kinds: Iterable[LayerKind], *, has_graphs: bool) -> bool:
+    return sharing.num_traces >= FEWEST_TRACES and saved_ms(sharing, kinds, has_graphs=has_graphs) > 0
+
+
+def _saved_ms(sharing: Sharing, kind: LayerKind, has_graphs: bool) -> float:
+    """Of one layer."""
+    read_ms = sharing.unique_tokens * kind.token_bytes / READ_RATE
+    again_ms = READ_AGAIN * sharing.duplicated_tokens * kind.token_bytes / READ_RATE
+    # How long the longest stretch is, only the plan on the GPU knows; at most as long as the longest trace.
+    stretch_ms = sharing.longest_tokens * kind.token_bytes / kind.num_kv_heads / STRETCH_RATE
+    own_ms = LAYER_MS + TRACE_MS * sharing.num_traces + (0 if has_graphs else LAUNCH_MS)
+    return read_ms + again_ms - max(read_ms, stretch_ms) - own_ms

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from vllm.triton_utils import HAS_TRITON, tl, triton
+from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 
-from gambit.engines.vllm.compat.kernels import HAS_TRITON, device_view, tl, triton
 from gambit.errors import GambitWarning
 from gambit.scorers.base import TwoLayers
 
@@ -149,3 +150,14 @@ def fused(
         warnings.warn(f"the scorer is not fused into one kernel: {error}", GambitWarning, stacklevel=2)
         return None
     return scorer
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+__all__ = ["HAS_TRITON", "device_view", "tl", "triton"]
+
+
+def device_view(pinned: torch.Tensor) -> torch.Tensor:
+    """Pinned memory of the host as the device sees it: what a kernel writes there needs no copy."""
+    return get_accelerator_view_from_cpu_tensor(pinned)
