@@ -957,7 +957,7 @@ class Attention:
             return {}
         from vllm.v1.attention.backends import fa_utils
 
-        from gambit.engines.vllm.compat import forest as kernels
+        from gambit.engines.vllm import kernels
 
         gathered = self.query.index_select(0, plan.query_rows)
 

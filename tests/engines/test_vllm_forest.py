@@ -133,11 +133,11 @@ def test_layers_that_no_plan_covers_keep_stock_attention_with_one_word(caplog):
 
 
 def test_attention_that_differs_from_stock_is_refused_at_the_start(monkeypatch):
-    from gambit.engines.vllm.compat import forest
+    from gambit.engines.vllm import kernels
     from support.forest_on_cpu import forest_on_cpu
 
     with forest_on_cpu():
-        monkeypatch.setattr(forest, "merge", lambda partial, lse, plan, merged: merged.copy_(partial[: len(merged)]))
+        monkeypatch.setattr(kernels, "merge", lambda partial, lse, plan, merged: merged.copy_(partial[: len(merged)]))
         with pytest.raises(EngineError, match=r"forest attention differs from vLLM's by .* attention=stock"):
             start_own_vllm(attention="forest")
 

@@ -1,8 +1,14 @@
 """The list of what Gambit uses of vLLM: complete, true of the installed version, in the docs; none outside `compat`."""
 
 import ast
+import functools
 import logging
+import multiprocessing
+import os
 import queue
+import signal
+import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +26,7 @@ COMPAT = sorted(vllm_names.COMPAT.glob("*.py"))
 OUTSIDE = sorted(set(SOURCE.rglob("*.py")) - set(COMPAT))
 LIBRARIES = (
     dict, list, set, str, tuple, torch, torch.Tensor, torch.dtype, np, np.ndarray, time, queue, queue.Queue, logging,
-    logging.Logger,
+    logging.Logger, functools, multiprocessing, os, signal, sys, threading,
 )  # fmt: skip
 
 

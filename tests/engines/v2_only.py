@@ -28,7 +28,7 @@ from support.forests import attend, attend_plan, grow, keys_of, planned
 @pytest.mark.parametrize(("hidden", "width", "most"), [(32, 16, 5), (100, 33, 70), (128, 64, 130)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter multiplies the bits of bfloat16
 def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, dtype):
-    from gambit.engines.vllm.compat.fused_scorer import FusedScorer
+    from gambit.engines.vllm.kernels import FusedScorer
 
     scorer = random_mlp(hidden, width)
     fused = FusedScorer(scorer.two_layers, most, dtype)
@@ -41,7 +41,7 @@ def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, 
 
 
 def test_a_fused_scorer_that_is_wrong_is_not_used():
-    from gambit.engines.vllm.compat.fused_scorer import fused
+    from gambit.engines.vllm.kernels import fused
 
     scorer, like = random_mlp(), torch.zeros(1, 32)
     with warnings.catch_warnings():
@@ -95,8 +95,8 @@ def test_vllms_own_noise_comes_from_seed_trace_and_position():
 
 @pytest.mark.parametrize(("seed", "rows", "padding"), [(0, 1, 0), (1, 20, 3), (2, 70, 0)])
 def test_the_kernel_finds_the_blocks_that_traces_have_in_common(seed, rows, padding):
-    from gambit.engines.vllm.compat.forest import common_blocks_on_gpu
     from gambit.engines.vllm.forest import common_blocks, full_blocks, prefix_hashes
+    from gambit.engines.vllm.kernels import common_blocks_on_gpu
 
     forest = grow(rows, 8, seed=seed, roots=2, twins=0.1, padding=padding)
     full = full_blocks(forest.num_tokens, forest.block_tokens)
@@ -127,7 +127,7 @@ def test_a_tree_with_forest_attention_by_the_kernels_says_what_it_says_without()
 @pytest.mark.parametrize(("heads", "width"), [(4, 16), (12, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_kernel_merges_as_dense_attention_in_float64_would(heads, width, dtype):
-    from gambit.engines.vllm.compat import forest as kernels
+    from gambit.engines.vllm import kernels
 
     forest = grow(20, 8, seed=heads, padding=2)
     plan = planned(forest)

@@ -16,6 +16,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
+from gambit.engines.vllm import kernels
 from gambit.engines.vllm.compat import forest
 from support.forests import attend, keys_of, merge
 
@@ -122,7 +123,7 @@ def forest_on_cpu(*, interprets: bool = False):
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(module, name, fake, create=True))
         if interprets:
-            stack.enter_context(mock.patch.object(forest, "common_blocks", forest.common_blocks_on_gpu))
+            stack.enter_context(mock.patch.object(forest, "common_blocks", kernels.common_blocks_on_gpu))
         else:
-            stack.enter_context(mock.patch.object(forest, "merge", merge_into))
+            stack.enter_context(mock.patch.object(kernels, "merge", merge_into))
         yield CpuForestBuilder.plans

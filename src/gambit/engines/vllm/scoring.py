@@ -24,7 +24,7 @@ from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.memory import ThoughtMemory, on_device
 
 if TYPE_CHECKING:
-    from gambit.engines.vllm.compat.fused_scorer import FusedScorer
+    from gambit.engines.vllm.kernels import FusedScorer
 
 
 USUAL_THOUGHTS = 256  # of a trace: memory for so many is allocated at the start, for more it grows
@@ -66,7 +66,7 @@ class RowScoring:
         """Make a scorer of two layers one kernel. `like`: [1, hidden], as the states to come."""
         layers = getattr(self.scorer, "two_layers", None)
         if layers is not None:
-            from gambit.engines.vllm.compat.fused_scorer import fused  # needs vLLM's Triton
+            from gambit.engines.vllm.kernels import fused  # needs vLLM's Triton
 
             self.fused = fused(layers, self._most_rows, like, self._plain_scores)
 

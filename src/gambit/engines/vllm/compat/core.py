@@ -16,6 +16,7 @@ from functools import lru_cache
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
+import torch
 import vllm
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
@@ -24,7 +25,9 @@ from vllm.model_executor.model_loader.utils import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.triton_utils import HAS_TRITON, tl, triton
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
@@ -33,6 +36,7 @@ from gambit.engines.base import EngineInfo
 from gambit.engines.vllm.messages import GambitConfig, StepReport, TraceTask
 from gambit.errors import EngineError
 
+__all__ = ["HAS_TRITON", "EngineSetup", "VllmCore", "device_view", "tl", "triton"]  # Triton as vLLM finds it
 _POLL_SECONDS = 0.5
 _KNOWN_PARAMS = 64  # ways to sample that are used at a time: one or two for each search
 
@@ -258,3 +262,8 @@ def join_front() -> None:
 def _end_with(parent: BaseProcess) -> None:
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def device_view(pinned: torch.Tensor) -> torch.Tensor:
+    """Pinned memory of the host as the device sees it: what a kernel writes there needs no copy."""
+    return get_accelerator_view_from_cpu_tensor(pinned)
