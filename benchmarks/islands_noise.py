@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from gambit import SearchConfig, Solver
 from gambit import events as ev
-from gambit.bench.statistics import Interval, mean_interval, resamples
+from gambit.bench.stats import Interval, mean_interval, resamples
 from gambit.config.presets import resolve
 from gambit.models import files as models
 from gambit.pawn.puzzles import Puzzle, Split, generate

@@ -40,7 +40,7 @@ PATIENCE_SECONDS = 120.0
 # Imports are paid for once; each command is a process of its own all the same.
 NURSERY = """
 import json, os, sys
-import torch, gambit.bench.runner, gambit.engines.local.engine, gambit.solver, gambit.training.collect
+import torch, gambit.bench.run, gambit.engines.local.engine, gambit.solver, gambit.training.collect
 from gambit.cli.app import app
 
 for line in sys.stdin:

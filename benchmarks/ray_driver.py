@@ -24,12 +24,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.recorded_engines import Chatter, RecordedMaker, recorded
 
-from gambit.bench.folder import create, make_plan
-from gambit.bench.ray_searches import BenchEngine, RaySearches
+from gambit.bench.folder import create, make_plan, source_commit
 from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import RowWriter, read_rows
-from gambit.bench.runner import Runner
-from gambit.bench.stamp import source_commit
+from gambit.bench.run import BenchEngine, RaySearches, Runner
 from gambit.cluster.actor import NEWS_SECONDS
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected

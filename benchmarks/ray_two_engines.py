@@ -26,13 +26,21 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])  # of the engines
 
-from gambit.bench.folder import create, make_plan  # noqa: E402
-from gambit.bench.ray_searches import BenchEngine, BenchMaker, RaySearches, StampQuestion  # noqa: E402
+from gambit.bench.folder import (  # noqa: E402
+    create,
+    identity_of,
+    make_plan,
+)
 from gambit.bench.recipe import recipe_from  # noqa: E402
 from gambit.bench.rows import Row, RowWriter, read_rows  # noqa: E402
-from gambit.bench.runner import Runner  # noqa: E402
-from gambit.bench.stamp import identity_of  # noqa: E402
-from gambit.bench.statistics import union_seconds  # noqa: E402
+from gambit.bench.run import (  # noqa: E402
+    BenchEngine,
+    BenchMaker,
+    RaySearches,
+    Runner,
+    StampQuestion,
+)
+from gambit.bench.stats import union_seconds  # noqa: E402
 from gambit.cli.cluster import solver_maker  # noqa: E402
 from gambit.cli.options import key_values  # noqa: E402
 from gambit.cluster.engines import EnginePool, EngineState  # noqa: E402

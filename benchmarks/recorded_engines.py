@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from gambit import events as ev
-from gambit.bench.ray_searches import BenchEngine
+from gambit.bench.run import BenchEngine
 from gambit.cluster.actor import JobDesk
 from gambit.config.options import SearchConfig
 from gambit.pawn.puzzles import Split, generate

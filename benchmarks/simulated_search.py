@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.answers import Grader
-from gambit.bench.statistics import mean_interval, resamples
+from gambit.bench.stats import mean_interval, resamples
 from gambit.config.trust import log_odds
 from gambit.results.vote import pools_of
 from gambit.training.verifier.passages import Passages, load_passages

@@ -14,12 +14,10 @@ from rich.console import Console
 from gambit import events as ev
 from gambit.bench import figures
 from gambit.bench.folder import BenchmarkInfo, BenchPlan, create
-from gambit.bench.meter import NUM_MOMENTS, productive_tokens, series_of
-from gambit.bench.paired import ProblemTable
 from gambit.bench.recipe import BenchVariant, recipe_from
 from gambit.bench.report import made_with, write_report
-from gambit.bench.rows import Row, RowWriter, Series, Spent
-from gambit.bench.statistics import Interval
+from gambit.bench.rows import NUM_MOMENTS, Row, RowWriter, Series, Spent, productive_tokens, series_of
+from gambit.bench.stats import Interval, ProblemTable
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import all_tables, cautions, findings
 from gambit.cli.bench_progress import BenchProgress

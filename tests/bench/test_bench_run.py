@@ -13,10 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gambit.bench.folder import create, make_plan
-from gambit.bench.local_searches import LocalSearches
 from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import Row, RowWriter, read_rows
-from gambit.bench.runner import Runner
+from gambit.bench.run import LocalSearches, Runner
 from gambit.cli.app import app
 from gambit.errors import GambitError
 from gambit.solver import Solver
@@ -172,7 +171,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     whole: Path, base: list[str], tmp_path: Path, solver: Solver, tiny_folder: Path, problems: Path
 ) -> None:
     options = {"model": str(tiny_folder), "benchmarks": [str(problems)], "seeds": [0, 1], **SMALL}
-    from gambit.bench.stamp import identity_of
+    from gambit.bench.folder import identity_of
 
     plan, benchmarks = make_plan(recipe_from(options), identity_of(str(tiny_folder), "constant"))
     folder = tmp_path / "run"

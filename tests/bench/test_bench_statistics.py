@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gambit.bench import statistics as st
+from gambit.bench import stats as st
 
 
 def by_enumeration(differences: list[Fraction]) -> float:

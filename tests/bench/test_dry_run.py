@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gambit.bench.dry_run import planned_searches
-from gambit.bench.recipe import read_recipe, recipe_from
+from gambit.bench.recipe import planned_searches, read_recipe, recipe_from
 from gambit.cli.app import app
 from gambit.policies import slim_sc
 from support import ROOT

@@ -15,10 +15,9 @@ from benchmarks.recorded_engines import RecordedMaker, recorded
 from typer.testing import CliRunner
 
 from gambit.bench.folder import create, make_plan
-from gambit.bench.ray_searches import RaySearches
 from gambit.bench.recipe import recipe_from
 from gambit.bench.rows import RowWriter, read_rows
-from gambit.bench.runner import Runner
+from gambit.bench.run import RaySearches, Runner
 from gambit.cli.app import app
 from gambit.cluster.actor import JobDesk
 from gambit.cluster.engines import EnginePool, EngineState

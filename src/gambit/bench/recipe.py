@@ -11,14 +11,19 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from gambit.bench.datasets import Benchmark, benchmark_for
 from gambit.config.options import EngineConfig, PresetSource, SearchConfig, Seed, build, unknown_key
+from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
 from gambit.errors import UserError
-from gambit.search.choice import check_options, lacking, load_policy, options_model
+from gambit.models.files import folder_on_disk, locate, named_model
+from gambit.search.choice import check_options, lacking, load_policy, options_model, with_fixed_pool
 from gambit.storage.problems import COLUMNS, MANY_SUFFIXES, shard_of
 
 Scalar: TypeAlias = bool | int | float | str
 Positive = Annotated[int, Field(ge=1, le=10_000_000)]
 ALL = "all"
+ANY_LENGTH = 10_000_000  # no model is asked how long its context is
+HALVES = 2  # a warm-up is about half a trace (the paper: 12,000 of 23,500 tokens)
 POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search config takes any
 # These have flags of their own in a bench: naming them twice would be a contradiction.
 # One seed for all problems would give their traces the same random numbers: an accuracy over 300 problems would then
@@ -262,3 +267,58 @@ def _varied(fields: Iterable[str]) -> dict[str, None]:
 
 def _mapping(value: object) -> Mapping[str, Scalar]:
     return value if isinstance(value, dict) else {}
+
+
+# -- dry runs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSearches:
+    """The searches of one method on one benchmark."""
+
+    variant: str
+    benchmark: str
+    num_problems: int
+    num_searches: int
+    num_traces: int  # of one search
+    trace_tokens: int  # of one trace, about
+
+    @property
+    def num_tokens(self) -> int:
+        """Were every trace written in full."""
+        return self.num_searches * self.num_traces * self.trace_tokens
+
+
+def planned_searches(recipe: BenchRecipe) -> Iterator[PlannedSearches]:
+    """In the order of a report; reads files of problems, downloads nothing."""
+    engine = build(EngineConfig, recipe.engine)
+    preset = _preset(engine.model)
+    for benchmark in (benchmark_for(name, recipe.bench.columns) for name in recipe.bench.benchmarks):
+        num_problems = _num_problems(recipe, benchmark)
+        for variant in recipe.variants():
+            num_traces, trace_tokens = _size(recipe, variant, preset)
+            num_searches = num_problems * len(recipe.bench.seeds)
+            yield PlannedSearches(variant.label, benchmark.name, num_problems, num_searches, num_traces, trace_tokens)
+
+
+def _preset(model: str) -> Preset:
+    source = model if named_model(model) is None else locate(model)  # which downloads what is no name of ours
+    return preset_for(source, folder_on_disk(source))
+
+
+def _num_problems(recipe: BenchRecipe, benchmark: Benchmark) -> int:
+    """Of this shard."""
+    limit = recipe.bench.limit
+    known = benchmark.num_items
+    count = sum(1 for _ in benchmark.first(limit)) if known is None else min(known, limit or known)
+    number, shards = recipe.bench.part
+    return len(range(number, count, shards))
+
+
+def _size(recipe: BenchRecipe, variant: BenchVariant, preset: Preset) -> tuple[int, int]:
+    """Traces of a search, and tokens of a trace: the preset's length, or twice the warm-up of what is not swept."""
+    config = recipe.search_config(variant, recipe.bench.seeds[0], {})
+    used = PAPER if config.preset is PresetSource.PAPER else preset
+    settings, _ = resolve(with_fixed_pool(config), ModelDefaults(used), ANY_LENGTH, is_probability=True)
+    usual = used.median_length or HALVES * (used.warmup_tokens or settings.warmup_tokens)
+    return settings.num_traces, min(int(usual), settings.max_new_tokens)

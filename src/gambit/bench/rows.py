@@ -1,23 +1,33 @@
-"""Result rows: one JSON line per finished search, in a file that is only appended to."""
+"""Result rows: a finished search is measured from its events, and is one JSON line of a file that only grows."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from gambit import events as ev
 from gambit.errors import UserError
+from gambit.results.record import SearchRecord, fold
+from gambit.results.result import SearchResult
+from gambit.results.vote import VoteKind, ballots_of, count_votes
 from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
+from gambit.tree import Trace, TraceState, TraceTree
 
 ROWS_FILE = "rows.jsonl"
+# What every completed trace can be weighed by.
+REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)
+NUM_MOMENTS = 40  # of a series: enough for a curve, little enough for thousands of rows
+Judge = Callable[[str, str], bool]  # are two answers equal?
 
 
 class TaskKey(NamedTuple):
-    """Which search a row is about."""
+    """The search that a row is about."""
 
     variant: str
     benchmark: str
@@ -27,7 +37,7 @@ class TaskKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The pool over one search, thinned out: parallel arrays over the same moments."""
+    """The pool in the course of a search: parallel arrays over the same few moments."""
 
     seconds: tuple[float, ...] = ()
     running: tuple[int, ...] = ()
@@ -38,7 +48,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where the seconds of a search went; with several in one batch the engine's are shared by all of them."""
+    """The seconds of a search by what they went into; searches of one batch share those of the engine."""
 
     total: float = 0.0
     engine: float = 0.0
@@ -48,13 +58,13 @@ class Spent:
 
     @property
     def other(self) -> float:
-        """What no part claims: searches beside it, the log, the loop."""
+        """Returns the rest: searches beside it, the log, the loop."""
         return max(0.0, self.total - self.engine - self.scoring - self.tree - self.scheduling)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One search: what it answered and what it cost. Everything a report says is made from these."""
+    """One search: its answer and its cost. A report is made from rows alone."""
 
     variant: str
     benchmark: str
@@ -141,7 +151,7 @@ class RowWriter:
 
 
 def read_rows(folder: Path) -> Iterator[Row]:
-    """The rows of a run; a torn last line is left out, any other broken line is an error."""
+    """Yields the rows of a run without a torn last line; any other broken line is an error."""
     path = folder / ROWS_FILE
     if not path.is_file():
         raise UserError(f"{folder} holds no {ROWS_FILE}: give the folder of a `gambit bench`")
@@ -150,3 +160,132 @@ def read_rows(folder: Path) -> Iterator[Row]:
             yield Row.from_json(line)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}, line {number}: not a row of this version ({error})") from error
+
+
+# -- measuring -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The facts about a search that its events do not hold."""
+
+    key: TaskKey
+    gold: str
+    began: float = 0.0
+    shard: str = "1/1"
+    log: str | None = None
+
+
+def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equal: Judge) -> Row:
+    """Returns the row of a search; one that was refused before it began has no events."""
+    row = _verdict(about, result, equal)
+    if not events:
+        return row
+    record = fold(events)
+    samples = [event for event in events if isinstance(event, ev.Sample)]
+    done = sorted(record.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
+    return dataclasses.replace(
+        row,
+        right_traces=_num_right(done, about.gold, equal),
+        productive=productive_tokens(record.tree),
+        queued=sum(isinstance(event, ev.Queued) for event in events),
+        waited_steps=record.waiting.steps,
+        waited_seconds=record.waiting.seconds,
+        steps=max((sample.step for sample in samples), default=0),
+        seconds=_spent(samples[-1], result.seconds.total) if samples else Spent(),
+        kv_peak=max((sample.kv_used_tokens for sample in samples), default=0),
+        kv_capacity=max((sample.kv_capacity_tokens for sample in samples), default=0),
+        revotes={kind.value: _is_right(_revote(record, kind, equal), about.gold, equal) for kind in REVOTES},
+        unique_lengths=tuple(len(trace.own_tokens) for trace in done),
+        total_lengths=tuple(trace.num_tokens for trace in done),
+        series=series_of(samples),
+        engines=record.num_engines,
+    )
+
+
+def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
+    counts, tokens, verifier = result.counts, result.tokens, result.verifier
+    return Row(
+        **about.key._asdict(),
+        answer=result.answer,
+        gold=about.gold,
+        correct=result.error is None and _is_right(result.answer, about.gold, equal),
+        stop_reason=str(result.stop_reason),
+        error=result.error,
+        generated=tokens.generated,
+        reused=tokens.reused,
+        recomputed=tokens.recomputed,
+        read_total=result.sharing.total_tokens,
+        read_unique=result.sharing.unique_tokens,
+        roots=counts.roots,
+        branched=counts.branched,
+        pruned=counts.pruned,
+        evicted=counts.evicted,
+        completed=counts.completed,
+        cancelled=counts.cancelled,
+        verifier_thoughts=verifier.thoughts if verifier else 0,
+        verifier_needed=verifier.needed if verifier else 0,
+        verifier_in_time=verifier.in_time if verifier else 0,
+        verifier_tokens=verifier.tokens if verifier else 0,
+        verifier_seconds=verifier.seconds if verifier else 0.0,
+        verifier_waited=verifier.seconds_waited if verifier else 0.0,
+        began=about.began,
+        shard=about.shard,
+        log=about.log,
+        pool="" if result.pool is None else str(result.pool),
+        warmup_tokens=0 if result.pool is None else result.pool.warmup_tokens,
+        winning_islands=result.votes[0].islands if result.votes else 0,
+    )
+
+
+def _num_right(traces: Sequence[Trace], gold: str, equal: Judge) -> int:
+    """Counts the right traces, also those without a vote: some policies let only the surest vote."""
+    answers = Counter(trace.answer for trace in traces)
+    return sum(count for answer, count in answers.items() if _is_right(answer, gold, equal))
+
+
+def _is_right(answer: str | None, gold: str, equal: Judge) -> bool:
+    return answer is not None and equal(answer, gold)
+
+
+def _revote(record: SearchRecord, kind: VoteKind, equal: Judge) -> str | None:
+    """Returns the answer of the same traces under another vote."""
+    return count_votes(ballots_of(record.tree, kind), kind, equal).answer
+
+
+def _spent(sample: ev.Sample, total: float) -> Spent:
+    """Returns the seconds at the last sample; `total` includes the vote."""
+    return Spent(
+        total=total,
+        engine=sample.seconds_engine,
+        scoring=sample.seconds_scoring,
+        tree=sample.seconds_search,
+        scheduling=sample.seconds_scheduling,
+    )
+
+
+def productive_tokens(tree: TraceTree) -> int:
+    """Counts generated tokens that are in some completed trace, also as the inherited prefix of a child."""
+    needed = [0] * len(tree.traces)  # of each trace, from its first token on
+    total = 0
+    for trace in reversed(tree.traces):  # children come after their parents
+        if trace.state is TraceState.FINISHED:
+            needed[trace.id] = trace.num_tokens
+        if trace.parent is not None:
+            shared = min(trace.inherited, needed[trace.id])
+            needed[trace.parent] = max(needed[trace.parent], shared)
+        total += max(0, needed[trace.id] - trace.inherited)
+    return total
+
+
+def series_of(samples: Sequence[ev.Sample]) -> Series:
+    """Returns at most NUM_MOMENTS samples, evenly spaced, the last one among them."""
+    stride = max(1, -(-len(samples) // (NUM_MOMENTS - 1)))
+    chosen = [*samples[:-1:stride], *samples[-1:]]
+    return Series(
+        seconds=tuple(round(sample.seconds_total, 3) for sample in chosen),
+        running=tuple(sample.running for sample in chosen),
+        waiting=tuple(sample.waiting for sample in chosen),
+        completed=tuple(sample.completed for sample in chosen),
+        kv_used=tuple(sample.kv_used_tokens for sample in chosen),
+    )

@@ -11,11 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from gambit.bench import statistics as st
-from gambit.bench.paired import Measure, ProblemTable, mean_of
+from gambit.bench import stats as st
 from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
-from gambit.bench.statistics import Floats, Interval
+from gambit.bench.stats import Floats, Interval, Measure, ProblemTable, mean_of
 from gambit.config.trust import supports_claim
 from gambit.results.result import EarlyEnds
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gambit.bench.statistics import Interval
+from gambit.bench.stats import Interval
 from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
 from gambit.config.trust import FEWEST_PROBLEMS, supports_claim
 

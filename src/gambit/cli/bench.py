@@ -159,7 +159,7 @@ def _recipe(
 def _show_plan(recipe: BenchRecipe) -> int:
     from rich.table import Table
 
-    from gambit.bench.dry_run import planned_searches
+    from gambit.bench.recipe import planned_searches
 
     planned = list(planned_searches(recipe))
     table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
@@ -200,8 +200,7 @@ def _run(
     *,
     is_quiet: bool,
 ) -> int:
-    from gambit.bench.folder import begun, check_same, is_complete, make_plan
-    from gambit.bench.stamp import identity_of
+    from gambit.bench.folder import begun, check_same, identity_of, is_complete, make_plan
     from gambit.cli.session import check_model, sole_writer
     from gambit.engines.base import check_engine
     from gambit.storage.problems import check_not_empty
@@ -249,7 +248,7 @@ def _search(
 ) -> int:
     from gambit.bench.folder import add_environment
     from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
-    from gambit.bench.runner import Runner
+    from gambit.bench.run import Runner
     from gambit.cli.bench_progress import BenchProgress
     from gambit.cli.bench_session import local_searches, ray_searches, spread_searches
     from gambit.cli.session import only_our_warnings

@@ -21,7 +21,7 @@ def merge(
     """Put the shards of a bench run together."""
 
     def body() -> int:
-        from gambit.bench.merge import merge_shards
+        from gambit.bench.folder import merge_shards
         from gambit.storage.run_folder import check_writable
 
         check_writable(out)

@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gambit.bench.folder import BenchPlan
-from gambit.bench.local_searches import LocalSearches
-from gambit.bench.ray_searches import BenchMaker, RaySearches, StampQuestion
-from gambit.bench.stamp import stamp
-from gambit.bench.tasks import Searches
+from gambit.bench.folder import BenchPlan, stamp
+from gambit.bench.run import BenchMaker, LocalSearches, RaySearches, Searches, StampQuestion
 from gambit.cli.bench_progress import BenchProgress
 from gambit.cli.cluster import loaded_in_cluster, needs_in_cluster, solver_maker
 from gambit.cli.pool_screen import engine_lines

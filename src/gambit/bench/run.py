@@ -1,0 +1,390 @@
+"""Carries out the searches that a bench run still lacks, on an engine of this process or on many under Ray.
+
+Variants take turns, block of problems by block, so that a machine that warms up or slows down treats all alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gambit import events as ev
+from gambit.bench.datasets import Benchmark, Item, slug
+from gambit.bench.folder import LOGS_FOLDER, BenchPlan, stamp
+from gambit.bench.recipe import BenchVariant
+from gambit.bench.rows import About, Row, RowWriter, TaskKey, measure
+from gambit.cluster.actor import JobDesk
+from gambit.cluster.engines import EnginePool
+from gambit.cluster.work import FinishedSearch, SearchJob, SolverMaker, Work, run_work
+from gambit.config.options import SearchConfig
+from gambit.errors import GambitError, StorageError, UserError
+from gambit.events import Json
+from gambit.results.result import SearchResult
+from gambit.solver import Solver
+from gambit.solver.spread import SpreadSolver
+from gambit.storage.run_folder import LOG_FILE
+from gambit.types import Problem, StopReason
+
+WARMUP_TOKENS = 1024
+MOST_FAILURES_IN_A_ROW = 3
+ShouldStop = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchGroup:
+    """Searches that may share a batch: one method with one seed on a block of problems."""
+
+    plan: BenchPlan
+    benchmark: Benchmark
+    variant: BenchVariant
+    seed: int
+    turn: int  # which block
+
+    @property
+    def log_folder(self) -> Path:
+        return Path(LOGS_FOLDER) / self.benchmark.name / slug(self.variant.label) / f"seed-{self.seed}"
+
+    @property
+    def config(self) -> SearchConfig:
+        fixed: dict[str, object] = {} if self.benchmark.answer is None else {"answer": self.benchmark.answer}
+        return self.plan.recipe.search_config(self.variant, self.seed, fixed)
+
+    @property
+    def warmup_config(self) -> SearchConfig:
+        """The options of a short search before any that is measured: the first steps compile and allocate."""
+        return self.config.model_copy(update={"budget_tokens": WARMUP_TOKENS})
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTask:
+    """One search that has no row yet."""
+
+    group: SearchGroup
+    item: Item
+
+    @property
+    def key(self) -> TaskKey:
+        return TaskKey(self.group.variant.label, self.group.benchmark.name, self.item.id, self.group.seed)
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.item.question, self.item.id)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its log, relative to the run's."""
+        return self.group.log_folder / self.item.id
+
+    def about(self, began: float, log: str | None) -> About:
+        return About(self.key, self.item.answer, began, self.group.plan.recipe.bench.shard, log)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """A finished task: its row, or the error of its engine."""
+
+    task: BenchTask
+    row: Row | None = None
+    error: str | None = None
+    log: str | None = None  # of a search that failed
+
+
+class Searches(Protocol):
+    """Carries out tasks and yields each when it ends, but for those that were interrupted."""
+
+    def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]: ...
+
+
+class Runner:
+    """One start of a bench run: finds what has no row yet, has it searched, and appends the rows."""
+
+    def __init__(
+        self,
+        plan: BenchPlan,
+        benchmarks: Sequence[Benchmark],
+        searches: Searches,
+        writer: RowWriter,
+        done: set[TaskKey],
+        *,
+        on_row: Callable[[Row], None] = lambda row: None,
+        should_stop: ShouldStop = lambda: False,
+    ) -> None:
+        self._plan = plan
+        self._bench = plan.recipe.bench
+        self._benchmarks = benchmarks
+        self._searches = searches
+        self._writer = writer
+        self._done = done
+        self._on_row = on_row
+        self._should_stop = should_stop
+        self._unsure: list[Row] = []  # failures that may be the engine's and not the problem's
+
+    def run(self) -> None:
+        """Carries out every search that has no row; a signal ends it after the row that is being written."""
+        for end in self._searches.run(self._tasks()):
+            if end.row is not None:
+                self._keep_unsure()  # the engine works, so what failed before was the problem's fault
+                self._write(end.row)
+            else:
+                self._note_failure(end)
+        if not self._should_stop():
+            self._keep_unsure()
+
+    def _tasks(self) -> Iterator[BenchTask]:
+        """Yields what has no row, in an order that depends on the plan alone.
+
+        One seed after the other: a run that is cut short has been through all benchmarks before any problem twice.
+        The first variant changes with block and shard.
+        """
+        number, count = self._bench.part
+        for seed, benchmark in itertools.product(self._bench.seeds, self._benchmarks):
+            mine = itertools.islice(benchmark.first(self._bench.limit), number, None, count)
+            for turn, block in enumerate(_blocks(mine, self._bench.block_size)):
+                for variant in _rotated(self._plan.variants, number + turn):
+                    group = SearchGroup(self._plan, benchmark, variant, seed, turn)
+                    yield from (
+                        task for task in (BenchTask(group, item) for item in block) if task.key not in self._done
+                    )
+
+    def _write(self, row: Row) -> None:
+        self._writer.write(row)
+        self._done.add(row.key)
+        self._on_row(row)
+
+    def _keep_unsure(self) -> None:
+        unsure, self._unsure = self._unsure, []
+        for row in unsure:
+            self._write(row)
+
+    def _note_failure(self, end: TaskEnd) -> None:
+        task, error = end.task, end.error or "unknown"
+        result = SearchResult.failed(task.item.id, task.group.variant.policy, task.group.seed, error)
+        self._unsure.append(measure(task.about(time.time(), end.log), result, [], lambda first, second: False))
+        self._done.add(task.key)
+        if len(self._unsure) >= MOST_FAILURES_IN_A_ROW:
+            raise GambitError(
+                f"{len(self._unsure)} searches in a row failed, the last with: {error}. The engine seems broken; "
+                "these searches are not recorded, and --resume goes on from here"
+            )
+
+
+def _blocks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    while block := list(itertools.islice(items, size)):
+        yield block
+
+
+def _rotated(variants: Sequence[BenchVariant], turn: int) -> list[BenchVariant]:
+    shift = turn % len(variants)
+    return [*variants[shift:], *variants[:shift]]
+
+
+# -- one search after the other --------------------------------------------------------------------------------
+
+
+class LocalSearches:
+    """Searches group by group, so that methods share no batch and the seconds of each can be measured."""
+
+    def __init__(self, solver: Solver | SpreadSolver, folder: Path, should_stop: ShouldStop = lambda: False) -> None:
+        self._solver = solver
+        self._folder = folder
+        self._should_stop = should_stop
+
+    def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]:
+        is_warm = False
+        for group, members in itertools.groupby(tasks, key=lambda task: task.group):
+            pending = list(members)
+            if not is_warm:
+                self._warm_up(pending[0])
+                is_warm = True
+            yield from self._run_group(group, pending)
+            if self._should_stop():
+                return
+
+    def _warm_up(self, task: BenchTask) -> None:
+        with suppress(Exception):  # a problem that cannot be searched will be a row of its own, with the reason
+            list(self._solver.solve_many([task.problem], task.group.warmup_config, should_stop=self._should_stop))
+
+    def _run_group(self, group: SearchGroup, pending: Sequence[BenchTask]) -> Iterator[TaskEnd]:
+        """Yields a group's ends. An engine that fails ends all its searches; these are tried again, one by one."""
+        concurrency = group.plan.recipe.bench.concurrency
+        while pending and not self._should_stop():
+            begun: dict[str, list[ev.Event]] = defaultdict(list)
+            done: set[str] = set()
+            try:
+                for end in self._search(group, pending, begun, concurrency):
+                    done.add(end.task.item.id)
+                    yield end
+                return
+            except (UserError, StorageError):
+                raise
+            except Exception as error:
+                pending = [task for task in pending if task.item.id not in done]
+                suspects = [task for task in pending if task.item.id in begun]
+                if not suspects:
+                    raise
+                for task in suspects:
+                    yield from self._search_alone(task, error if len(suspects) == 1 else None)
+                pending = [task for task in pending if task not in suspects]
+
+    def _search_alone(self, task: BenchTask, error: Exception | None) -> Iterator[TaskEnd]:
+        """Yields the end of a task by itself; `error` is that of its first try if that was alone, too."""
+        if error is None:
+            try:
+                yield from self._search(task.group, [task], defaultdict(list), 1)
+                return
+            except (UserError, StorageError):
+                raise
+            except Exception as second:
+                error = second
+        yield TaskEnd(task, error=f"{type(error).__name__}: {error}", log=self._log(task))
+
+    def _search(
+        self, group: SearchGroup, tasks: Sequence[BenchTask], begun: dict[str, list[ev.Event]], concurrency: int
+    ) -> Iterator[TaskEnd]:
+        by_name = {task.item.id: task for task in tasks}
+        times: dict[str, float] = {}
+
+        def on_event(problem: str, event: ev.Event) -> None:
+            if isinstance(event, ev.RunStarted):  # also of a search that begins anew, since it lost an engine
+                times[problem] = time.time()
+                begun[problem].clear()
+            begun[problem].append(event)  # measured once the search is over: nothing here may cost it time
+
+        for result in self._solver.solve_many(
+            self._problems(tasks), group.config, concurrency=concurrency,
+            out_dir=self._folder / group.log_folder if group.plan.recipe.bench.logs else None,
+            on_event=on_event, should_stop=self._should_stop,
+        ):  # fmt: skip
+            if result.stop_reason is StopReason.INTERRUPTED:
+                continue  # half a search is no result: a resumed run does it again
+            task = by_name[result.problem_id]
+            about = task.about(times.get(result.problem_id, time.time()), self._log(task))
+            events = begun.pop(result.problem_id, [])
+            yield TaskEnd(task, measure(about, result, events, self._solver.equivalent))
+
+    def _problems(self, tasks: Sequence[BenchTask]) -> Iterator[Problem]:
+        for task in tasks:
+            # What a kill left of an unfinished search is in the way of the new one.
+            shutil.rmtree(self._folder / task.folder, ignore_errors=True)
+            yield task.problem
+
+    def _log(self, task: BenchTask) -> str | None:
+        return _log_in(self._folder, task)
+
+
+def _log_in(folder: Path, task: BenchTask) -> str | None:
+    """Returns the path of a task's log relative to the run's folder; None if there is no log."""
+    path = task.folder / LOG_FILE
+    return path.as_posix() if (folder / path).is_file() else None
+
+
+# -- under Ray: rows are measured beside the engines and written by the driver -----------------------------------
+
+
+class BenchEngine:
+    """A solver that warms up before its first measured search."""
+
+    def __init__(self, solver: Solver) -> None:
+        self.solver = solver
+        self._warming = threading.Lock()
+        self._is_warm = False
+
+    def warm_up(self, job: SearchJob, config: SearchConfig) -> None:
+        with self._warming:
+            if not self._is_warm:
+                with suppress(Exception):  # a problem that cannot be searched will be a row, with the reason
+                    list(self.solver.solve_many([job.problem], config))
+            self._is_warm = True
+
+    def close(self) -> None:
+        self.solver.close()
+
+
+@dataclass(frozen=True, slots=True)
+class BenchMaker:
+    """Makes an engine in its own process."""
+
+    make_solver: SolverMaker
+
+    def __call__(self) -> BenchEngine:
+        return BenchEngine(self.make_solver())
+
+
+@dataclass(frozen=True, slots=True)
+class StampQuestion:
+    """Stamps the environment of an engine, in its process."""
+
+    identity: Mapping[str, str]
+
+    def __call__(self, engine: BenchEngine) -> dict[str, Json]:
+        return stamp(engine.solver.engine.info, self.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSearch:
+    """A finished search and its row; no row if it was interrupted."""
+
+    search: FinishedSearch
+    row: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredJob:
+    """Searches a problem and measures the search in the engine's process, which leaves little to the driver."""
+
+    search: SearchJob
+    about: About
+    warmup: SearchConfig
+
+    def __call__(self, engine: BenchEngine, desk: JobDesk) -> MeasuredSearch:
+        engine.warm_up(self.search, self.warmup)
+        events: list[ev.Event] = []
+        about = dataclasses.replace(self.about, began=time.time())
+        found = self.search.searched(engine.solver, desk, events.append)
+        if found.result.stop_reason is StopReason.INTERRUPTED:
+            return MeasuredSearch(found, None)
+        return MeasuredSearch(found, measure(about, found.result, events, engine.solver.equivalent))
+
+
+class RaySearches:
+    """Hands the next search to whichever engine is free; methods do not share the batch of one."""
+
+    def __init__(self, pool: EnginePool[BenchEngine], folder: Path, should_stop: ShouldStop = lambda: False) -> None:
+        self._pool = pool
+        self._folder = folder
+        self._should_stop = should_stop
+
+    def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]:
+        for end in run_work(self._pool, map(_work, tasks), should_stop=self._should_stop):
+            if end.error is not None:
+                yield TaskEnd(end.tag, error=end.error)
+                continue
+            assert isinstance(end.value, MeasuredSearch)
+            if end.value.row is not None:
+                log = self._write(end.tag, end.value.search)
+                yield TaskEnd(end.tag, dataclasses.replace(end.value.row, engine=end.engine, log=log))
+
+    def _write(self, task: BenchTask, found: FinishedSearch) -> str | None:
+        """Writes the log before the row, so that each row has its log; returns the log's path."""
+        folder = self._folder / task.folder
+        shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed before it wrote the row
+        self._pool.told.tell(found.result.warnings)
+        found.written(folder)
+        return _log_in(self._folder, task)
+
+
+def _work(task: BenchTask) -> Work[BenchTask]:
+    group = task.group
+    bench = group.plan.recipe.bench
+    search = SearchJob(task.problem, group.config, bench.logs, bench.concurrency)
+    job = MeasuredJob(search, task.about(0.0, None), group.warmup_config)
+    return Work(job, task, (group.benchmark.name, group.variant.label, group.seed))
