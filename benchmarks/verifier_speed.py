@@ -453,7 +453,7 @@ def start_reader(variant: Variant, merged: Path, model: Path, scale: Scale, args
     options |= {"quantization": "fp8"} if variant.is_fp8 else {}
     config = EngineConfig(model=str(model), verifier_memory=args.verifier_memory, verifier_options=options,
                           verifier_gpu_share=variant.gpu_share)  # fmt: skip
-    return plan_pooling(parse_verifier(f"prm:gambit:{merged}"), config, scale.device).start()
+    return plan_pooling(parse_verifier(f"verifier:gambit:{merged}"), config, scale.device).start()
 
 
 def random_traces(scale: Scale) -> list[list[Any]]:

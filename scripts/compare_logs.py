@@ -81,7 +81,7 @@ class StubVerifier(BaseHTTPRequestHandler):
         """Logs nothing."""
 
 
-def run(source: str, folder: Path, verifier: str) -> dict[str, list[dict[str, object]]]:
+def run(source: str, folder: Path, address: str) -> dict[str, list[dict[str, object]]]:
     """Returns the events of each search, as they stand in the logs without their headers."""
     common = [
         "--engine",
@@ -94,7 +94,8 @@ def run(source: str, folder: Path, verifier: str) -> dict[str, list[dict[str, ob
         "--file",
         str(folder / "problems.jsonl"),
     ]
-    lines = []
+    kind = "verifier" if (Path(source) / "gambit" / "verifiers").is_dir() else "prm"  # its name until 2d95e3d
+    verifier, lines = f"{kind}:gambit:{address}", []
     for name, options in SEARCHES.items():
         given = options.replace("VERIFIER", verifier).split()
         lines.append(["solve", *common, *given, "--out", str(folder / name)])
@@ -133,9 +134,9 @@ def main() -> None:
     old_source, new_source = sys.argv[1:]
     server = ThreadingHTTPServer(("127.0.0.1", 0), StubVerifier)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    verifier = f"prm:gambit:http://127.0.0.1:{server.server_port}"
+    address = f"http://127.0.0.1:{server.server_port}"
     with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
-        old, new = run(old_source, Path(a), verifier), run(new_source, Path(b), verifier)
+        old, new = run(old_source, Path(a), address), run(new_source, Path(b), address)
     server.shutdown()
     assert old.keys() == new.keys() and len(old) == len(SEARCHES) * len(PUZZLES), (sorted(old), sorted(new))
     num_wrong, kinds = 0, Counter(str(event["event"]) for log in old.values() for event in log)

@@ -146,7 +146,7 @@ def test_a_finished_run_needs_no_model(command, folder):
         (["--cuts", "50"], "cuts [50.0]: give shares of a trace between 0 and 1"),
         (["--cuts", "half"], "cuts 'half': give shares of a trace such as 0.25,0.5,0.75"),
         (["--scorer", "confidence"], "two scorers are called 'confidence'"),
-        (["--scorer", "prm:Qwen/Qwen2.5-Math-PRM-7B"], "a verifier cannot judge prefixes here"),
+        (["--scorer", "verifier:Qwen/Qwen2.5-Math-PRM-7B"], "a verifier cannot judge prefixes here"),
     ],
 )
 def test_mistakes_are_reported(command, folder, more, words):

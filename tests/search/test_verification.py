@@ -325,11 +325,11 @@ def test_a_verifier_that_says_nothing_does_not_outlast_the_time_budget():
 
 def test_a_verifier_that_does_not_start_says_why(tmp_path):
     with pytest.raises(UserError, match="there is no such folder"):
-        Solver("pawn", scorer="prm:/no/such/folder", device="cpu")
+        Solver("pawn", scorer="verifier:/no/such/folder", device="cpu")
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
-        Solver("pawn", scorer=f"prm:{tmp_path}", device="cpu")
+        Solver("pawn", scorer=f"verifier:{tmp_path}", device="cpu")
     with pytest.raises(UserError, match="formats are"):
-        Solver("pawn", scorer="prm:shepherd:folder", device="cpu")
+        Solver("pawn", scorer="verifier:shepherd:folder", device="cpu")
 
 
 # -- votes without a search ------------------------------------------------------------------------------------

@@ -181,8 +181,8 @@ def test_an_adapter_of_another_model_is_refused(checkpoint, model, tmp_path):
 def test_fewer_problems_may_be_held_out_than_before(checkpoint, collection, model, tmp_path):
     code, said, error = scorer(
         "train", "--architecture", "verifier", "--data", collection, "--model", model, "--out", tmp_path / "v",
-        "--start", f"prm:{checkpoint}", "--epochs", "1", "--batch-tokens", "800", "--test", "0.1", "--device", "cpu",
-        "--json",
+        "--start", f"verifier:{checkpoint}", "--epochs", "1", "--batch-tokens", "800", "--test", "0.1",
+        "--device", "cpu", "--json",
     )  # fmt: skip
     assert code == 0, error
     made = json.loads(said)
@@ -452,13 +452,15 @@ def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_
     names = [each["name"] for each in report["rankings"]]
     assert code == 0 and names[:2] == ["v", "confidence"] and report["num_problems"] < 20, "its test part"
     assert set(report["rankings"][0]["auc"]) >= {"0.25", "0.5", "0.75", "1"}
-    code, _, error = scorer("eval", f"prm:{out}", "--data", collection, "--model", model, "--device", "cpu", "--write")
+    code, _, error = scorer(
+        "eval", f"verifier:{out}", "--data", collection, "--model", model, "--device", "cpu", "--write"
+    )
     trust = ScorerTrust.from_json(read_info(out).trust)
     assert code == 0 and trust.halfway == report["rankings"][0]["auc"]["0.5"]["value"], error
-    code, said, _ = scorer("show", f"prm:{out}")
+    code, said, _ = scorer("show", f"verifier:{out}")
     assert code == 0 and "base_model" in said and "qwen2-tiny" in said
     code, said, error = scorer(
-        "export", f"prm:{out}", "--out", tmp_path / "merged", "--model", model, "--device", "cpu"
+        "export", f"verifier:{out}", "--out", tmp_path / "merged", "--model", model, "--device", "cpu"
     )
     assert code == 0 and (tmp_path / "merged" / "model.safetensors").is_file(), error
     assert own_settings(tmp_path / "merged").trust == trust
@@ -497,7 +499,7 @@ def test_pawn_from_puzzles_to_a_verifier(tmp_path):
     assert code == 0 and "token confidence" in said, error
     puzzle = next(generate(Split.TEST, 0, Level.EASY)).text
     for engine in ("local", *(["vllm"] if find_spec("vllm") else ())):
-        name = str(tmp_path / "v") if engine == "local" else f"prm:{tmp_path / 'v'}"  # the folder alone is enough
+        name = str(tmp_path / "v") if engine == "local" else f"verifier:{tmp_path / 'v'}"  # the folder alone is enough
         with Solver("pawn", scorer=name, engine=engine, device="cpu") as solver:
             result = solver.solve(puzzle, SearchConfig(capacity=4, swap_size=1, check_interval=12, warmup_tokens=12))
         assert result.verifier.thoughts > 4 and result.stop_reason is StopReason.COMPLETED

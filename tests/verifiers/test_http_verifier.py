@@ -61,7 +61,7 @@ class Server:
 
 def started(server, family=None, beside="", **options):
     named = f"{family}:" if family else ""
-    return start_http_verifier(parse_verifier(f"prm:{named}{server.address}{beside}"), EngineConfig(**options))
+    return start_http_verifier(parse_verifier(f"verifier:{named}{server.address}{beside}"), EngineConfig(**options))
 
 
 def classify(verifier):
@@ -111,7 +111,7 @@ def test_a_reading_longer_than_the_servers_context_is_not_sent(tmp_path):
 
 def test_what_cannot_be_known_from_here_is_asked_for(tmp_path):
     with Server("far/away", lambda ids: [0.5]) as server:
-        with pytest.raises(UserError, match=r"cannot be told from here: name it, prm:FORMAT:http://…"):
+        with pytest.raises(UserError, match=r"cannot be told from here: name it, verifier:FORMAT:http://…"):
             started(server)
         with pytest.raises(UserError, match=r"'far/away' is not on this disk: put a folder that has it behind"):
             started(server, "qwen-prm")
@@ -135,7 +135,7 @@ def test_a_search_with_a_served_verifier_ends_with_its_reason_when_the_server_do
     quick = SearchConfig(capacity=4, swap_size=1, check_interval=12, warmup_tokens=12, islands=1)
     with Server("far/away", lambda ids: [len(ids) % 7 / 7]) as server, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Solver("pawn", scorer=f"prm:gambit:{server.address}", device="cpu") as solver:
+        with Solver("pawn", scorer=f"verifier:gambit:{server.address}", device="cpu") as solver:
             result = solver.solve(puzzle, quick)
             sent = [len(tokens) for _, asked in server.requests for tokens in asked["input"]]
             assert 4 < result.verifier.thoughts <= len(sent) and 0 < result.verifier.tokens <= sum(sent)

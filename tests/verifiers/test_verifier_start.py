@@ -42,7 +42,7 @@ class Starts:
 
 
 def load():
-    return Solver("pawn", scorer="prm:anything", engine="local", device="cpu")
+    return Solver("pawn", scorer="verifier:anything", engine="local", device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_where_it_fails_the_engine_is_closed_again(monkeypatch):
 def test_on_a_gpu_both_must_know_their_memory(tmp_path, monkeypatch, options, beside):
     monkeypatch.setattr(start, "find_spec", lambda name: name)
     monkeypatch.setattr("gambit.verifiers.vllm.find_spec", lambda name: name)
-    name = parse_verifier(f"prm:{own(tmp_path).folder}")
+    name = parse_verifier(f"verifier:{own(tmp_path).folder}")
     assert prepare_verifier(name, EngineConfig(device="cuda", **options)).beside_engine is beside
     options = {**options, "verifier_engine": "local"}
     assert not prepare_verifier(name, EngineConfig(device="cuda", **options)).beside_engine, "one process loads both"
@@ -84,8 +84,8 @@ def test_on_a_gpu_both_must_know_their_memory(tmp_path, monkeypatch, options, be
 
 @pytest.mark.parametrize("options", [{"verifier_engine": "local"}, {"device": "cpu"}])
 def test_a_share_of_the_gpu_is_not_ignored_where_nothing_keeps_to_it(tmp_path, options):
-    name = parse_verifier(f"prm:{own(tmp_path).folder}")
+    name = parse_verifier(f"verifier:{own(tmp_path).folder}")
     with pytest.raises(UserError, match="--verifier-gpu-share is for a verifier that vLLM runs here"):
         prepare_verifier(name, EngineConfig(verifier_gpu_share=0.5, **options))
     with pytest.raises(UserError, match="--verifier-gpu-share is for a verifier that vLLM runs here"):
-        prepare_verifier(parse_verifier("prm:http://127.0.0.1:9"), EngineConfig(verifier_gpu_share=0.5))
+        prepare_verifier(parse_verifier("verifier:http://127.0.0.1:9"), EngineConfig(verifier_gpu_share=0.5))

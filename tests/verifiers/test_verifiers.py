@@ -51,7 +51,7 @@ def family(request, tmp_path_factory):
 
 def started(verifier, name=None, **options):
     named = f"{name}:" if name else ""
-    return start_local_verifier(parse_verifier(f"prm:{named}{verifier.folder}"), EngineConfig(**options), "cpu")
+    return start_local_verifier(parse_verifier(f"verifier:{named}{verifier.folder}"), EngineConfig(**options), "cpu")
 
 
 def test_scores_are_those_of_one_pass_over_everything(family):
@@ -119,11 +119,11 @@ def test_an_adapter_is_read_as_it_was_trained(tmp_path, monkeypatch):
     parts = [make_reading(prompt, tokens[:end], [end], ["x"]) for end in (3, 7)]
     passage = Passage(np.array([*prompt, *tokens]), np.array([5, 9]))
     expected = [info.calibration.probability(logit) for logit in made.logits([passage])[0]]
-    name, config = parse_verifier(f"prm:{tmp_path / 'adapter'}"), EngineConfig(model=model)
+    name, config = parse_verifier(f"verifier:{tmp_path / 'adapter'}"), EngineConfig(model=model)
     assert [each.score for each in start_local_verifier(name, config, "cpu").read(parts)] == pytest.approx(expected)
     whole = merged_folder(tmp_path / "adapter", model)
     assert merged_folder(tmp_path / "adapter", "no/such/model") == whole, "made once"
-    merged = start_local_verifier(parse_verifier(f"prm:{whole}"), config, "cpu")
+    merged = start_local_verifier(parse_verifier(f"verifier:{whole}"), config, "cpu")
     assert [each.score for each in merged.read(parts)] == pytest.approx(expected) and merged.info.format == "gambit"
 
 
@@ -140,7 +140,7 @@ def test_a_reading_longer_than_the_context_has_no_score(tmp_path):
     [
         (
             {"architectures": ["Qwen2ForCausalLM"]},
-            r"architecture Qwen2ForCausalLM reads cannot be told: name it, prm:FO",
+            r"architecture Qwen2ForCausalLM reads cannot be told: name it, verifier:FO",
         ),
         ({"architectures": ["Qwen2ForProcessRewardModel"]}, r"its weights have no score\.0\.weight"),
     ],
@@ -159,12 +159,12 @@ def test_a_head_of_many_classes_is_refused(tmp_path):
 
 
 def test_names_of_verifiers():
-    assert parse_verifier("confidence") is None and parse_verifier("prm:Qwen/Qwen2.5-Math-PRM-7B").family is None
-    named = parse_verifier("prm:math-shepherd:folder/model")
+    assert parse_verifier("confidence") is None and parse_verifier("verifier:Qwen/Qwen2.5-Math-PRM-7B").family is None
+    named = parse_verifier("verifier:math-shepherd:folder/model")
     assert (named.family, named.model, named.is_served) == ("math-shepherd", "folder/model", False)
-    served = parse_verifier("prm:qwen-prm:http://localhost:8000/pooling")
+    served = parse_verifier("verifier:qwen-prm:http://localhost:8000/pooling")
     assert (served.family, served.model, served.is_served) == ("qwen-prm", "http://localhost:8000/pooling", True)
-    for wrong in ("prm:", "prm:shepard:folder"):
+    for wrong in ("verifier:", "verifier:shepard:folder"):
         with pytest.raises(UserError, match=f"formats are {', '.join(FAMILIES)}"):
             parse_verifier(wrong)
 

@@ -38,7 +38,7 @@ def verifier(tmp_path_factory):
 def solver_with(verifier, engine, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scorer = f"prm:{verifier.folder}"
+        scorer = f"verifier:{verifier.folder}"
         return Solver("pawn", scorer=scorer, engine=engine, device="cpu", verifier_engine="vllm", **options)
 
 
@@ -48,7 +48,7 @@ def server_of(solver):
 
 def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
     """Then its process is killed, which ends the next search with a reason, and one that may do without goes on."""
-    local = start_local_verifier(parse_verifier(f"prm:{verifier.folder}"), EngineConfig(), "cpu")
+    local = start_local_verifier(parse_verifier(f"verifier:{verifier.folder}"), EngineConfig(), "cpu")
     with solver_with(verifier, "vllm") as solver:
         reader = solver._parts.verifier.verifier
         found = reader.read(readings())
@@ -79,7 +79,7 @@ def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
 
 
 def test_a_process_that_does_not_start_says_why(verifier):
-    name = parse_verifier(f"prm:qwen-prm:{verifier.folder}")
+    name = parse_verifier(f"verifier:qwen-prm:{verifier.folder}")
     with pytest.raises(
         EngineError, match=r"does not start on vLLM: .* have no score\.0\.weight, .*--verifier-memory 0\.3"
     ):
@@ -98,7 +98,7 @@ def test_memory_in_bytes_says_what_is_left_for_keys_and_values():
 def test_a_share_of_the_gpu_is_mps_to_give(verifier, tmp_path, monkeypatch):
     assert environment_for("cuda:1", 0.4)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment_for("cuda:1")
-    name, config = parse_verifier(f"prm:{verifier.folder}"), EngineConfig(verifier_gpu_share=0.4)
+    name, config = parse_verifier(f"verifier:{verifier.folder}"), EngineConfig(verifier_gpu_share=0.4)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     with pytest.raises(UserError, match=r"--verifier-gpu-share needs NVIDIA's MPS, and none runs here"):
         plan_pooling(name, config, "cuda")

@@ -201,7 +201,7 @@ class EngineConfig(CheckedModel):
     scorer: str = Field(
         "auto",
         description="checkpoint file, a further one of the model's by name, confidence, constant; auto: its own; "
-        "prm:[FORMAT:]FOLDER, prm:NAME or prm:http://…: a verifier that reads thoughts",
+        "verifier:[FORMAT:]FOLDER, verifier:NAME or verifier:http://…: a verifier that reads thoughts",
     )
     any_weights: bool = Field(False, description="use a scorer made for other weights of this model without a warning")
     kv_budget_tokens: TokensInAll | None = Field(
@@ -209,7 +209,7 @@ class EngineConfig(CheckedModel):
     )
     memory_ratio: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="r: share of GPU memory to use")
     verifier_engine: Literal["auto", "local", "vllm"] = Field(
-        "auto", description="what runs the verifier of --scorer prm:…; auto: vllm on a GPU where it is installed"
+        "auto", description="what runs the verifier of --scorer verifier:…; auto: vllm on a GPU where it is installed"
     )
     verifier_device: str = Field("auto", description="where the verifier runs; auto: where the model runs")
     verifier_memory: str = Field(

@@ -129,7 +129,7 @@ class Solver:
     ) -> None:
         """`engine_options` are the other fields of `EngineConfig`: engine, device, dtype, kv_budget_tokens, …
 
-        A scorer looks at the model's hidden states; a verifier, also named `prm:…`, reads the text of its thoughts.
+        A scorer looks at the model's hidden states. A verifier (an object, or `verifier:…`) reads its thoughts.
         """
         named = scorer if isinstance(scorer, str) else "custom"
         config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})

@@ -59,7 +59,7 @@ class VerifierInfo:
     """What a verifier is and what its numbers mean."""
 
     name: str  # the model, as it was asked for
-    format: str  # the family, as `--scorer prm:FORMAT:FOLDER` names it
+    format: str  # the family, as `--scorer verifier:FORMAT:FOLDER` names it
     runs_on: str  # transformers, vllm, http
     device: str
     is_probability: bool = True

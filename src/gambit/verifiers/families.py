@@ -349,7 +349,7 @@ def family_of(folder: Path) -> Family:
     name = _name_of(folder, architecture)
     if name is None:
         raise UserError(f"{folder}: what format its architecture {architecture} reads cannot be told: name it, "
-                        f"prm:FORMAT:{folder}, where FORMAT is one of {', '.join(FAMILIES)}")  # fmt: skip
+                        f"verifier:FORMAT:{folder}, where FORMAT is one of {', '.join(FAMILIES)}")  # fmt: skip
     return FAMILIES[name]
 
 

@@ -113,7 +113,7 @@ def _split(model: str) -> tuple[str, str]:
 def _family(name: VerifierName, folder: Path | None) -> Family:
     if name.family is None and folder is None:
         raise UserError(f"what format the verifier at {name.model} reads cannot be told from here: name it, "
-                        f"prm:FORMAT:http://…, where FORMAT is one of {', '.join(SERVED)}")  # fmt: skip
+                        f"verifier:FORMAT:http://…, where FORMAT is one of {', '.join(SERVED)}")  # fmt: skip
     family = FAMILIES[name.family] if name.family is not None else family_of(folder or Path())
     if family.name not in SERVED:
         raise UserError(f"vLLM's /pooling does not serve verifiers of the format {family.name!r}: give the model's "
@@ -124,7 +124,7 @@ def _family(name: VerifierName, folder: Path | None) -> Family:
 def _format_of(family: Family, folder: Path | None, root: str) -> PromptFormat:
     if folder is None and family.name != "gambit":
         raise UserError(f"the verifier's tokenizer is needed, and {root!r} is not on this disk: put a folder that has "
-                        "it behind the address, prm:http://…#FOLDER")  # fmt: skip
+                        "it behind the address, verifier:http://…#FOLDER")  # fmt: skip
     return family.make_format(folder or Path())
 
 

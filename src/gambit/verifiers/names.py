@@ -12,7 +12,7 @@ from gambit.scorers.choice import is_checkpoint_file
 from gambit.verifiers.families import FAMILIES, Family, family_of
 from gambit.verifiers.lora_folder import is_verifier
 
-PREFIX = "prm:"
+PREFIX = "verifier:"
 SCHEMES = ("http://", "https://")
 
 
@@ -56,8 +56,8 @@ def parse_scorer(text: str) -> ScorerName:
     if is_checkpoint_file(text):
         return ScorerName(text, ScorerKind.FILE, Path(text))
     if Path(text).is_dir():
-        raise UserError(f"scorer {text!r}: a folder without a verifier of `gambit scorer train`; a model "
-                        f"that judges steps is named prm:{text}")  # fmt: skip
+        raise UserError(f"scorer {text!r}: the folder holds no verifier of `gambit scorer train`; name a whole "
+                        f"model verifier:{text}")  # fmt: skip
     return ScorerName(text, ScorerKind.NAME)
 
 
@@ -70,8 +70,8 @@ def parse_verifier(scorer: str) -> VerifierName | None:
     if first in FAMILIES and rest:
         return VerifierName(scorer, first, rest)
     if not text or (not text.startswith(SCHEMES) and ":" in text and not Path(text).exists()):
-        raise UserError(f"scorer {scorer!r}: prm:FOLDER, prm:NAME, prm:FORMAT:FOLDER or prm:http://HOST:PORT is "
-                        f"needed; formats are {', '.join(FAMILIES)}")  # fmt: skip
+        raise UserError(f"scorer {scorer!r}: give verifier:FOLDER, verifier:NAME, verifier:FORMAT:FOLDER or "
+                        f"verifier:http://HOST:PORT; formats are {', '.join(FAMILIES)}")  # fmt: skip
     return VerifierName(scorer, None, text)
 
 

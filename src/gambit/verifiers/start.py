@@ -1,4 +1,4 @@
-"""Chooses what runs the verifier of a scorer `prm:…`, starts it, and divides the memory."""
+"""Chooses what runs the verifier of a scorer `verifier:…`, starts it, and divides the memory."""
 
 from __future__ import annotations
 
