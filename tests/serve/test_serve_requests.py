@@ -12,10 +12,11 @@ from gambit.serve.body import parse_object
 from gambit.serve.errors import ApiError
 from gambit.serve.model_ids import ModelIds
 from gambit.serve.requests import (
-    UNSUPPORTED_IN_CHAT,
-    UNSUPPORTED_IN_COMPLETIONS,
-    UNSUPPORTED_IN_RESPONSES,
+    UNSUPPORTED,
     AskReader,
+    ChatFields,
+    CompletionFields,
+    ResponseFields,
 )
 from gambit.serve.settings import KeyLimits, check_binding, check_keys, key_of, made_key, read_keys
 
@@ -33,7 +34,7 @@ def reader():
 
 
 def chat(reader, **fields):
-    return reader.chat({"model": "M", "messages": QUESTION, **fields}, KeyLimits())
+    return reader.read(ChatFields, {"model": "M", "messages": QUESTION, **fields}, KeyLimits())
 
 
 def refusal(reader, **fields):
@@ -57,9 +58,9 @@ def test_every_supported_field_reaches_the_search(reader):
     assert (config.policy, config.max_new_tokens, config.temperature, config.seed) == ("sc", 500, 0.7, 5)
     assert (config.top_p, config.top_k, config.min_p, config.enable_thinking) == (0.9, 0, 0.1, False)
     assert (config.capacity, config.budget_tokens, config.budget_seconds, config.answer) == (32, 9000, 100, "number")
-    assert (ask.num_choices, ask.stops, ask.user, ask.is_streamed, ask.has_usage_chunk) == (
+    assert (ask.fields.n, ask.fields.stop, ask.user, ask.fields.stream, ask.has_usage_chunk) == (
         3,
-        ("\n",),
+        ["\n"],
         "alice",
         True,
         True,
@@ -68,8 +69,8 @@ def test_every_supported_field_reaches_the_search(reader):
 
 
 def test_null_and_defaults_ask_for_nothing(reader):
-    nulls = dict.fromkeys([*UNSUPPORTED_IN_CHAT, "temperature", "n", "stop", "seed", "gambit", "user"])
-    harmless = {name: values[0] for name, values in UNSUPPORTED_IN_CHAT.items() if values}
+    nulls = dict.fromkeys([*UNSUPPORTED, "temperature", "n", "stop", "seed", "gambit", "user"])
+    harmless = {name: values[0] for name, values in UNSUPPORTED.items() if values}
     assert chat(reader, **nulls).config.policy == chat(reader, **harmless).config.policy == "gambit"
 
 
@@ -101,21 +102,23 @@ def test_rounds_may_be_half_the_requests_and_half_the_servers(reader):
 def test_budgets_are_the_least_of_request_server_and_key(reader):
     fields = {"model": "M", "messages": QUESTION}
     limits = KeyLimits(budget_tokens=1000, budget_seconds=7)
-    assert reader.chat({**fields, "gambit": {"budget_tokens": 10}}, limits).config.budget_tokens == 10
-    capped = reader.chat({**fields, "gambit": {"budget_tokens": 5000, "budget_seconds": 900}}, limits).config
+    assert reader.read(ChatFields, {**fields, "gambit": {"budget_tokens": 10}}, limits).config.budget_tokens == 10
+    capped = reader.read(
+        ChatFields, {**fields, "gambit": {"budget_tokens": 5000, "budget_seconds": 900}}, limits
+    ).config
     assert (capped.budget_tokens, capped.budget_seconds) == (1000, 7)
-    assert reader.chat(fields, KeyLimits()).config.budget_seconds == 100
+    assert reader.read(ChatFields, fields, KeyLimits()).config.budget_seconds == 100
 
 
 def test_responses_take_a_string_or_messages(reader):
     fields = {"model": "M", "input": "a?", "instructions": "be brief", "max_output_tokens": 9, "background": True}
-    ask, options = reader.response(
-        {**fields, "metadata": {"k": "v"}, "text": {"format": {"type": "text"}}}, KeyLimits()
+    ask = reader.read(
+        ResponseFields, {**fields, "metadata": {"k": "v"}, "text": {"format": {"type": "text"}}}, KeyLimits()
     )
     assert [m["role"] for m in ask.question] == ["system", "user"] and ask.config.max_new_tokens == 9
-    assert options.is_background and options.is_stored and options.metadata == {"k": "v"}
+    assert ask.fields.background and ask.fields.store and ask.fields.metadata == {"k": "v"}
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a?"}]}
-    assert reader.response({"model": "M", "input": [item]}, KeyLimits())[0].question == "a?"
+    assert reader.read(ResponseFields, {"model": "M", "input": [item]}, KeyLimits()).question == "a?"
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -132,80 +135,106 @@ ASKING = {
     "top_logprobs": 2, "audio": {"voice": "a"}, "modalities": ["text", "audio"], "prediction": {"type": "content"},
     "store": True, "metadata": {"a": "b"}, "verbosity": "low", "reasoning_effort": "high", "web_search_options": {},
     "moderation": {}, "echo": True, "add_generation_prompt": False, "continue_final_message": True,
-    "include_reasoning": False,
+    "include_reasoning": False, "conversation": "c", "context_management": [1], "max_tool_calls": 1,
+    "previous_response_id": "r", "prompt": "p", "include": ["x"], "suffix": "s", "truncation": "auto",
+    "reasoning": {"effort": "high"}, "text": {"format": {"type": "json_schema"}},
 }  # fmt: skip
 
 
 def test_whatever_is_not_supported_is_refused_by_name(reader):
-    assert set(ASKING) == set(UNSUPPORTED_IN_CHAT)
+    assert set(ASKING) == set(UNSUPPORTED)
     for name, value in ASKING.items():
         refused = refusal(reader, **{name: value})
         assert refused.param == name and name in refused.message
 
 
+MISTAKES = [
+    ({"nonsense": 1}, "nonsense"),
+    ({"max_token": 1}, "max_token"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 2, "model": "M:single"}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"seed": 2**64}, "seed"),
+    ({"stop": [""]}, "stop[0]"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"user": "u" * 513}, "user"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "b"}]}, "messages"),
+    ({"messages": [{"role": "tool", "content": "b"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages[0].name"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"model": ""}, "model"),
+    ({"model": None}, "model"),
+    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
+    ({"gambit": {"capacity": 0}}, "gambit.capacity"),
+    ({"gambit": {"first_traces": 4}}, "gambit.first_traces"),
+    ({"gambit": {"capacity": 129}}, "gambit.capacity"),
+    ({"gambit": {"num_traces": 200_000}}, "gambit.num_traces"),
+    ({"gambit": {"seed": 1}}, "gambit.seed"),
+    ({"gambit": {"max_new_tokens": 1}}, "gambit.max_new_tokens"),
+    ({"gambit": {"policy": "nonsense"}}, "gambit"),
+    ({"gambit": {"colour": 1}}, "gambit"),
+    ({"gambit": []}, "gambit"),
+]
+
+
+def test_mistakes_are_named(reader):
+    for fields, param in MISTAKES:
+        assert refusal(reader, **fields).param == param, fields
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "sentence"),
     [
-        ({"nonsense": 1}, "nonsense"),
-        ({"max_token": 1}, "max_token"),
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": True}, "n"),
-        ({"n": 2, "model": "M:single"}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"seed": 2**64}, "seed"),
-        ({"stop": [""]}, "stop"),
-        ({"stop": [1]}, "stop"),
-        ({"stop": ["a"] * 17}, "stop"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
-        ({"user": "u" * 513}, "user"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "assistant", "content": "b"}]}, "messages"),
-        ({"messages": [{"role": "tool", "content": "b"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": "a", "name": "bob"}]}, "messages[0].name"),
-        ({"messages": ["hi"]}, "messages[0]"),
-        ({"model": ""}, "model"),
-        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
-        ({"gambit": {"capacity": 0}}, "gambit.capacity"),
-        ({"gambit": {"first_traces": 4}}, "gambit.first_traces"),
-        ({"gambit": {"capacity": 129}}, "gambit.capacity"),
-        ({"gambit": {"num_traces": 200_000}}, "gambit.num_traces"),
-        ({"gambit": {"seed": 1}}, "gambit.seed"),
-        ({"gambit": {"max_new_tokens": 1}}, "gambit.max_new_tokens"),
-        ({"gambit": {"policy": "nonsense"}}, "gambit"),
-        ({"gambit": {"colour": 1}}, "gambit"),
-        ({"gambit": []}, "gambit"),
+        ({"max_token": 1}, "unknown parameter 'max_token': did you mean 'max_tokens'?"),
+        ({"n": True}, "n = true: must be a valid integer"),
+        (
+            {"stop": ["a"] * 17},
+            'stop = ["a", "a", "a", "a", "a", "a", "a", "a", "a", "a",…: must have at most 16 items',
+        ),
+        ({"stop": 5}, "stop must be a string or an array"),
+        ({"messages": ["hi"]}, 'messages[0] = "hi": must be an object'),
+        ({"messages": []}, "messages must end with a user message"),
+        ({"model": None}, "model is missing: `GET /v1/models` lists them"),
+        ({"tools": [1]}, "tools is not supported by this server: leave it out"),
+        ({"top_p": 0}, "top_p = 0.0: input should be greater than 0"),
     ],
-    ids=str,
 )
-def test_mistakes_are_named(reader, fields, param):
-    assert refusal(reader, **fields).param == param
+def test_a_mistake_is_one_sentence(reader, fields, sentence):
+    assert refusal(reader, **fields).message == sentence
 
 
 def test_the_other_formats_refuse_too(reader):
-    for name in set(UNSUPPORTED_IN_COMPLETIONS) - {"logprobs"}:
+    for name in set(UNSUPPORTED) - {"prompt"}:
         with pytest.raises(ApiError, match=name):
-            reader.completion({"model": "M", "prompt": "a?", name: ASKING.get(name, "x")}, KeyLimits())
+            reader.read(CompletionFields, {"model": "M", "prompt": "a?", name: ASKING[name]}, KeyLimits())
     for prompt in (None, ["a", "b"], [1, 2], []):
         with pytest.raises(ApiError, match="prompt"):
-            reader.completion({"model": "M", "prompt": prompt}, KeyLimits())
-    for name in UNSUPPORTED_IN_RESPONSES:
+            reader.read(CompletionFields, {"model": "M", "prompt": prompt}, KeyLimits())
+    for name in set(UNSUPPORTED) - {"metadata", "store"}:
         with pytest.raises(ApiError, match=name):
-            reader.response({"model": "M", "input": "a?", name: ASKING.get(name, "x")}, KeyLimits())
+            reader.read(ResponseFields, {"model": "M", "input": "a?", name: ASKING[name]}, KeyLimits())
     for given in (None, [{"type": "function_call_output"}], [{"type": "message", "role": "assistant", "content": "a"}]):
         with pytest.raises(ApiError):
-            reader.response({"model": "M", "input": given}, KeyLimits())
+            reader.read(ResponseFields, {"model": "M", "input": given}, KeyLimits())
     with pytest.raises(ApiError, match="store"):
-        reader.response({"model": "M", "input": "a?", "background": True, "store": False}, KeyLimits())
+        reader.read(ResponseFields, {"model": "M", "input": "a?", "background": True, "store": False}, KeyLimits())
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,12 @@ def answer_of(
 ) -> SearchAnswer:
     """The best-voted answers; where none can be read, the text of the trace with the best score."""
     tree, warnings = pending.record.tree, [*ask.warnings, *pending.notes]
-    picked = _winners(result.votes[: ask.num_choices], pending.record.ballots())
+    picked = _winners(result.votes[: ask.fields.n], pending.record.ballots())
     if not picked:
         picked, note = _best_scored(tree)
         warnings.append(note)
-    elif len(picked) < ask.num_choices:
-        warnings.append(f"n = {ask.num_choices}: the traces gave {len(picked)} different answers")
+    elif len(picked) < ask.fields.n:
+        warnings.append(f"n = {ask.fields.n}: the traces gave {len(picked)} different answers")
     is_cut = result.stop_reason in CUT_SHORT
     choices = [_choice(ask, pending, solver, trace, answer, is_cut=is_cut) for trace, answer in picked]
     if any(answer is not None and choice.trace is not None and not _said(solver, tree, choice.trace, pending.thinks)[1]
@@ -114,7 +114,7 @@ def _choice(
     reasoning, content = _said(solver, tree, trace, pending.thinks)
     if not content and answer is not None:
         content = f"\\boxed{{{answer}}}" if ask.config.answer is AnswerKind.BOXED else answer
-    content, is_stopped = _cut_at(content, ask.stops)
+    content, is_stopped = _cut_at(content, ask.fields.stop)
     is_whole = is_stopped or (tree.traces[trace].end_reason is EndReason.STOP and not is_cut)
     return AnswerChoice(reasoning, content, "stop" if is_whole else "length", trace, answer)
 

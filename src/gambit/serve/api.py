@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,13 +13,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gambit.serve import metrics, sse
-from gambit.serve.body import Fields, parse_object, read_body
+from gambit.serve.body import parse_object, read_body
 from gambit.serve.chat import CHAT, COMPLETION, CompletionFormat
 from gambit.serve.desk import SearchDesk, ServedSearch
 from gambit.serve.errors import ApiError
 from gambit.serve.model_ids import ModelIds
 from gambit.serve.request_log import RequestNote
-from gambit.serve.requests import AskReader, SearchAsk
+from gambit.serve.requests import AnyRequest, AskReader, ChatFields, CompletionFields, ResponseFields, SearchAsk
 from gambit.serve.responses import KeptResponse, ResponseStore
 from gambit.serve.settings import ApiKey, ServeSettings
 from gambit.storage.versions import package_version
@@ -83,30 +84,28 @@ class Api:
     # -- completions -------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> ASGIApp:
-        ask = self.reader.chat(await self._fields(request), key_of_request(request).limits)
-        return await self._complete(request, ask, CHAT)
+        return await self._complete(request, await self._read(ChatFields, request), CHAT)
 
     async def completion(self, request: Request) -> ASGIApp:
-        ask = self.reader.completion(await self._fields(request), key_of_request(request).limits)
-        return await self._complete(request, ask, COMPLETION)
+        return await self._complete(request, await self._read(CompletionFields, request), COMPLETION)
 
     async def _complete(self, request: Request, ask: SearchAsk, form: CompletionFormat) -> ASGIApp:
         search = self._open(request, ask)
-        if ask.is_streamed:
+        if ask.fields.stream:
             parts = form.stream(search, self.settings.keep_alive_seconds)
             return self._streamed(request, search, parts)
         answer = await sse.while_connected(request, search.finished(), lambda: self.desk.abandon(search))
         return JSONResponse(form.whole(search, answer))
 
-    async def _fields(self, request: Request) -> Fields:
-        return parse_object(await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout))
+    async def _read(self, kind: type[AnyRequest], request: Request) -> SearchAsk:
+        body = await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout)
+        return self.reader.read(kind, parse_object(body), key_of_request(request).limits)
 
     def _open(self, request: Request, ask: SearchAsk) -> ServedSearch:
         """Begin a search, after everything that can be refused without the engine."""
         self.desk.solver.check_question(ask.last_message)
-        note_of_request(request).search = search = self.desk.open(
-            ask, key_of_request(request), is_told=ask.is_streamed
-        )  # fmt: skip
+        search = self.desk.open(ask, key_of_request(request), is_told=ask.fields.stream)
+        note_of_request(request).search = search
         return search
 
     def _streamed(
@@ -128,16 +127,17 @@ class Api:
     # -- responses ---------------------------------------------------------------------------------------------
 
     async def new_response(self, request: Request) -> ASGIApp:
-        ask, options = self.reader.response(await self._fields(request), key_of_request(request).limits)
-        kept = KeptResponse(self._open(request, ask), options)
-        if options.is_stored:
+        ask = await self._read(ResponseFields, request)
+        fields = cast(ResponseFields, ask.fields)
+        kept = KeptResponse(self._open(request, ask), fields)
+        if fields.store:
             self.responses.keep(kept)
-        if ask.is_streamed:
+        if ask.fields.stream:
             parts = kept.stream(self.settings.keep_alive_seconds)
-            if options.is_background:  # goes on when its reader leaves
+            if fields.background:  # goes on when its reader leaves
                 return sse.EventStream(parts, lambda: None, has_done=False)
             return self._streamed(request, kept.search, parts, has_done=False)
-        if not options.is_background:
+        if not fields.background:
             await sse.while_connected(request, kept.search.finished(), lambda: self.desk.abandon(kept.search))
         return JSONResponse(kept.to_json())
 
@@ -149,7 +149,7 @@ class Api:
     async def cancel_response(self, request: Request) -> Response:
         """Waits until its search is over, so that the answer is final."""
         kept = self._kept(request)
-        if not kept.options.is_background:
+        if not kept.fields.background:
             raise ApiError(400, "only background responses can be cancelled: close the connection of the others")
         self.desk.abandon(kept.search)
         while not kept.search.is_over:

@@ -30,7 +30,7 @@ from gambit.serve.desk import SearchDesk, SearchStatus, ServedSearch
 from gambit.serve.errors import ApiError, bad_request
 from gambit.serve.live import heard_within
 from gambit.serve.model_ids import ModelIds
-from gambit.serve.requests import AskReader
+from gambit.serve.requests import AskReader, ChatFields
 from gambit.serve.sessions import LOGIN_COOKIE, SESSION_COOKIE, Sessions, are_equal, set_cookie
 from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
 from gambit.tree import TraceState
@@ -157,7 +157,7 @@ class LivePage:
         if not isinstance(question, str) or not question.strip():
             raise bad_request("the question is empty", "question")
         messages = [{"role": "user", "content": question}]
-        ask = self.reader.chat({"model": fields.get("model"), "messages": messages}, viewer.limits)
+        ask = self.reader.read(ChatFields, {"model": fields.get("model"), "messages": messages}, viewer.limits)
         self.desk.solver.check_question(question)
         note_of_request(request).search = search = self.desk.open(ask, viewer)
         return JSONResponse({"id": search.id})

@@ -12,7 +12,7 @@ from gambit.serve.answers import AnswerChoice
 from gambit.serve.chat import WINNER, pieces
 from gambit.serve.desk import SearchStatus, ServedSearch
 from gambit.serve.errors import ApiError
-from gambit.serve.requests import ResponseOptions
+from gambit.serve.requests import ResponseFields
 from gambit.serve.settings import ApiKey
 
 STATUS = {
@@ -29,7 +29,7 @@ class KeptResponse:
     """A response that can be asked for again."""
 
     search: ServedSearch
-    options: ResponseOptions
+    fields: ResponseFields
 
     @property
     def id(self) -> str:
@@ -43,7 +43,7 @@ class KeptResponse:
         return STATUS[self.search.status]
 
     def to_json(self) -> dict[str, object]:
-        search, options, answer = self.search, self.options, self.search.answer
+        search, fields, answer = self.search, self.fields, self.search.answer
         error = None if search.error is None else {"code": "server_error", "message": search.error.message}
         incomplete = {"reason": "max_output_tokens"} if self.status == "incomplete" else None
         choices = () if answer is None else answer.choices[:1]
@@ -52,17 +52,17 @@ class KeptResponse:
             "object": "response",
             "created_at": int(search.created),
             "status": self.status,
-            "background": options.is_background,
+            "background": fields.background,
             "error": error,
             "incomplete_details": incomplete,
-            "instructions": options.instructions,
-            "max_output_tokens": options.max_output_tokens,
-            "metadata": dict(options.metadata),
+            "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens,
+            "metadata": fields.metadata,
             "model": search.ask.model,
             "output": [item for choice in choices for item in self._items(choice)],
             "parallel_tool_calls": True,
             "previous_response_id": None,
-            "store": options.is_stored,
+            "store": fields.store,
             "temperature": search.ask.config.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
