@@ -41,8 +41,8 @@ from gambit.bench.run import (  # noqa: E402
     StampQuestion,
 )
 from gambit.bench.stats import union_seconds  # noqa: E402
-from gambit.cli.cluster import solver_maker  # noqa: E402
 from gambit.cli.options import key_values  # noqa: E402
+from gambit.cli.session import solver_maker  # noqa: E402
 from gambit.cluster.engines import EnginePool, EngineState  # noqa: E402
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, connected, engine_needs  # noqa: E402
 from gambit.config.options import EngineConfig, MemoryPart  # noqa: E402

@@ -20,7 +20,7 @@ from gambit.bench.rows import NUM_MOMENTS, Row, RowWriter, Series, Spent, produc
 from gambit.bench.stats import Interval, ProblemTable
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import all_tables, cautions, findings
-from gambit.cli.bench_progress import BenchProgress
+from gambit.cli.progress import BenchScreen
 from gambit.errors import UserError
 from gambit.tree import TraceTree
 from gambit.types import Aggregation, EndReason
@@ -388,14 +388,14 @@ def test_a_folder_without_anything_to_compare_is_refused(run: Path) -> None:
 # -- the bar ---------------------------------------------------------------------------------------------------
 
 
-def screen(progress: BenchProgress) -> list[str]:
+def screen(progress: BenchScreen) -> list[str]:
     console = Console(file=StringIO(), width=60)
     console.print(progress.render())
     return console.file.getvalue().splitlines()
 
 
 def test_the_bar_fits_60_columns_and_shows_accuracy_and_the_time_left() -> None:
-    progress = BenchProgress(Console(file=StringIO()), is_live=False)
+    progress = BenchScreen(Console(file=StringIO()), is_live=False)
     progress.loading("some/model")
     assert screen(progress) == ["loading some/model"]
     progress.begin(
@@ -411,8 +411,8 @@ def test_the_bar_fits_60_columns_and_shows_accuracy_and_the_time_left() -> None:
 
 def test_the_time_left_counts_this_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 100.0, 110.0])
-    monkeypatch.setattr("gambit.cli.bench_progress.time.monotonic", lambda: next(clock))
-    progress = BenchProgress(Console(file=StringIO()), is_live=False)
+    monkeypatch.setattr("gambit.cli.progress.time.monotonic", lambda: next(clock))
+    progress = BenchScreen(Console(file=StringIO()), is_live=False)
     progress.begin(12, ["sc"], [row("sc", i, True) for i in range(8)])
     progress.on_row(row("sc", 9, True))
     assert progress.seconds_left == pytest.approx(30.0)  # ten seconds a search, three to go
@@ -420,7 +420,7 @@ def test_the_time_left_counts_this_start_only(monkeypatch: pytest.MonkeyPatch) -
 
 def test_nothing_is_drawn_where_nobody_looks() -> None:
     out = StringIO()
-    with BenchProgress(Console(file=out), is_live=False) as progress:
+    with BenchScreen(Console(file=out), is_live=False) as progress:
         progress.begin(2, ["sc"], [])
         progress.on_row(row("sc", 0, True))
     assert out.getvalue() == ""

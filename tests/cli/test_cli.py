@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from gambit import events as ev
 from gambit.cli import main as start_command
 from gambit.cli.app import app
-from gambit.cli.display import Display, report
+from gambit.cli.progress import SearchScreen
+from gambit.cli.results import report
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.results.record import fold, replay
 from gambit.results.result import SearchResult
@@ -418,7 +419,7 @@ def test_a_stop_between_problems_begins_no_other(solve, monkeypatch: pytest.Monk
 def test_the_second_signal_ends_the_process_at_once(name: str, code: int) -> None:
     program = f"""
 import os, signal, time
-from gambit.cli.signals import StopSignal
+from gambit.cli.terminal import StopSignal
 from gambit.errors import ONE_WISH_SECONDS
 with StopSignal(lambda: None) as stop:
     for _ in range(2):  # as `timeout` does it
@@ -471,7 +472,7 @@ def test_doctor_without_torch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.code == 1 and "torch does not import" in outcome.out
 
 
-def screen(display: Display, width: int) -> list[str]:
+def screen(display: SearchScreen, width: int) -> list[str]:
     console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(display.render())
     output = console.file
@@ -482,7 +483,7 @@ def screen(display: Display, width: int) -> list[str]:
 def test_the_live_view_is_made_from_events_and_fits_60_columns(solve) -> None:
     solve("a=1", "--out", "here")
     events = list(ev.read_log(Path("here/events.jsonl")))
-    display = Display(Console(file=StringIO()), is_live=False)
+    display = SearchScreen(Console(file=StringIO()), is_live=False)
     display.loading("some/model")
     assert "loading some/model" in screen(display, 60)[0]
     views = []
@@ -499,7 +500,7 @@ def test_the_live_view_is_made_from_events_and_fits_60_columns(solve) -> None:
 
 def test_the_token_count_between_samples_stays_close(solve) -> None:
     solve("a=1", "--out", "here", "--policy", "sc", "--capacity", "8")
-    display = Display(Console(file=StringIO()), is_live=False)
+    display = SearchScreen(Console(file=StringIO()), is_live=False)
     for event in ev.read_log(Path("here/events.jsonl")):
         if isinstance(event, ev.Sample):
             [view] = display._views.values()
@@ -511,7 +512,7 @@ def test_the_token_count_between_samples_stays_close(solve) -> None:
 def test_several_searches_share_the_live_view(solve) -> None:
     solve("a=1", "--out", "here")
     events = list(ev.read_log(Path("here/events.jsonl")))
-    display = Display(Console(file=StringIO()), is_live=False, num_problems=12)
+    display = SearchScreen(Console(file=StringIO()), is_live=False, num_problems=12)
     for number in range(10):
         for event in events[:-1]:
             display.on_event(f"problem-{number}", event)

@@ -9,9 +9,9 @@ from benchmarks.ray_driver import most_engines, simulated
 from typer.testing import CliRunner
 
 from gambit.cli.app import app
-from gambit.cli.cluster import flags_of
 from gambit.cli.commands import with_values
-from gambit.cli.pool_screen import engine_lines
+from gambit.cli.progress import engine_lines
+from gambit.cli.session import flags_of
 from gambit.cluster.actor import Done, EngineActor, EngineReport, JobDesk, News, Raised
 from gambit.cluster.engines import EngineSlot, EngineState, RemoteJob
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, engine_needs

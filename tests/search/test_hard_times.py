@@ -207,15 +207,15 @@ def test_a_bench_on_a_full_disk_says_so_and_is_gone_on_with(flags: list[str], pr
 def test_a_bench_whose_folder_vanishes_does_not_write_into_nothing(
     flags: list[str], problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gambit.cli.bench_progress import BenchProgress
+    from gambit.cli.progress import BenchScreen
 
     run, seen = tmp_path / "run", []
 
-    def on_row(self: BenchProgress, row: object) -> None:
+    def on_row(self: BenchScreen, row: object) -> None:
         seen.append(row)
         vanish(run)
 
-    monkeypatch.setattr(BenchProgress, "on_row", on_row)
+    monkeypatch.setattr(BenchScreen, "on_row", on_row)
     made = Command("bench", "--benchmark", problems, "--no-report", *flags, "--scorer", "constant", "--out", run,
                    *searching(OPTIONS))  # fmt: skip
     assert made.code == 1 and f"cannot write to {run / ROWS_FILE}: No such file" in made.err and len(seen) == 1

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
 from gambit.cli.options import given, with_config_options
+from gambit.cli.session import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
 from gambit.cli.terminal import NO_ANSWER, OK, exit_with, is_watched, put, say, stderr, warn
 from gambit.config import registry
 from gambit.config.options import EngineConfig, build, overlaid
@@ -249,14 +249,14 @@ def _search(
     from gambit.bench.folder import add_environment
     from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
     from gambit.bench.run import Runner
-    from gambit.cli.bench_progress import BenchProgress
     from gambit.cli.bench_session import local_searches, ray_searches, spread_searches
+    from gambit.cli.progress import BenchScreen
     from gambit.cli.session import only_our_warnings
-    from gambit.cli.signals import StopSignal
+    from gambit.cli.terminal import StopSignal
 
     with (
         RowWriter(folder) as writer,
-        BenchProgress(stderr(), is_live=is_watched() and not is_quiet) as progress,
+        BenchScreen(stderr(), is_live=is_watched() and not is_quiet) as progress,
         only_our_warnings(progress, is_quiet=is_quiet),
         ExitStack() as stack,
     ):

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from gambit.bench.folder import BenchPlan, stamp
 from gambit.bench.run import BenchMaker, LocalSearches, RaySearches, Searches, StampQuestion
-from gambit.cli.bench_progress import BenchProgress
-from gambit.cli.cluster import loaded_in_cluster, needs_in_cluster, solver_maker
-from gambit.cli.pool_screen import engine_lines
-from gambit.cli.session import loaded
+from gambit.cli.progress import BenchScreen, engine_lines
+from gambit.cli.session import loaded, loaded_in_cluster, needs_in_cluster, solver_maker
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
 from gambit.cluster.spreading import engine_info
@@ -32,7 +30,7 @@ class BenchSession:
 
 @contextmanager
 def local_searches(
-    engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchProgress
+    engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchScreen
 ) -> Iterator[BenchSession]:
     with loaded(engine, progress) as solver:
         yield BenchSession(
@@ -43,7 +41,7 @@ def local_searches(
 
 @contextmanager
 def spread_searches(
-    cluster: ClusterPlan, engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchProgress
+    cluster: ClusterPlan, engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchScreen
 ) -> Iterator[BenchSession]:
     """One search after the other, each on all engines."""
     with loaded_in_cluster(cluster, engine, progress) as (solver, pool):
@@ -56,7 +54,7 @@ def spread_searches(
 
 @contextmanager
 def ray_searches(
-    cluster: ClusterPlan, engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchProgress
+    cluster: ClusterPlan, engine: EngineConfig, plan: BenchPlan, folder: Path, progress: BenchScreen
 ) -> Iterator[BenchSession]:
     with needs_in_cluster(cluster, engine, progress) as needs:
         make = BenchMaker(solver_maker(engine, needs))

@@ -61,8 +61,8 @@ def prefix_value(
     def body() -> int:
         from gambit.bench.datasets import benchmark_for
         from gambit.bench.prefix_value import PrefixPlan, is_done, run, summarise, write_prefix_report
-        from gambit.cli.scorer_display import progress
-        from gambit.cli.signals import StopSignal
+        from gambit.cli.progress import progress_bar
+        from gambit.cli.terminal import StopSignal
         from gambit.engines.base import check_engine
         from gambit.storage.run_folder import check_writable
         from gambit.training.collect import CollectPlan
@@ -93,8 +93,8 @@ def prefix_value(
                 prepare_libraries()
                 with (
                     only_our_warnings(is_quiet=quiet),
-                    progress("traces", is_quiet=quiet) as on_traces,
-                    progress("prefixes", is_quiet=quiet) as on_prefixes,
+                    progress_bar("traces", is_quiet=quiet) as on_traces,
+                    progress_bar("prefixes", is_quiet=quiet) as on_prefixes,
                     StopSignal(lambda: None) as stop,
                 ):
                     refused = run(out, plan, tasks, collecting, on_traces, on_prefixes, stop)

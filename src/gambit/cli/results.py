@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, USER_MISTAKE, put
+from gambit.results.result import STOP_WORDS, Counts, SearchResult, VerifierCost
 
-if TYPE_CHECKING:
-    from gambit.results.result import SearchResult
+MOST_VOTES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,6 @@ class Style:
             self._report(shown)
 
     def _report(self, shown: Shown) -> None:
-        from gambit.cli.display import report
-
         title = shown.result.problem_id if self.has_titles else None
         put(report(shown.result, title=title, verdict=shown.verdict))
         if self.has_titles:
@@ -91,3 +91,91 @@ def _code_of(result: SearchResult) -> int:
 def worst(codes: Iterable[int]) -> int:
     found = set(codes)
     return next(code for code in (FAILURE, USER_MISTAKE, NO_ANSWER, OK) if code in found)
+
+
+# -- the report of one search -----------------------------------------------------------------------------------
+
+
+def report(result: SearchResult, *, title: str | None = None, verdict: str | None = None) -> RenderableType:
+    """The answer, the vote table, what it cost, why it ended and where its log is; a refused problem has only why."""
+    if result.error is not None:
+        return _headline(result, title)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in _facts(result, verdict).items():
+        facts.add_row(name, Text(value))
+    parts: list[RenderableType] = [_headline(result, title)]
+    if result.votes:
+        parts += ["", _vote_table(result)]
+    return Group(*parts, "", facts)
+
+
+def _headline(result: SearchResult, title: str | None) -> Text:
+    name = f"{title}: " if title else ""
+    if result.error is not None:
+        return Text(f"{name}not solved: {result.error}", style="red")
+    if result.answer is None:
+        return Text(f"{name}no answer: {_why_none(result.counts)}", style="yellow")
+    return Text.assemble(f"{name}answer: ", (result.answer, "bold green"))
+
+
+def _why_none(counts: Counts) -> str:
+    if counts.completed == 0:
+        return "no trace was completed"
+    return f"none of the {counts.completed} completed traces gave one"
+
+
+def _vote_table(result: SearchResult) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    table.add_column("  answer", overflow="fold")
+    has_islands = result.num_islands > 1
+    for name in ("weight", "traces", "roots", *(("islands",) if has_islands else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in result.votes[:MOST_VOTES]:
+        counts = (entry.traces, entry.roots, *((entry.islands,) if has_islands else ()))
+        table.add_row(Text(f"  {entry.answer}"), f"{entry.weight:.2f}", *(f"{count:,}" for count in counts))
+    hidden = result.votes[MOST_VOTES:]
+    if hidden:
+        weight, traces = sum(entry.weight for entry in hidden), sum(entry.traces for entry in hidden)
+        table.add_row(f"  {len(hidden)} other answers", f"{weight:.2f}", f"{traces:,}", "")
+    if result.num_abstained:
+        table.add_row("  none", "", f"{result.num_abstained:,}", "")
+    return table
+
+
+def _facts(result: SearchResult, verdict: str | None) -> dict[str, str]:
+    tokens, seconds = result.tokens, result.seconds
+    facts = {"expected": verdict} if verdict else {}
+    facts |= {
+        "traces": _trace_counts(result.counts),
+        "tokens": f"{tokens.generated:,} generated, {tokens.reused:,} reused, {tokens.recomputed:,} recomputed; "
+        f"sharing {result.sharing.factor:.2f}",
+        "seconds": f"{seconds.total:.1f}, of these {seconds.engine:.1f} engine, {seconds.search:.1f} search",
+        "search": f"{result.policy}, seed {result.seed}" + ("" if result.pool is None else f", {result.pool}"),
+        "stopped": STOP_WORDS[result.stop_reason],
+    }
+    if (waiting := result.waiting).traces:
+        facts["waiting"] = (
+            f"{waiting.traces:,} traces, {waiting.steps / waiting.traces:,.0f} steps each, "
+            f"{waiting.seconds / waiting.traces:.1f} s each, at most {waiting.most_seconds:.1f} s"
+        )
+    if (verifier := result.verifier) is not None:
+        facts["verifier"] = _verifier_words(verifier)
+    return facts | ({"run": result.out_dir} if result.out_dir else {})
+
+
+def _verifier_words(cost: VerifierCost) -> str:
+    words = f"{cost.thoughts:,} thoughts, {cost.tokens:,} tokens read in {cost.seconds:.1f} s"
+    words += f", waited for {cost.seconds_waited:.1f} s"
+    if not cost.is_repeatable:
+        words += "; nothing waited for its scores (--verifier-async): another run may go another way"
+    return words if cost.lost is None else f"{words}; given up: {cost.lost}"
+
+
+def _trace_counts(counts: Counts) -> str:
+    """Where all traces came from and what became of them: the two sums are equal."""
+    ended = ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number or name == "completed")
+    notes = {"were evicted": counts.evicted, "of the completed have no vote": counts.discarded}
+    noted = "".join(f"; {number:,} {words}" for words, number in notes.items() if number)
+    return f"{counts.roots:,} roots + {counts.branched:,} branched: {ended}{noted}"

@@ -163,7 +163,8 @@ def train(
 
 
 def _train_on_states(plan: TrainPlan, out: Path, as_json: bool, verbose: bool) -> None:
-    from gambit.cli.scorer_display import progress, show_training
+    from gambit.cli.progress import progress_bar
+    from gambit.cli.scorer_display import show_training
     from gambit.scorers.checkpoint import save_checkpoint
     from gambit.storage.run_folder import check_replaceable
     from gambit.training.train import datasets_of, recipes_for
@@ -175,7 +176,7 @@ def _train_on_states(plan: TrainPlan, out: Path, as_json: bool, verbose: bool) -
     datasets = datasets_of(plan, skipped)
     for line in dict.fromkeys(skipped):
         warn(line)
-    with progress("training") as advance:
+    with progress_bar("training") as advance:
         trained = run(plan, datasets, advance, say if verbose else lambda _: None)
     save_checkpoint(trained.best.scorer, out, trained.metadata)
     show_training(out, trained, as_json)

@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.cluster import CpusPerEngine, Engines, GpusPerEngine, Ray, cluster_plan, needs_in_cluster, solver_maker
-from gambit.cli.session import check_model, only_our_warnings, prepare_libraries, sole_writer
+from gambit.cli.session import (
+    CpusPerEngine,
+    Engines,
+    GpusPerEngine,
+    Ray,
+    check_model,
+    cluster_plan,
+    needs_in_cluster,
+    only_our_warnings,
+    prepare_libraries,
+    sole_writer,
+    solver_maker,
+)
 from gambit.cli.terminal import OK, exit_with, put, say
 from gambit.errors import EngineError, StorageError, UserError
 
 if TYPE_CHECKING:
-    from gambit.cli.signals import StopSignal
+    from gambit.cli.terminal import StopSignal
     from gambit.cluster.plan import ClusterPlan
     from gambit.training.collect import CollectEngines, CollectPlan
     from gambit.training.sampling import Task
@@ -174,13 +185,13 @@ def merge(
 
 
 def _collect(tasks: Sequence[Task], plan: CollectPlan, is_quiet: bool) -> int:
-    from gambit.cli.scorer_display import progress
-    from gambit.cli.signals import StopSignal
+    from gambit.cli.progress import progress_bar
+    from gambit.cli.terminal import StopSignal
 
     prepare_libraries()
     with (
         only_our_warnings(is_quiet=is_quiet),
-        progress("collecting", is_quiet=is_quiet) as advance,
+        progress_bar("collecting", is_quiet=is_quiet) as advance,
         StopSignal(lambda: None) as stop,
     ):
         return _sample_and_store(tasks, plan, None, advance, stop)
@@ -190,9 +201,8 @@ def _collect_on_ray(
     tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPlan, is_quiet: bool, *, is_size_open: bool
 ) -> int:
     """`is_size_open`: how many traces an engine samples at a time is left to what it runs on."""
-    from gambit.cli.pool_screen import engine_lines
-    from gambit.cli.scorer_display import progress
-    from gambit.cli.signals import StopSignal
+    from gambit.cli.progress import engine_lines, progress_bar
+    from gambit.cli.terminal import StopSignal
     from gambit.cluster.engines import EnginePool
     from gambit.training.collect import sampling_engine, thought_scorer
     from gambit.training.ray_sampling import CollectMaker, RayEngines
@@ -206,7 +216,7 @@ def _collect_on_ray(
         make = CollectMaker(solver_maker(sampling_engine(plan), needs, thought_scorer(plan)), plan)
         with (
             EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.most_problems_at_once) as pool,
-            progress("collecting", is_quiet=is_quiet, lines=lambda: engine_lines(pool.slots)) as advance,
+            progress_bar("collecting", is_quiet=is_quiet, lines=lambda: engine_lines(pool.slots)) as advance,
             StopSignal(lambda: None) as stop,
         ):
             return _sample_and_store(tasks, plan, lambda: RayEngines(pool, stop), advance, stop)

@@ -1,51 +1,23 @@
-"""What a person sees of `gambit scorer`: progress, tables, metadata."""
+"""Tables and sentences of `gambit scorer`."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
-from gambit.cli.terminal import put, stderr
+from gambit.cli.terminal import put
 from gambit.events import Json
 
 if TYPE_CHECKING:
     from gambit.training.collect import CollectSummary
     from gambit.training.evaluate import ScorerReport
     from gambit.training.train import Trained
-
-
-class BarWithLines(Progress):
-    """A bar, and below it lines of the moment."""
-
-    lines: Callable[[], Sequence[str]] = tuple
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in self.lines())
-
-
-@contextmanager
-def progress(
-    what: str, *, is_quiet: bool = False, lines: Callable[[], Sequence[str]] = tuple
-) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time that is left, on a terminal only."""
-    console = stderr()
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
-    with BarWithLines(*columns, console=console, disable=is_quiet or not console.is_terminal, transient=True) as bar:
-        bar.lines = lines
-        job = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(job, completed=done, total=total)
 
 
 def summary_line(summary: CollectSummary, out: Path, seconds: float) -> str:

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.cluster import (
+from gambit.cli.commands import BriefCommand, HelpAll, made_command
+from gambit.cli.options import with_config_options
+from gambit.cli.session import (
     CpusPerEngine,
     Engines,
     GpusPerEngine,
     Ray,
+    check_model,
     cluster_plan,
+    loaded,
     needs_in_cluster,
+    only_our_warnings,
     solver_maker,
 )
-from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import with_config_options
-from gambit.cli.session import check_model, loaded, only_our_warnings
 from gambit.cli.solve import read_configs
 from gambit.cli.terminal import FAILURE, OK, exit_with, failed, say
 from gambit.errors import UserError

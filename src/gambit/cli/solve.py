@@ -13,31 +13,33 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from gambit.cli.cluster import (
+from gambit.cli.commands import BriefCommand, HelpAll, made_command
+from gambit.cli.options import given, with_config_options
+from gambit.cli.results import Shown, Style, Tally
+from gambit.cli.session import (
     CpusPerEngine,
     Engines,
     GpusPerEngine,
     Ray,
     Spread,
     check_alone,
+    check_model,
     cluster_plan,
+    loaded,
     loaded_in_cluster,
     needs_in_cluster,
+    only_our_warnings,
+    sole_writer,
     solver_maker,
 )
-from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import given, with_config_options
-from gambit.cli.results import Shown, Style, Tally
-from gambit.cli.session import check_model, loaded, only_our_warnings, sole_writer
 from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
 from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.errors import StorageError, UserError
 from gambit.storage.lines import append_synced
 
 if TYPE_CHECKING:
-    from gambit.cli.display import Display
-    from gambit.cli.live import LiveScreen
-    from gambit.cli.signals import StopSignal
+    from gambit.cli.progress import LiveScreen, SearchScreen
+    from gambit.cli.terminal import StopSignal
     from gambit.cluster.plan import ClusterPlan
     from gambit.events import Event
     from gambit.results.result import SearchResult
@@ -183,8 +185,8 @@ def _run(job: SolveJob) -> int:
 def _run_on_ray(job: SolveJob, cluster: ClusterPlan) -> int:
     """The same with engines elsewhere, whose files are written here."""
     from gambit.answers import Grader
-    from gambit.cli.pool_screen import PoolScreen
-    from gambit.cli.signals import StopSignal
+    from gambit.cli.progress import PoolScreen
+    from gambit.cli.terminal import StopSignal
     from gambit.cluster.engines import EnginePool
     from gambit.cluster.work import ClusterSolver
 
@@ -211,7 +213,7 @@ class SolveSession:
     """A loaded model with what surrounds it on a terminal."""
 
     solver: Solver | SpreadSolver
-    display: Display
+    display: SearchScreen
     stop: StopSignal
 
     def listener(self, problem_id: str) -> Callable[[Event], None] | None:
@@ -228,11 +230,11 @@ def open_session(
     is_quiet: bool = False,
     cluster: ClusterPlan | None = None,
 ) -> Iterator[SolveSession]:
-    from gambit.cli.display import Display
-    from gambit.cli.signals import StopSignal
+    from gambit.cli.progress import SearchScreen
+    from gambit.cli.terminal import StopSignal
 
     with (
-        Display(stderr(), is_live=is_watched() and not is_quiet, num_problems=num_problems) as display,
+        SearchScreen(stderr(), is_live=is_watched() and not is_quiet, num_problems=num_problems) as display,
         only_our_warnings(display, is_quiet=is_quiet),
         _loaded_solver(engine, cluster, display) as solver,
         StopSignal(display.stopping) as stop,
@@ -243,7 +245,7 @@ def open_session(
 
 @contextmanager
 def _loaded_solver(
-    engine: EngineConfig, cluster: ClusterPlan | None, display: Display
+    engine: EngineConfig, cluster: ClusterPlan | None, display: SearchScreen
 ) -> Iterator[Solver | SpreadSolver]:
     if cluster is None:
         with loaded(engine, display) as solver:

@@ -1,31 +1,35 @@
-"""Prints to stdout and stderr, and ends a command with an exit code."""
+"""Printing to stdout and stderr, signals, and the exit code of a command."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import typer
 
-from gambit.errors import GambitError, UserError
+from gambit.errors import GambitError, StopWish, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 OK, FAILURE, USER_MISTAKE, NO_ANSWER, INTERRUPTED = 0, 1, 2, 3, 130
-PIPE_WIDTH = 200  # nobody looks at it: lines need not be folded
+PIPE_WIDTH = 200  # of output that is no terminal's: its lines need not be folded
+SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
 def exit_with(body: Callable[[], int]) -> NoReturn:
-    """Run a command inside typer, and leave with its exit code."""
+    """Runs a command inside typer, and leaves with its exit code."""
     raise typer.Exit(exit_code(body))
 
 
 def exit_code(body: Callable[[], int]) -> int:
-    """Of what was run; whatever goes wrong is one sentence without a stack trace."""
+    """Returns the exit code of a command; a failure is printed as one sentence without a stack trace."""
     try:
         return body()
     except UserError as error:
@@ -35,13 +39,13 @@ def exit_code(body: Callable[[], int]) -> int:
     except KeyboardInterrupt as error:
         return failed(error, "interrupted", INTERRUPTED)
     except BrokenPipeError:
-        raise  # nobody reads on: typer ends quietly
+        raise  # the reader of the pipe is gone: typer ends quietly
     except Exception as error:
         return failed(error, f"{_first_line(error)} (GAMBIT_DEBUG=1 shows the traceback)", FAILURE)
 
 
 def failed(error: BaseException, message: str, code: int) -> int:
-    """Say what went wrong; gives the exit code back."""
+    """Prints an error and returns the exit code."""
     if os.environ.get("GAMBIT_DEBUG"):
         traceback.print_exception(error)
     say(f"error: {message}", style="red")
@@ -56,7 +60,7 @@ def _first_line(error: Exception) -> str:
 
 
 def put(content: RenderableType) -> None:
-    """To stdout; tables pad their lines, which is of no use in a pipe."""
+    """Prints to stdout, in a pipe without the spaces that pad a table's lines."""
     console = stdout()
     if console.is_terminal:
         console.print(content)
@@ -67,10 +71,12 @@ def put(content: RenderableType) -> None:
 
 
 def say(message: str, style: str = "") -> None:
+    """Prints a line to stderr."""
     stderr().print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def warn(message: str) -> None:
+    """Prints a warning to stderr."""
     say(f"warning: {message}", style="yellow")
 
 
@@ -87,5 +93,41 @@ def stderr() -> Console:
 
 
 def is_watched() -> bool:
-    """Whether somebody looks: live displays are for terminals alone."""
+    """Returns whether both streams are terminals: live displays are for these alone."""
     return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM: the first makes a call of this object return True, a later one ends the process at once."""
+
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        self._on_stop = on_stop
+        self._number: int | None = None
+        self._wish = StopWish()
+        self._previous: dict[int, _Handler] = {}
+
+    def __call__(self) -> bool:
+        return self._number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code by the shell's convention: 128 + the signal, or 0 without one."""
+        return 0 if self._number is None else 128 + self._number
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._wish.is_repeated():
+            if os.isatty(2):
+                os.write(2, SHOW_CURSOR)
+            os._exit(128 + number)
+        if self._number is None:
+            self._number = number
+            self._on_stop()
