@@ -325,7 +325,8 @@ def run_pool(
     """One search to its end; gives it and its seconds."""
     from gambit.config import registry
     from gambit.engines.base import SearchSpec
-    from gambit.search.loop import Callbacks, Search, run_searches
+    from gambit.search.loop import Search, run_searches
+    from gambit.search.pool import Callbacks
     from gambit.text.boundary import BoundaryRule
 
     settings = settings_of(pool)

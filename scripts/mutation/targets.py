@@ -26,10 +26,10 @@ GROUPS = {
         ("gambit/tree.py",), ("search/tree", "search/loop", "search/log", "policies/islands", "policies/doubt")
     ),
     "loop": Group(
-        tuple(f"gambit/search/{name}.py" for name in ("loop", "execution", "judging", "limits")),
+        tuple(f"gambit/search/{name}.py" for name in ("loop", "pool", "scores", "limits")),
         (
             "search/loop",
-            "search/judging",
+            "search/scores",
             "search/limits",
             "search/log",
             "search/consensus",

@@ -22,7 +22,7 @@ from gambit.types import (
     TraceEnd,
 )
 from support.scripted import PuppetEngine, ScriptedEngine, admit
-from support.searching import make_search, make_settings, run_one
+from support.searching import absorb, make_search, make_settings, run_one
 
 ALL = ["best-of-n", "deepconf", "gambit", "sc", "single", "slim-sc", "step"]
 
@@ -32,7 +32,7 @@ def drive(steps, settings, **options):
     watched.search.begin()
     for _ in steps:
         batch = watched.search._engine.step()
-        watched.search.absorb(batch.searches[1], batch)
+        absorb(watched.search, batch)
         if watched.search.is_stopped:
             watched.search.conclude()
             break

@@ -33,7 +33,7 @@ from gambit.types import (
     TraceKey,
 )
 from support.scripted import PuppetEngine, ScriptedEngine, admit
-from support.searching import make_search, make_settings, run_one
+from support.searching import absorb, make_search, make_settings, run_one
 
 
 def endless(**options):
@@ -188,6 +188,12 @@ class Acting:
     def __init__(self, *rounds):
         self._rounds = rounds
 
+    def __call__(self, policy):
+        return self
+
+    def initial_state(self):
+        return 0
+
     def decide(self, state, view):
         return state + 1, self._rounds[state] if state < len(self._rounds) else ()
 
@@ -196,16 +202,13 @@ def test_new_traces_of_a_round_go_to_the_engine_together_and_before_their_parent
     rule = OnPressure(PressureAction.QUEUE)
     engine = Noting(finish_chance=0.0, thought_chance=0.0)
     engine.told = []
-    watched = make_search(engine, make_settings(capacity=9, max_new_tokens=20))
     branches = [Branch(parent, 4, rule) for parent in (0, 1, 2)]
-    watched.search._policy_state, watched.search._policy = (
-        0,
-        Acting(
-            [Start(3, rule), Start(1, rule)],
-            [Prune(3, "weak"), branches[0], branches[1], Prune(2, "weak"), branches[0], Prune(0, "weak"), branches[1]],
-            [Branch(4, 4, rule), Stop()],
-        ),
+    acting = Acting(
+        [Start(3, rule), Start(1, rule)],
+        [Prune(3, "weak"), branches[0], branches[1], Prune(2, "weak"), branches[0], Prune(0, "weak"), branches[1]],
+        [Branch(4, 4, rule), Stop()],
     )
+    watched = make_search(engine, make_settings(capacity=9, max_new_tokens=20), wrap=acting)
     list(run_searches(engine, [watched.search]))
     began, *rounds = engine.told
     assert began == ("submit", 0, 1, 2, 3)
@@ -480,14 +483,13 @@ def test_new_traces_are_told_all_that_was_decided():
         capacity=9, islands=3, max_new_tokens=77, sampling=sampling, child_temperature=2.0, ghost_parents=True,
         budget_tokens=12,
     )  # fmt: skip
-    watched = make_search(engine, settings)
     stop_rule = StopRule(4, 1.5)
     acting = Acting(
         [Start(1, rule, island=0), Start(2, rule, stop_rule, island=1)],
         [Branch(2, 2, other), Evict(1, "floor"), Branch(1, 1, other)],
     )
     acting.wake = Wake(every_steps=2)
-    watched.search._policy_state, watched.search._policy = 0, acting
+    watched = make_search(engine, settings, wrap=acting)
     list(run_searches(engine, [watched.search]))
     first, second, third, child, ghosts_child = engine.submitted
     assert [spec.key for spec in engine.submitted] == [TraceKey(1, i) for i in range(5)]
@@ -513,7 +515,6 @@ def test_a_split_puts_every_root_where_its_random_numbers_belong():
     engine = PuppetEngine([SearchStep(admitted=admit(0, 1, 2, 3), num_generated=4), *[STEP] * 4])
     engine.steps[2] = SearchStep(admitted=admit(4, reused=2), num_generated=4)
     settings = make_settings(capacity=9, num_traces=9, islands=2, budget_tokens=20)
-    watched = make_search(engine, settings)
     acting = Acting(
         [Start(3, rule, island=0), Start(1, rule, island=1)],
         [Branch(2, 2, rule), Prune(1, "weak")],
@@ -521,7 +522,7 @@ def test_a_split_puts_every_root_where_its_random_numbers_belong():
         [Start(1, rule, island=3), Branch(4, 4, rule)],
     )
     acting.wake = Wake(every_steps=2)
-    watched.search._policy_state, watched.search._policy = 0, acting
+    watched = make_search(engine, settings, wrap=acting)
     list(run_searches(engine, [watched.search]))
     (split,) = [event for event in watched.events if isinstance(event, ev.IslandsSplit)]
     assert (split.step, split.islands, split.swap_size, split.warmup_tokens) == (4, 4, 3, 7) and split.why == "in doubt"
@@ -575,7 +576,7 @@ def begun(engine, **options):
     watched = make_search(engine, make_settings(**{"capacity": 2, "check_interval": 99, **options}))
     watched.search.begin()
     batch = engine.step()
-    watched.search.absorb(batch.searches[1], batch)
+    absorb(watched.search, batch)
     return watched
 
 
@@ -626,9 +627,9 @@ def test_what_a_live_trace_has_said_is_asked_for_by_its_number_and_from_a_place_
     watched.search.begin()
     for _ in range(3):
         batch = engine.step()
-        watched.search.absorb(batch.searches[5], batch)
+        absorb(watched.search, batch)
     said = engine.emitted[TraceKey(5, 1)]
-    assert list(watched.search.tokens_of(1, 0)) == said and list(watched.search.tokens_of(1, 2)) == said[2:]
+    assert list(watched.search.pool.tokens_of(1, 0)) == said and list(watched.search.pool.tokens_of(1, 2)) == said[2:]
 
 
 def test_the_vote_in_the_log_is_the_result():

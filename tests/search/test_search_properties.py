@@ -56,7 +56,7 @@ def test_tokens_are_what_the_engine_emitted_and_the_ledger_adds_up(schedule, cho
         assert len(tree.tokens_of(trace.id)) == trace.num_tokens
         if trace.parent is not None:
             assert tree.tokens_of(trace.id)[: trace.inherited] == tree.tokens_of(trace.parent)[: trace.inherited]
-    assert result.tokens.generated == sum(map(len, emitted.values())) == watched.search.num_generated
+    assert result.tokens.generated == sum(map(len, emitted.values())) == watched.search.meter.num_generated
     admitted = [trace for trace in tree.traces if trace.num_admissions]
     inherited = sum(trace.inherited for trace in admitted)
     first_recomputed = sum(trace.inherited - trace.reused for trace in admitted)

@@ -6,7 +6,7 @@ from gambit import events as ev
 from gambit.engines.base import EngineInfo
 from gambit.tree import TraceTree
 from gambit.types import Admission, Aggregation, Progress, SearchStep, StepBatch, StepSeconds, ThoughtScore
-from support.searching import counted, make_search, make_settings
+from support.searching import absorb, counted, make_search, make_settings
 
 
 class QuietEngine:
@@ -49,10 +49,10 @@ def begun(capacity, **options):
     return engine, search
 
 
-def absorb(engine, search):
+def stepped(engine, search):
     batch = engine.step()
     with counted() as counts:
-        search.absorb(batch.searches[1], batch)
+        absorb(search, batch)
     return counts
 
 
@@ -61,9 +61,9 @@ def test_a_step_in_which_nothing_ends_costs_the_same_whatever_the_pool(options):
     work = {}
     for capacity in (4, 64, 1024):
         engine, search = begun(capacity, **options)
-        absorb(engine, search)
+        stepped(engine, search)
         asked = engine.num_progress
-        work[capacity] = [absorb(engine, search) for _ in range(5)]
+        work[capacity] = [stepped(engine, search) for _ in range(5)]
         assert engine.num_progress == asked
     assert work[4] == work[64] == work[1024]
     assert work[4][0]["line"] < 100
@@ -75,8 +75,8 @@ def test_a_round_is_linear_in_the_pool():
         engine, search = begun(capacity)
         for _ in range(99):
             batch = engine.step()
-            search.absorb(batch.searches[1], batch)
-        lines[capacity] = absorb(engine, search)["line"]
+            absorb(search, batch)
+        lines[capacity] = stepped(engine, search)["line"]
         assert len(search.record.tree.traces) == capacity + capacity // 4
     assert lines[256] < 4.2 * lines[64] and lines[1024] < 4.2 * lines[256]
 
@@ -84,11 +84,11 @@ def test_a_round_is_linear_in_the_pool():
 def test_only_traces_that_end_a_thought_are_touched():
     def cost(capacity, ended):
         engine, search = begun(capacity)
-        absorb(engine, search)
+        stepped(engine, search)
         step = SearchStep((), (), capacity, tuple(ThoughtScore(i, 0.5, 50) for i in range(ended)))
         batch = StepBatch({1: step}, 0, 1, StepSeconds())
         with counted() as counts:
-            search.absorb(step, batch)
+            absorb(search, batch)
         return counts
 
     assert cost(8, 3) == cost(512, 3)

@@ -84,7 +84,7 @@ class SpreadRun:
                 callbacks = dataclasses.replace(
                     search._callbacks, on_event=reporter.on_event, after_step=reporter.after_step
                 )
-                search._callbacks = search._recorder._callbacks = callbacks
+                search._callbacks = search.pool._callbacks = callbacks
                 return search
 
             return StartedPart(host.submit(make), reporter, gate)

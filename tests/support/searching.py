@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 from hypothesis import strategies as st
 
@@ -21,11 +22,11 @@ from gambit.engines.base import Engine, SearchSpec
 from gambit.policies.base import requirements_of
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
-from gambit.search.loop import Search, run_searches
-from gambit.search.recorder import Callbacks
+from gambit.search.loop import Search, SearchBatch, run_searches
+from gambit.search.pool import Callbacks
 from gambit.search.scores import VerifierUse
 from gambit.text.boundary import BoundaryRule
-from gambit.types import Aggregation, Sampling
+from gambit.types import Aggregation, Sampling, StepBatch
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 
@@ -237,3 +238,11 @@ POOLS = (FallbackPool(0.6, 4, 4, 4), FallbackPool(0.0, 8, 8, 6))
 
 def doubt_of(spread=SPREAD, auc=0.9, pools=POOLS):
     return Doubt(auc, spread, is_probability=True, pools=pools)
+
+
+def absorb(search: Search, batch: StepBatch) -> None:
+    """Gives a search one engine step, as if others ran beside it."""
+    search.is_waiting = False
+    loop = SearchBatch(SimpleNamespace(step=lambda: batch))
+    loop.running[search.number] = search
+    loop.step()

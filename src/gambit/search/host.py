@@ -6,8 +6,9 @@ import atexit
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gambit.engines.base import Engine
@@ -30,11 +31,11 @@ class SearchTicket:
     result: Future[SearchResult] = field(default_factory=Future)
     failed_alone: bool = False
     is_abandoned: bool = False  # nobody waits for its result
-    _is_cancelled: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
         """End it within two engine steps, with the best vote so far."""
-        self._is_cancelled.set()
+        self.is_cancelled.set()
 
     def abandon(self) -> None:
         """As `cancel`, for one whose vote nobody reads: comparing its answers must not hold up the votes of others."""
@@ -44,11 +45,7 @@ class SearchTicket:
     @property
     def is_pressing(self) -> bool:
         """Whether it begins without room: others wait for it, or it is called off and needs nothing but its end."""
-        return not self.may_wait or self._is_cancelled.is_set()
-
-    @property
-    def is_unwanted(self) -> bool:
-        return self._is_cancelled.is_set() or self.should_stop()
+        return not self.may_wait or self.is_cancelled.is_set()
 
 
 class SearchHost:
@@ -110,33 +107,28 @@ class SearchHost:
         engine.close()
 
     def _take_in(self, batch: SearchBatch) -> bool:
-        """Everything that waits to be done, for as long as there is nothing to step; False at the end."""
-        for item in self._items(batch):
-            if item is None:
-                self._begin_all(batch)
-                return False
-            self._line.append(item)
-        self._begin_some(batch)
-        return True
+        """Takes in what was submitted, and waits for it where there is nothing to step; returns False at the end."""
+        is_open = True
+        with suppress(queue.Empty):
+            while is_open:
+                ticket = self._inbox.get(block=not batch.running and not self._line)
+                is_open = ticket is not None
+                if ticket is not None:
+                    self._line.append(ticket)
+        if self._line:
+            self._begin_some(batch, is_end=not is_open)
+        return is_open
 
-    def _items(self, batch: SearchBatch) -> Iterator[SearchTicket | None]:
-        while True:
-            try:
-                yield self._inbox.get(block=not batch.running and not self._line)
-            except queue.Empty:
-                return
+    def _begin_some(self, batch: SearchBatch, *, is_end: bool) -> None:
+        """Begins searches that need no room, and others while there is some.
 
-    def _begin_some(self, batch: SearchBatch) -> None:
-        pressing = [ticket for ticket in self._line if ticket.is_pressing]
-        for ticket in pressing:
-            self._line.remove(ticket)
-            self._begin(batch, ticket)
+        At the end all begin, and are stopped at once: every caller gets a result.
+        """
+        for ticket in list(self._line):
+            if is_end or ticket.is_pressing:
+                self._line.remove(ticket)
+                self._begin(batch, ticket)
         while self._line and batch.has_room:
-            self._begin(batch, self._line.popleft())
-
-    def _begin_all(self, batch: SearchBatch) -> None:
-        """At the end those that still wait begin too, and are stopped at once: whoever waits for them gets a result."""
-        while self._line:
             self._begin(batch, self._line.popleft())
 
     def _begin(self, batch: SearchBatch, ticket: SearchTicket) -> None:
@@ -150,17 +142,21 @@ class SearchHost:
         self._finish(batch.add(search))
 
     def _step(self, batch: SearchBatch) -> None:
-        self._finish(batch.stop(filter(self._is_unwanted, batch.running.values())))
+        unwanted = [search for search in batch.running.values() if self._is_unwanted(search)]
+        if unwanted:
+            self._finish(batch.stop(unwanted))
         if not batch.running:
             return
         try:
-            self._finish(batch.step())
+            if stopped := batch.step():
+                self._finish(stopped)
         except BaseException as error:
             self._finish(batch.stop_all(StopReason.FAILED, str(error)), error)
 
     def _is_unwanted(self, search: Search) -> bool:
+        ticket = self._tickets[search]
         try:
-            return self._tickets[search].is_unwanted
+            return ticket.is_cancelled.is_set() or ticket.should_stop()
         except Exception as error:  # the caller's own function
             search.failure = error
             return True

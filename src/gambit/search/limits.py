@@ -24,7 +24,7 @@ VOTE_SHARE, MAX_VOTE_SECONDS = 0.1, 5.0  # of a time budget, kept for the vote
 
 
 def until_vote(budget_seconds: float) -> float:
-    """Seconds of a time budget in which traces may run."""
+    """Returns the seconds of a time budget in which traces may run."""
     return budget_seconds - min(VOTE_SHARE * budget_seconds, MAX_VOTE_SECONDS)
 
 
@@ -32,82 +32,68 @@ class SearchLimits:
     """The target and the budgets of one search, and its clock."""
 
     def __init__(self, settings: SearchSettings, islands: Islands, tree: TraceTree) -> None:
-        self._settings = settings
         self.islands = islands
+        self._settings = settings
         self._tree = tree
         self._num_wanted = islands.num_wanted
-        self._began = time.monotonic()
+        self.start_clock()
 
     def start_clock(self) -> None:
+        budget = self._settings.budget_seconds
         self._began = time.monotonic()
+        # On the monotonic clock: when traces stop, and when the vote has to be there.
+        self.search_deadline = math.inf if budget is None else self._began + until_vote(budget)
+        self.vote_deadline = math.inf if budget is None else self._began + budget
 
     @property
     def seconds(self) -> float:
-        """Since the search began."""
+        """Seconds since the search began."""
         return time.monotonic() - self._began
 
     @property
-    def search_deadline(self) -> float:
-        """On the monotonic clock: then traces stop, and the rest of the time is for the vote."""
-        return self._began + self._seconds_to_search
-
-    @property
-    def vote_deadline(self) -> float:
-        budget = self._settings.budget_seconds
-        return math.inf if budget is None else self._began + budget
-
-    @property
-    def _seconds_to_search(self) -> float:
-        budget = self._settings.budget_seconds
-        return math.inf if budget is None else until_vote(budget)
+    def is_time_up(self) -> bool:
+        return time.monotonic() >= self.search_deadline
 
     @property
     def has_enough_traces(self) -> bool:
-        """Whether as many are complete as were asked for, on every island."""
+        """Whether as many traces are complete as were asked for, on every island."""
         if self._tree.count(TraceState.FINISHED) < self._num_wanted:
             return False
         return self.islands.are_complete(trace.island for trace in self._tree.in_state(TraceState.FINISHED))
 
     def due_reason(self, num_generated: int, *, is_settled: bool) -> StopReason | None:
-        """Why the search must stop now; None where it goes on. `is_settled`: its vote cannot change any more.
+        """Returns why the search must stop now; None where it goes on. `is_settled`: its vote cannot change any more.
 
-        A part of a search ends with its own traces: whoever has all parts watches over budgets and the vote.
+        A part of a search ends with its own traces: the budgets and the vote are the whole's.
         """
         if self._settings.part is not None:
-            return self.end_of_traces
+            return self._end_of_traces(self._tree.num_live)
         if (reason := self.reason_in_pool(num_generated, is_settled=is_settled)) is not None:
             return reason
-        return StopReason.BUDGET_SECONDS if self.is_time_up else None
+        return StopReason.BUDGET_SECONDS if time.monotonic() >= self.search_deadline else None
 
     def reason_in_pool(self, num_generated: int, *, is_settled: bool) -> StopReason | None:
-        """As `due_reason`, whatever the time: the same in every run with the same seed."""
-        settings, tree = self._settings, self._tree
-        completed = tree.count(TraceState.FINISHED)
-        if settings.budget_traces is not None and completed >= settings.budget_traces:
+        """Returns the same as `due_reason`, whatever the time: it is equal in every run with the same seed."""
+        settings, num_live = self._settings, self._tree.num_live
+        if settings.budget_traces is not None and self._tree.count(TraceState.FINISHED) >= settings.budget_traces:
             return StopReason.BUDGET_TRACES
         if is_settled and not self.has_enough_traces:
             return StopReason.CONSENSUS
-        if (reason := self.end_of_traces) is not None:
+        if (reason := self._end_of_traces(num_live)) is not None:
             return reason
         # The cap is never passed: a step that might generate more than what is left is not taken.
-        if settings.budget_tokens is not None and num_generated + tree.num_live > settings.budget_tokens:
+        if settings.budget_tokens is not None and num_generated + num_live > settings.budget_tokens:
             return StopReason.BUDGET_TOKENS
         return None
 
-    @property
-    def is_time_up(self) -> bool:
-        return self.seconds >= self._seconds_to_search
-
-    @property
-    def end_of_traces(self) -> StopReason | None:
-        """Enough traces are complete, or none is left."""
+    def _end_of_traces(self, num_live: int) -> StopReason | None:
         if self.has_enough_traces:
             return StopReason.COMPLETED
-        return StopReason.EXHAUSTED if self._tree.num_live == 0 else None
+        return None if num_live else StopReason.EXHAUSTED
 
 
-class Rounds:
-    """Watches over the vote. A search without `first_traces` has one round, which the vote may cut short."""
+class VoteWatch:
+    """Looks at the vote while traces run. A search without `first_traces` has one round, which it may cut short."""
 
     def __init__(
         self,
@@ -128,8 +114,9 @@ class Rounds:
         self._equivalent_until = equivalent_until
         self._has_news = False  # a trace has ended since the vote was looked at, or has got its score
 
-    def note(self, has_finished: bool) -> None:
-        self._has_news |= has_finished
+    def note_end(self) -> None:
+        """Notes that a trace has finished."""
+        self._has_news = True
 
     @property
     def must_wait(self) -> bool:
@@ -138,17 +125,17 @@ class Rounds:
         return is_open and not self._scores.have_come
 
     def look(self, at: int, *, is_check: bool) -> None:
-        """Whether the vote is settled, if it is time to look. `is_check`: a check interval is over.
+        """Finds out whether the vote is settled, if it is time to look. `is_check`: a check interval is over.
 
         The engine stands still while one of its searches waits for its verifier. While traces run, the vote is
         therefore looked at in checks alone, by scores that a check's lag has given time to come.
         """
         consensus = self._settings.consensus
-        if consensus is None or self._settings.part is not None:  # of a part others vote too
-            return
-        if not self._has_news or not (self._is_between or is_check or not self._votes_by_verifier):
+        if consensus is None or not self._has_news:
             return
         if self._votes_by_verifier:
+            if not self._is_between and not is_check:
+                return
             self._scores.collect(at, self._limits.search_deadline, with_latest=self._is_between)
         self._has_news = self._votes_by_verifier and self._scores.are_owed_to_votes
         equivalent = self._equivalent_until(time.monotonic() + CHECK_SECONDS)
@@ -157,7 +144,7 @@ class Rounds:
         )
 
     def plan_next(self) -> bool:
-        """Let as many roots begin again as there are, if it is time to."""
+        """Lets as many roots begin again as there are, if it is time to."""
         if not self._is_between or self.is_settled:
             return False
         self.num_planned = 2 * self._num_roots
@@ -165,7 +152,7 @@ class Rounds:
 
     @property
     def _is_between(self) -> bool:
-        """Nothing of the search runs, and whether there are more traces is for the vote to say."""
+        """Whether nothing of the search runs, and the vote decides if there are more traces."""
         if self.num_planned is None or self._record.tree.num_live or self._limits.has_enough_traces:
             return False
         return self._num_roots < self._settings.num_traces
@@ -187,7 +174,7 @@ def is_over(
     *,
     is_probability: bool,
 ) -> bool:
-    """Whether a search need not go on, as far as its vote is concerned. `is_probability`: whether scores are."""
+    """Returns whether the vote needs no more traces. `is_probability`: scores are chances."""
     least = consensus.min_traces if consensus.fraction is not None else 0
     if record.tree.count(TraceState.FINISHED) < max(least, requirements.provisional_traces):
         return False
@@ -197,7 +184,7 @@ def is_over(
 
 
 def most_to_come(record: SearchRecord, requirements: Requirements) -> int:
-    """How many more traces can still vote."""
+    """Returns how many more traces can still vote."""
     tree, num_traces = record.tree, record.started.num_traces
     if requirements.has_fixed_size:
         return num_traces - tree.count(TraceState.FINISHED) - tree.count(TraceState.PRUNED)

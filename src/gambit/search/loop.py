@@ -1,4 +1,4 @@
-"""The search loop: asks a policy, carries out its decisions on an engine, and records what the engine did."""
+"""The search loop. One step: the engine decodes, scores are noted, the tree follows, the policy decides."""
 
 from __future__ import annotations
 
@@ -7,310 +7,63 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 
 from gambit import events as ev
 from gambit.config.presets import SearchSettings
 from gambit.engines.base import Engine, SearchSpec
-from gambit.policies.base import (
-    Decision,
-    Discard,
-    Policy,
-    PoolView,
-    ScoreUse,
-    SplitIslands,
-    State,
-    Stop,
-    ThoughtView,
-    TraceView,
-    requirements_of,
-)
-from gambit.policies.islands import Islands
+from gambit.policies.base import Decision, Discard, Policy, ScoreUse, SplitIslands, State, Stop, requirements_of
 from gambit.results.record import SearchRecord, voted
 from gambit.results.result import SearchResult
 from gambit.results.vote import NO_VOTE
-from gambit.search.execution import Execution
-from gambit.search.limits import Rounds, SearchLimits
-from gambit.search.recorder import Callbacks, Recorder, trace_view
-from gambit.search.score_spread import SpreadMeter
-from gambit.search.scores import Scores, VerifierScores, VerifierUse
-from gambit.search.thoughts import ThoughtReader
-from gambit.tree import LIVE, TraceState
-from gambit.types import PressureAction, SearchStep, StepBatch, StopReason, TraceKey
+from gambit.search.limits import SearchLimits, VoteWatch
+from gambit.search.pool import Callbacks, TracePool
+from gambit.search.scores import VerifierUse
+from gambit.tree import LIVE, TraceState, TraceTree
+from gambit.types import PressureAction, SearchStep, StepBatch, StopReason
 
-
-@dataclass(slots=True)
-class _Spent:
-    """Seconds by part."""
-
-    engine: float = 0.0
-    scoring: float = 0.0
-    scheduling: float = 0.0
-    search: float = 0.0
-
-
-class Search:
-    """One problem being searched: decides through its policy, executes on the engine, applies events to its record."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        policy: Policy[State],
-        settings: SearchSettings,
-        spec: SearchSpec,
-        started: ev.RunStarted,
-        callbacks: Callbacks,
-        verifier: VerifierUse | None = None,
-    ) -> None:
-        self.record = SearchRecord(started)
-        self._requirements = requirements_of(policy)
-        self._recorder = Recorder(
-            self.record,
-            callbacks,
-            keeps_ghosts=settings.ghost_parents,
-            reads_pruned=self._requirements.pruned_answers,
-            spread=None if settings.doubt is None else SpreadMeter(settings.doubt),
-        )
-        self.result: SearchResult | None = None
-        self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
-        self.is_waiting = False  # nothing of it runs until the verifier has said what the vote needs
-        self.failure: BaseException | None = None  # of this search alone
-        self._error: str | None = None
-        self.num_generated = 0
-        self._engine = engine
-        self._policy = policy
-        self._policy_state = policy.initial_state()
-        need = self._requirements.thoughts
-        self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
-        self._settings = settings
-        self._spec = spec
-        islands = Islands.of(settings)
-        self._scores = self._scores_of(verifier)
-        self._execution = Execution(engine, spec.search, settings, islands, self._recorder, self._scores)
-        self._limits = SearchLimits(settings, islands, self.record.tree)
-        self._rounds = Rounds(
-            settings, self.record, self._requirements, self._scores, self._limits, callbacks.equivalent_until
-        )
-        self._callbacks = callbacks
-        self._num_steps = 0
-        self._kv = (0, 0)
-        self._spent = _Spent()
-
-    def _scores_of(self, use: VerifierUse | None) -> Scores:
-        if use is None:
-            return Scores()
-        assert self._spec.has_verifier, "the engine would evict by its own scores"
-        return VerifierScores(use, self._engine, self.number, self._recorder)
-
-    @property
-    def number(self) -> int:
-        return self._spec.search
-
-    # -- the life of a search ----------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        self._limits.start_clock()
-        self._engine.open(self._spec)
-        self._callbacks.on_event(self.record.started)
-        self._ask_policy()
-        self._stop_if_due()
-        self._tell_of_step()
-
-    def absorb(self, step: SearchStep, batch: StepBatch) -> None:
-        """Apply what an engine step did, then let the policy act if it is its turn."""
-        began, waited = time.perf_counter(), self._scores.seconds_waited
-        self._kv = (batch.kv_used_tokens, batch.kv_capacity_tokens)
-        self._spent.engine += batch.seconds.engine
-        self._spent.scoring += batch.seconds.scoring
-        self._spent.scheduling += batch.seconds.scheduling
-        self._num_steps += step.num_generated > 0
-        self.num_generated += step.num_generated
-        is_check = step.num_generated > 0 and self._num_steps % self._settings.check_interval == 0
-        self._recorder.apply(step, self._scores.note(step, self._num_steps), self._num_steps)
-        if self._reader is not None:
-            self._reader.note(step.scored)
-        if self._is_wanted(step):
-            self._collect_scores(self._looks_at_scores(step), with_latest=self._policy.wake.on_boundary)
-            self._ask_policy()
-        elif is_check:
-            self._collect_scores(self._requirements.scores is not ScoreUse.NEVER)
-            self._sample()  # the pool's curve is as fine for a policy that sleeps as for one that is asked
-        self._rounds.note(bool(step.finished))
-        self._go_on(is_check=is_check)
-        self._spent.search += time.perf_counter() - began - (self._scores.seconds_waited - waited)
-        self._tell_of_step()
-
-    def wait(self) -> None:
-        """For the scores that it needs to go on: of use where all searches of an engine do."""
-        self._go_on(is_check=False, holds_up=True)
-
-    def _go_on(self, *, is_check: bool, holds_up: bool = False) -> None:
-        """Look at the vote, begin a next round of traces or end the search, if it is time to.
-
-        A search that has to wait for its verifier lets others go on meanwhile, unless there are none to be held up.
-        """
-        self.is_waiting = not holds_up and not self.is_stopped and self._rounds.must_wait
-        if self.is_waiting:
-            return
-        self._rounds.look(self._num_steps, is_check=is_check)
-        if not self.is_stopped and self._rounds.plan_next():
-            self._ask_policy()
-        self._stop_if_due()
-
-    def _tell_of_step(self) -> None:
-        if not self.is_stopped:
-            self._callbacks.after_step(self._num_steps)
-
-    def stop(self, reason: StopReason, error: str | None = None) -> None:
-        """Cancel what still runs and leave the engine; `conclude` then takes the vote."""
-        self._error = error
-        live = sorted(trace.id for state in LIVE for trace in self.record.tree.in_state(state))
-        for trace_id, tokens in self._leave_engine(live, reason).items():
-            self._recorder.leave(ev.Cancelled(self._num_steps, trace_id, tokens))
-        self._sample()
-        if (waited := self._recorder.waits.event(self._num_steps)) is not None:
-            self._recorder.emit(waited)
-        self._recorder.emit(ev.Stopped(self._num_steps, reason))
-        self.is_stopped = True
-
-    def fail(self, error: BaseException) -> None:
-        """Something of this search alone went wrong: it ends with what it has."""
-        self.failure = self.failure or error
-        with suppress(Exception):  # a callback that always fails leaves a log without an end, and no trace running
-            self.stop(StopReason.FAILED, str(error) or type(error).__name__)
-        self.is_stopped = True
-
-    def conclude(self, *, is_hurried: bool = False) -> SearchResult:
-        """Take the vote. Comparing answers takes time and needs no engine: any thread may do it.
-
-        `budget_seconds` covers it; answers not compared by then are equal only if they are spelled alike, and in a
-        hurried vote all that were not compared before. A part of a search has no vote of its own.
-        """
-        deadline = -math.inf if is_hurried else self._limits.vote_deadline
-        failure = self._scores.finish(self._num_steps, deadline, are_wanted=self.failure is None)
-        if failure is not None:
-            self.failure, self._error = failure, str(failure)
-        vote = NO_VOTE
-        if self._settings.part is None:
-            vote = self.record.vote(self._callbacks.equivalent_until(deadline))
-            self._recorder.emit(voted(vote))
-        self.result = dataclasses.replace(self.record.result(vote), error=self._error)
-        return self.result
-
-    def _leave_engine(self, live: Sequence[int], reason: StopReason) -> dict[int, tuple[int, ...]]:
-        """Last tokens of the live traces.
-
-        After a failure the engine may not be able to tell them any more, or have ended traces that live in the tree.
-        """
-        tokens: dict[int, tuple[int, ...]] = dict.fromkeys(live, ())
-        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
-            there = self._engine.progress(self.number)
-            tokens |= self._execution.stop([trace for trace in live if trace in there])
-        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
-            self._engine.close_search(self.number)
-        return tokens
-
-    def _stop_if_due(self) -> None:
-        reason = self._limits.due_reason(self.num_generated, is_settled=self._rounds.is_settled)
-        if reason is not None and not self.is_stopped:
-            self.stop(reason)
-
-    def _collect_scores(self, is_needed: bool, *, with_latest: bool = False) -> None:
-        if is_needed:
-            self._scores.collect(self._num_steps, self._limits.search_deadline, with_latest=with_latest)
-
-    # -- decide, execute, apply --------------------------------------------------------------------------------
-
-    def _looks_at_scores(self, step: SearchStep) -> bool:
-        """Whether the policy, which is about to be asked, will: a completion may wake one that does not."""
-        if self._requirements.scores is ScoreUse.ROUNDS:
-            return self._is_round(step) or (self._policy.wake.on_boundary and bool(step.scored))
-        return self._requirements.scores is ScoreUse.ALWAYS
-
-    def _is_wanted(self, step: SearchStep) -> bool:
-        wake = self._policy.wake
-        has_left = bool(step.finished) or any(lost.action is PressureAction.PRUNE for lost in step.evicted)
-        if self._limits.has_enough_traces:
-            return wake.on_completion and has_left
-        return self._is_round(step) or (wake.on_completion and has_left) or (wake.on_boundary and bool(step.scored))
-
-    def _is_round(self, step: SearchStep) -> bool:
-        every = self._policy.wake.every_steps
-        return every is not None and step.num_generated > 0 and self._num_steps % every == 0
-
-    def _ask_policy(self) -> None:
-        self._policy_state, decisions = self._policy.decide(self._policy_state, self._view())
-        is_over = self._limits.has_enough_traces  # then only who votes is left to decide
-        for decision in decisions:
-            if not is_over or isinstance(decision, Discard):
-                self._execute(decision)
-        self._execution.send()
-        if not is_over and any(isinstance(decision, SplitIslands) for decision in decisions):
-            self._ask_policy()
-        elif not self.is_stopped:
-            self._sample()
-
-    def _execute(self, decision: Decision) -> None:
-        if isinstance(decision, Stop):
-            self._execution.send()
-            self.stop(StopReason.POLICY)
-        elif isinstance(decision, SplitIslands):
-            self._limits.islands = self._execution.split(decision, self._num_steps)
-        else:
-            self._execution.execute(decision, self._num_steps)
-
-    def _view(self) -> PoolView:
-        tree, progress = self.record.tree, self._engine.progress(self.number)
-        traces = tuple(trace_view(tree, trace, progress.get(trace.id)) for trace in tree.tree_view())
-        return PoolView(
-            self._num_steps,
-            traces,
-            len(tree.traces),
-            tuple(self._recorder.finished),
-            self._thoughts(traces),
-            self._recorder.found_spread(),
-            self._rounds.num_planned,
-        )
-
-    def _thoughts(self, traces: Sequence[TraceView]) -> tuple[ThoughtView, ...]:
-        if self._reader is None:
-            return ()
-        return self._reader.collect([trace.id for trace in traces if trace.is_thinking and trace.state in LIVE])
-
-    def tokens_of(self, trace_id: int, start: int) -> Sequence[int]:
-        """What a live trace has said; on the engine's thread."""
-        return self._engine.tokens(TraceKey(self.number, trace_id), start)
-
-    def _sample(self) -> None:
-        tree, spent = self.record.tree, self._spent
-        self._recorder.emit(
-            ev.Sample(
-                step=self._num_steps,
-                running=tree.count(TraceState.RUNNING),
-                waiting=tree.count(TraceState.WAITING),
-                ghosts=tree.count(TraceState.GHOST),
-                completed=tree.count(TraceState.FINISHED),
-                generated=self.num_generated,
-                kv_used_tokens=self._kv[0],
-                kv_capacity_tokens=self._kv[1],
-                seconds_total=self._limits.seconds,
-                seconds_engine=spent.engine,
-                seconds_scoring=spent.scoring,
-                seconds_scheduling=spent.scheduling,
-                seconds_search=spent.search,
-            )
-        )
+NOTHING = SearchStep()
 
 
 class SearchBatch:
     """The running searches of one engine. What goes wrong in one of them ends that one; an engine that fails ends all.
 
-    Whatever gives a search back has stopped it: its vote is the caller's to take (`Search.conclude`).
+    A search that a method returns has stopped: its vote is the caller's to take (`Search.conclude`).
     """
 
     def __init__(self, engine: Engine) -> None:
         self.running: dict[int, Search] = {}
         self._engine = engine
+
+    def step(self) -> list[Search]:
+        """Takes one decode step and lets every search act on it; returns the searches that this ended.
+
+        Where all of them wait for their verifiers, no trace has a token to decode, and the wait takes the step's place.
+        """
+        if all(search.is_waiting for search in self.running.values()):
+            return self._wait()
+        batch = self._engine.step()
+        for search in self.running.values():
+            began, waited = time.perf_counter(), search.pool.scores.seconds_waited
+            step, pool = batch.searches.get(search.number, NOTHING), search.pool
+            at = search.meter.add(step, batch)
+            try:
+                if step.evicted or step.admitted or step.scored or step.finished:  # most steps bring nothing but tokens
+                    scored = pool.scores.note(step, at)
+                    pool.apply(step, scored, at)
+                is_turn, is_check = search.is_turn(step, at), search.is_check(step, at)
+                if is_turn or is_check:
+                    search.collect_scores(step, at, is_turn=is_turn)
+                if is_turn:
+                    decisions = search.decide(at)
+                    search.execute(decisions, at)
+                elif is_check:
+                    search.sample()  # the pool's curve is as fine for a policy that sleeps as for one that acts
+                search.end_if_due(is_check=is_check, has_finished=bool(step.finished))
+                search.meter.search += time.perf_counter() - began - (pool.scores.seconds_waited - waited)
+                search.report(at)
+            except Exception as error:
+                search.fail(error)
+        return self._take_stopped()
 
     @property
     def has_room(self) -> bool:
@@ -327,25 +80,10 @@ class SearchBatch:
             search.fail(error)
         return self._take_stopped()
 
-    def step(self) -> list[Search]:
-        """One engine step; gives the searches that it ended.
-
-        Where none of them has anything to run until its verifier has read, they wait for that instead.
-        """
-        if all(search.is_waiting for search in self.running.values()):
-            return self._wait()
-        batch = self._engine.step()
-        for search in self.running.values():
-            try:
-                search.absorb(batch.searches.get(search.number, SearchStep()), batch)
-            except Exception as error:
-                search.fail(error)
-        return self._take_stopped()
-
     def _wait(self) -> list[Search]:
         for search in self.running.values():
             try:
-                search.wait()
+                search.end_if_due(may_wait=False)
             except Exception as error:
                 search.fail(error)
         return self._take_stopped()
@@ -369,6 +107,219 @@ class SearchBatch:
         for search in stopped:
             del self.running[search.number]
         return stopped
+
+
+class Search:
+    """One problem being searched: its traces, its policy, its limits, and how far it is."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy[State],
+        settings: SearchSettings,
+        spec: SearchSpec,
+        started: ev.RunStarted,
+        callbacks: Callbacks,
+        verifier: VerifierUse | None = None,
+    ) -> None:
+        assert verifier is None or spec.has_verifier, "the engine would evict by its own scores"
+        self.number = spec.search
+        self.record = SearchRecord(started)
+        self.result: SearchResult | None = None
+        self.is_stopped = False  # nothing of it is on the engine any more; its vote may be still to come
+        self.is_waiting = False  # nothing of it runs until the verifier has read what the vote needs
+        self.failure: BaseException | None = None  # of this search alone
+        self.meter = Meter()
+        self.policy = policy
+        self.policy_state = policy.initial_state()
+        self._wake = policy.wake
+        self._requirements = requirements_of(policy)
+        self.pool = TracePool(engine, self.record, settings, spec, callbacks, self._requirements, verifier)
+        self.limits = SearchLimits(settings, self.pool.islands, self.record.tree)
+        self._watch: VoteWatch | None = None  # only where the vote may end the search; a part of one has no vote
+        if settings.part is None and (settings.consensus is not None or settings.first_traces is not None):
+            self._watch = VoteWatch(
+                settings, self.record, self._requirements, self.pool.scores, self.limits, callbacks.equivalent_until
+            )
+        self._error: str | None = None
+        self._engine = engine
+        self._settings = settings
+        self._spec = spec
+        self._callbacks = callbacks
+
+    # -- its part in a step ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.limits.start_clock()
+        self._engine.open(self._spec)
+        self._callbacks.on_event(self.record.started)
+        self.execute(self.decide(0), 0)
+        self.end_if_due()
+        self.report(0)
+
+    def is_turn(self, step: SearchStep, at: int) -> bool:
+        """Whether the policy wants to act on an engine step. Once enough traces are complete, only votes are left."""
+        wake = self._wake
+        has_left = bool(step.finished) or any(lost.action is PressureAction.PRUNE for lost in step.evicted)
+        if wake.on_completion and has_left:
+            return True
+        return (self._is_round(step, at) or (wake.on_boundary and bool(step.scored))) and not (
+            self.limits.has_enough_traces
+        )
+
+    def is_check(self, step: SearchStep, at: int) -> bool:
+        """Whether a check interval is over."""
+        return step.num_generated > 0 and at % self._settings.check_interval == 0
+
+    def _is_round(self, step: SearchStep, at: int) -> bool:
+        every = self._wake.every_steps
+        return every is not None and step.num_generated > 0 and at % every == 0
+
+    def collect_scores(self, step: SearchStep, at: int, *, is_turn: bool) -> None:
+        """Waits for the late scores that the policy is about to look at: a completion may wake one that does not."""
+        use, wake = self._requirements.scores, self._wake
+        is_needed = use is not ScoreUse.NEVER
+        if is_turn and use is ScoreUse.ROUNDS:
+            is_needed = self._is_round(step, at) or (wake.on_boundary and bool(step.scored))
+        if is_needed:
+            self.pool.scores.collect(at, self.limits.search_deadline, with_latest=is_turn and wake.on_boundary)
+
+    def decide(self, at: int) -> Sequence[Decision]:
+        """Asks the policy."""
+        view = self.pool.view(at, None if self._watch is None else self._watch.num_planned)
+        self.policy_state, decisions = self.policy.decide(self.policy_state, view)
+        return decisions
+
+    def execute(self, decisions: Sequence[Decision], at: int) -> None:
+        """Carries decisions out. A policy that divided the islands decides once more at once."""
+        is_over = self.limits.has_enough_traces
+        if is_over:
+            decisions = [decision for decision in decisions if isinstance(decision, Discard)]
+        self.pool.execute(decisions, at)
+        self.limits.islands = self.pool.islands
+        if any(isinstance(decision, Stop) for decision in decisions):
+            self.stop(StopReason.POLICY)
+        elif any(isinstance(decision, SplitIslands) for decision in decisions):
+            self.execute(self.decide(at), at)
+        else:
+            self.sample()
+
+    def end_if_due(self, *, is_check: bool = False, has_finished: bool = False, may_wait: bool = True) -> None:
+        """Looks at the vote, begins a next round of traces or ends the search, where it is time to.
+
+        A search that has to wait for its verifier lets others go on meanwhile, unless there are none (`may_wait`).
+        """
+        if self.is_stopped:
+            return
+        watch, at = self._watch, self.meter.num_steps
+        if watch is not None:
+            if has_finished:
+                watch.note_end()
+            self.is_waiting = may_wait and watch.must_wait
+            if self.is_waiting:
+                return
+            watch.look(at, is_check=is_check)
+            if watch.plan_next():
+                self.execute(self.decide(at), at)
+        reason = self.limits.due_reason(self.meter.num_generated, is_settled=watch is not None and watch.is_settled)
+        if reason is not None and not self.is_stopped:
+            self.stop(reason)
+
+    def report(self, at: int) -> None:
+        if self._callbacks.after_step is not None and not self.is_stopped:
+            self._callbacks.after_step(at)
+
+    def sample(self) -> None:
+        self.pool.emit(self.meter.sample(self.record.tree, self.limits.seconds))
+
+    # -- its end -----------------------------------------------------------------------------------------------
+
+    def stop(self, reason: StopReason, error: str | None = None) -> None:
+        """Cancels what still runs and leaves the engine; `conclude` then takes the vote."""
+        self._error, at = error, self.meter.num_steps
+        live = sorted(trace.id for state in LIVE for trace in self.record.tree.in_state(state))
+        for trace_id, tokens in self._leave_engine(live, reason).items():
+            self.pool.emit(ev.Cancelled(at, trace_id, tokens))
+        self.sample()
+        if (waited := self.pool.waits.event(at)) is not None:
+            self.pool.emit(waited)
+        self.pool.emit(ev.Stopped(at, reason))
+        self.is_stopped = True
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the search with what it has, after something that went wrong in it alone."""
+        self.failure = self.failure or error
+        with suppress(Exception):  # a callback that always fails leaves a log without an end, and no trace running
+            self.stop(StopReason.FAILED, str(error) or type(error).__name__)
+        self.is_stopped = True
+
+    def conclude(self, *, is_hurried: bool = False) -> SearchResult:
+        """Takes the vote. Comparing answers takes time and needs no engine: any thread may do it.
+
+        `budget_seconds` covers it; answers not compared by then are equal only if they are spelled alike, and in a
+        hurried vote all that were not compared before. A part of a search has no vote of its own.
+        """
+        deadline = -math.inf if is_hurried else self.limits.vote_deadline
+        failure = self.pool.scores.finish(self.meter.num_steps, deadline, are_wanted=self.failure is None)
+        if failure is not None:
+            self.failure, self._error = failure, str(failure)
+        vote = NO_VOTE
+        if self._settings.part is None:
+            vote = self.record.vote(self._callbacks.equivalent_until(deadline))
+            self.pool.emit(voted(vote))
+        self.result = dataclasses.replace(self.record.result(vote), error=self._error)
+        return self.result
+
+    def _leave_engine(self, live: Sequence[int], reason: StopReason) -> dict[int, tuple[int, ...]]:
+        """Returns the own tokens of the live traces, and takes the search off the engine.
+
+        After a failure the engine may not know them any more, or have ended traces that live in the tree.
+        """
+        tokens: dict[int, tuple[int, ...]] = dict.fromkeys(live, ())
+        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
+            there = self._engine.progress(self.number)
+            tokens |= self.pool.stop([trace for trace in live if trace in there])
+        with suppress(Exception) if reason is StopReason.FAILED else nullcontext():
+            self._engine.close_search(self.number)
+        return tokens
+
+
+class Meter:
+    """Decode steps, tokens and seconds of a search so far, and the memory of its engine."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0  # in which it got a token
+        self.num_generated = 0
+        self.search = 0.0  # seconds
+        self._engine = self._scoring = self._scheduling = 0.0  # seconds
+        self._kv_used_tokens = self._kv_capacity_tokens = 0
+
+    def add(self, step: SearchStep, batch: StepBatch) -> int:
+        """Counts an engine step; returns the number of steps."""
+        self._kv_used_tokens, self._kv_capacity_tokens = batch.kv_used_tokens, batch.kv_capacity_tokens
+        self._engine += batch.seconds.engine
+        self._scoring += batch.seconds.scoring
+        self._scheduling += batch.seconds.scheduling
+        self.num_steps += step.num_generated > 0
+        self.num_generated += step.num_generated
+        return self.num_steps
+
+    def sample(self, tree: TraceTree, seconds_total: float) -> ev.Sample:
+        return ev.Sample(
+            step=self.num_steps,
+            running=tree.count(TraceState.RUNNING),
+            waiting=tree.count(TraceState.WAITING),
+            ghosts=tree.count(TraceState.GHOST),
+            completed=tree.count(TraceState.FINISHED),
+            generated=self.num_generated,
+            kv_used_tokens=self._kv_used_tokens,
+            kv_capacity_tokens=self._kv_capacity_tokens,
+            seconds_total=seconds_total,
+            seconds_engine=self._engine,
+            seconds_scoring=self._scoring,
+            seconds_scheduling=self._scheduling,
+            seconds_search=self.search,
+        )
 
 
 def run_searches(

@@ -13,8 +13,7 @@ from typing import Any
 from gambit import events as ev
 from gambit.engines.base import Engine
 from gambit.errors import EngineError
-from gambit.search.recorder import Recorder
-from gambit.tree import Trace, TraceState
+from gambit.tree import Trace, TraceState, TraceTree
 from gambit.types import EndReason, RunningScore, SearchStep, ThoughtScore, TraceEnd, TraceKey
 from gambit.verifiers.base import Question, ReadingKey, ThoughtReading
 from gambit.verifiers.thread import TimedScore, VerifierThread
@@ -111,12 +110,14 @@ class VerifierScores(Scores):
 
     are_late = True
 
-    def __init__(self, use: VerifierUse, engine: Engine, search: int, recorder: Recorder) -> None:
+    def __init__(
+        self, use: VerifierUse, engine: Engine, search: int, tree: TraceTree, emit: Callable[[ev.Event], None]
+    ) -> None:
         self._use = use
         self._engine = engine
         self._search = search
-        self._tree = recorder.record.tree
-        self._emit = recorder.emit
+        self._tree = tree
+        self._emit = emit
         self._lost: str | None = None  # why the verifier was given up
         self._lineages: dict[int, _Lineage] = {}
         self._awaited: list[_Awaited] = []

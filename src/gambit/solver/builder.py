@@ -34,7 +34,7 @@ from gambit.search.choice import (
     with_fixed_pool,
 )
 from gambit.search.loop import Search
-from gambit.search.recorder import Callbacks
+from gambit.search.pool import Callbacks
 from gambit.search.reporting import PartReporter
 from gambit.search.scores import VerifierUse
 from gambit.solver.parts import SolverParts

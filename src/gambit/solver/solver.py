@@ -78,7 +78,7 @@ class PendingSearch:
     def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
         """What a live trace has said so far; to be called from `on_event`, on the engine's thread."""
         assert self.run is not None, "the search has not begun"
-        return self.run.search.tokens_of(trace, start)
+        return self.run.search.pool.tokens_of(trace, start)
 
     def result(self) -> SearchResult:
         """Waits for it; an interrupted wait ends the search first, so that its log has an end."""

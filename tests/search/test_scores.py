@@ -26,7 +26,7 @@ from gambit.types import (
 from gambit.verifiers.base import Question
 from gambit.verifiers.thread import VerifierThread
 from support.scripted import DyingVerifier, FunctionVerifier, HeldVerifier, PuppetEngine, admit
-from support.searching import make_search, make_settings, run_one
+from support.searching import absorb, make_search, make_settings, run_one
 
 SETTINGS = {"capacity": 3, "swap_size": 1, "check_interval": 2, "warmup_tokens": 1}
 SCORES = {0: 0.9, 1: 0.5, 2: 0.2, 3: 0.8, 4: 0.7}  # the verifier's, by trace; the engine thinks the opposite
@@ -67,7 +67,7 @@ def driven(search):
     search.begin()
     while not search.is_stopped:
         batch = search._engine.step()
-        search.absorb(batch.searches[1], batch)
+        absorb(search, batch)
     return search
 
 
@@ -263,7 +263,7 @@ def test_the_engine_must_have_been_told_of_the_verifier(verifier):
     use = verifier(FunctionVerifier(by_trace))
     it = make_search(PuppetEngine([]), make_settings(**SETTINGS)).search
     with pytest.raises(AssertionError, match=r"^the engine would evict by its own scores$"):
-        Search(it._engine, it._policy, it._settings, it._spec, it.record.started, it._callbacks, use)
+        Search(it._engine, it.policy, it._settings, it._spec, it.record.started, it._callbacks, use)
 
 
 def test_waiting_for_the_verifier_is_no_work_of_the_searchs_own(verifier):
@@ -300,14 +300,14 @@ def test_between_rounds_a_search_waits_while_others_go_on(verifier):
     search.begin()
     for _ in range(2):
         batch = search._engine.step()
-        search.absorb(batch.searches[1], batch)
+        absorb(search, batch)
     assert search.is_waiting and not search.is_stopped
     for _ in range(3):  # engine steps of other searches
-        search.absorb(SearchStep(), dataclasses.replace(batch, searches={}))
+        absorb(search, dataclasses.replace(batch, searches={}))
     assert search.is_waiting and len(search._engine.submitted) == 2
     reader.go.set()
-    search._scores._awaited[-1].score.result(60)
-    search.absorb(SearchStep(), dataclasses.replace(batch, searches={}))
+    search.pool.scores._awaited[-1].score.result(60)
+    absorb(search, dataclasses.replace(batch, searches={}))
     assert not search.is_waiting and len(search._engine.submitted) == 4, "1.4 of 1.9 is no nine tenths"
 
 
