@@ -209,7 +209,7 @@ def solved(solver: Any, puzzles: list[Any], first: int, search: dict[str, Any]) 
 
 def accuracies(right: dict[str, list[bool]]) -> dict[str, Any]:
     """Both, and the paired difference with its 95 % interval."""
-    from gambit.bench.stats import mean_interval, resamples
+    from gambit.stats import mean_interval, resamples
 
     stock, forest = (np.array(right[way], dtype=float) for way in ("stock", "forest"))
     found = mean_interval(forest - stock, resamples(len(stock)))

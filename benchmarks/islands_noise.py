@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING
 
 from gambit import SearchConfig, Solver
 from gambit import events as ev
-from gambit.bench.stats import Interval, mean_interval, resamples
 from gambit.config.presets import resolve
 from gambit.models import files as models
 from gambit.pawn.puzzles import Puzzle, Split, generate
@@ -41,6 +40,7 @@ from gambit.results.record import SearchRecord, fold
 from gambit.results.vote import VoteKind
 from gambit.scorers.checkpoint import load_checkpoint
 from gambit.search.choice import load_policy
+from gambit.stats import Interval, mean_interval, resamples
 from gambit.tree import TraceState
 from gambit.types import Problem, StatePosition
 

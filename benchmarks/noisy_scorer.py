@@ -13,8 +13,9 @@ import math
 import torch
 
 from gambit.scorers.mlp import MlpScorer
+from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset
-from gambit.training.ranking import Floats, Ints, pairs, trace_scores
+from gambit.training.ranking import pairs, trace_scores
 from gambit.training.scoring import step_scores
 
 DIRECTIONS = 16

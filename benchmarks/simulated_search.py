@@ -30,9 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.answers import Grader
-from gambit.bench.stats import mean_interval, resamples
-from gambit.config.trust import log_odds
 from gambit.results.vote import pools_of
+from gambit.stats import log_odds, mean_interval, resamples
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.reading import ReadTraces, read_traces
 from gambit.verifiers.lora_folder import read_info

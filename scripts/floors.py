@@ -20,6 +20,7 @@ class Floor(NamedTuple):
 
 FLOORS = (
     Floor("errors", "the errors that Gambit raises on purpose, and a signal to stop told from its echo"),
+    Floor("stats", "intervals over problems, paired tests, AUC, log-odds"),
     Floor("types", "the records that cross borders"),
     Floor("events", "the event log"),
     Floor("tree", "the tree of traces, computed from events"),

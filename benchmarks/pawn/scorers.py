@@ -13,6 +13,7 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.pawn.puzzles import Split, parse_puzzle
 from gambit.pawn.vocabulary import END, decode
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
+from gambit.stats import Ints
 from gambit.storage.locks import locked
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Dataset, Division, load_dataset
@@ -20,7 +21,6 @@ from gambit.training.evaluate import Rated, ScorerReport, compare, evaluate, rat
 from gambit.training.fit import Fitted, fit
 from gambit.training.judging import write_figures
 from gambit.training.objectives import recipe_for
-from gambit.training.ranking import Ints
 from gambit.training.sampling import PAWN_SOURCE, pawn_tasks
 from gambit.training.train import TrainPlan, info_for, train
 from gambit.types import StatePosition

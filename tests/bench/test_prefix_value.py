@@ -15,13 +15,13 @@ from gambit.bench.prefix_value import (
     CutProblem,
     PrefixPlan,
     finding,
-    pairs_won,
     read_rollouts,
     summarise_cut,
     write_prefix_report,
 )
 from gambit.cli.app import app
 from gambit.models.files import locate
+from gambit.stats import pairs_won
 
 # -- statistics --------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,13 @@ from safetensors.torch import save_file
 
 from gambit.config.options import SearchConfig
 from gambit.config.presets import ModelDefaults, Preset, resolve
-from gambit.config.trust import FEWEST_PROBLEMS, RULES, ScorerTrust, reason_for, rule_for
+from gambit.config.trust import RULES, ScorerTrust, reason_for, rule_for
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.scorers.mlp import METADATA_KEY, MlpScorer, info_json
 from gambit.scorers.simple import ConfidenceScorer
+from gambit.stats import FEWEST_PROBLEMS
 from gambit.training.dataset import load_dataset
 from gambit.types import StatePosition
 from support.collected import make_collection

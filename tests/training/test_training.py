@@ -18,6 +18,7 @@ from gambit.errors import UserError
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
+from gambit.stats import Interval
 from gambit.training.dataset import Division, Part, load_dataset, read_labels
 from gambit.training.evaluate import ScorerComparison, conclusions, evaluate, trust_of
 from gambit.training.fit import Fitted, fit, parts_of, spread_of
@@ -27,12 +28,12 @@ from gambit.training.objectives import Batch, Unit, bce, last_step_bce, pairwise
 from gambit.training.plot import draw, draw_figure
 from gambit.training.ranking import (
     QUARTERS,
-    Estimate,
+    Pairs,
     last_steps,
     mean_auc,
-    mean_estimate,
+    mean_over_problems,
     pairs,
-    ratio_estimate,
+    share_of_pairs,
     trace_scores,
 )
 from gambit.training.ridge import STRENGTHS, Moments, _folds, calibrated
@@ -96,12 +97,12 @@ def test_turning_scores_round_turns_the_pairs_round(rows):
 
 
 def test_intervals_are_over_problems():
-    same = mean_estimate(np.array([0.7] * 30 + [math.nan] * 5))
+    same = mean_over_problems(np.array([0.7] * 30 + [math.nan] * 5))
     assert same.value == pytest.approx(0.7) and same.low == pytest.approx(0.7) and same.high == pytest.approx(0.7)
-    coin = mean_estimate(np.array([0.0, 1.0] * 50))
+    coin = mean_over_problems(np.array([0.0, 1.0] * 50))
     assert coin.value == 0.5 and 0.38 < coin.low < 0.43 and 0.57 < coin.high < 0.62
-    assert ratio_estimate(np.array([1.0, 9.0]), np.array([10.0, 10.0])).value == 0.5
-    assert math.isnan(mean_estimate(np.array([math.nan])).value)
+    assert share_of_pairs(Pairs(np.array([1.0, 9.0]), np.array([10.0, 10.0]))).value == 0.5
+    assert math.isnan(mean_over_problems(np.array([math.nan])).value)
 
 
 # -- objectives ------------------------------------------------------------------------------------------------
@@ -609,9 +610,9 @@ def test_nothing_is_claimed_from_fewer_than_twenty_problems(checkpoints, data, n
 
 
 def test_an_interval_without_a_width_shows_nothing():
-    assert ScorerComparison("a", "b", Estimate(0.5, 0.5, 0.5), 50).verdict == "is not shown to beat"
-    assert ScorerComparison("a", "b", Estimate(0.5, 0.4, 0.6), 50).verdict == "beats"
-    assert ScorerComparison("a", "b", Estimate(-0.5, -0.6, -0.4), 50).verdict == "is worse than"
+    assert ScorerComparison("a", "b", Interval(0.5, 0.5, 0.5), 50).verdict == "is not shown to beat"
+    assert ScorerComparison("a", "b", Interval(0.5, 0.4, 0.6), 50).verdict == "beats"
+    assert ScorerComparison("a", "b", Interval(-0.5, -0.6, -0.4), 50).verdict == "is worse than"
 
 
 def test_a_report_says_that_a_scorer_does_not(data):

@@ -14,8 +14,8 @@ import numpy as np
 
 from gambit.bench.datasets import slug
 from gambit.bench.rows import Row
-from gambit.bench.stats import Floats, Interval
 from gambit.bench.summary import PARTS, BenchSummary, Cell, SweepPoint
+from gambit.stats import Floats, Interval
 from gambit.view.series import COLOURS, FIGURE_WIDTH, FONT_SIZE, HATCHES, SeriesStyle, styles_for
 
 if TYPE_CHECKING:

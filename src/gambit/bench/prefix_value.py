@@ -18,16 +18,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
-from gambit.bench import stats as st
+from gambit import stats as st
 from gambit.bench.folder import add_environment, identity_of, stamp
 from gambit.bench.page import Content
 from gambit.bench.report import BenchReport, made_with, write_files
-from gambit.bench.stats import Floats, Interval
 from gambit.bench.tables import Table, number, percent, points
-from gambit.config.trust import FEWEST_PROBLEMS, supports_claim
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer
+from gambit.stats import FEWEST_PROBLEMS, Floats, Interval, pairs_won, supports_claim
 from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
 from gambit.training.collect import Collector, CollectPlan, LocalEngines
 from gambit.training.dataset import Dataset, load_dataset
@@ -285,17 +284,6 @@ def judged(problem: CutProblem, keep: int) -> dict[str, tuple[float, float]]:
         chosen = np.take_along_axis(right, best, axis=1)
         found[name] = (won / total if total else math.nan, float(chosen.mean()) / half)
     return found
-
-
-def pairs_won(scores: Floats, right: Floats, wrong: Floats) -> tuple[float, float]:
-    """Returns how many pairs of a right and a wrong outcome of two prefixes the scores order rightly, and all pairs.
-
-    All are [ranking, prefix]: scores, and numbers of right and wrong outcomes. A tie is half a pair won. Two outcomes
-    of one prefix are no pair.
-    """
-    ahead = np.sign(scores[:, :, None] - scores[:, None, :]) / 2 + 0.5
-    pairs = right[:, :, None] * wrong[:, None, :] * ~np.eye(scores.shape[1], dtype=bool)
-    return float((ahead * pairs).sum()), float(pairs.sum())
 
 
 # -- the report --------------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from functools import partial
 
 import numpy as np
 
-from gambit.bench import stats as st
+from gambit import stats as st
+from gambit.bench.problem_table import Measure, ProblemTable, mean_of, union_seconds
 from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
-from gambit.bench.stats import Floats, Interval, Measure, ProblemTable, mean_of
-from gambit.config.trust import supports_claim
 from gambit.results.result import EarlyEnds
+from gambit.stats import Floats, Interval, supports_claim
 
-Turns = Sequence[st.Indices]
+Turns = Sequence[st.Ints]
 
 MOST_FOR_ALL_PAIRS = 6
 MOST_READ = 1.3  # tokens that a verifier computes for each that is generated; more, and its cache does not hold
@@ -278,7 +278,7 @@ def _by_engine(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def _busy_seconds(rows: Sequence[Row]) -> float:
-    return st.union_seconds([(row.began, row.began + row.seconds.total) for row in rows])
+    return union_seconds([(row.began, row.began + row.seconds.total) for row in rows])
 
 
 def _mean_seconds(table: ProblemTable, variant: str, turns: Turns) -> Interval | None:

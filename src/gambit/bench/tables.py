@@ -6,9 +6,8 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gambit.bench.stats import Interval
 from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
-from gambit.config.trust import FEWEST_PROBLEMS, supports_claim
+from gambit.stats import FEWEST_PROBLEMS, Interval, supports_claim
 
 MINUS = "−"
 MOST_POOLS = 3  # shown of a method whose searches differ

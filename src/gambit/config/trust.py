@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from gambit.errors import UserError
 from gambit.events import Json
+from gambit.stats import FEWEST_PROBLEMS, log_odds
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts
 HALFWAY = SHARES.index(0.5)
 THOUGHTS = (1, 2, 3, 4, 6, 8, 12, 16)  # a trace's first ones, by which the spread of scores is told
 FEWEST_TRACES = 8  # that a spread can be told from
 LONGEST_TRACE = 100_000_000  # tokens; no model's context is as long
-LEAST_CHANCE = 1e-6  # chances nearer to 0 or 1 count as this: what lies beyond is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +213,6 @@ class Doubt:
         return next((pool for pool in self.pools if auc >= pool.from_auc), self.pools[-1])
 
 
-def log_odds(chance: float) -> float:
-    kept = min(max(chance, LEAST_CHANCE), 1 - LEAST_CHANCE)
-    return math.log(kept / (1 - kept))
-
-
 def spread_of(scores: Sequence[Sequence[float]]) -> float:
     """How far traces lie apart: the standard deviation around the mean of each thought; `scores`: [trace][thought].
 
@@ -229,14 +224,3 @@ def spread_of(scores: Sequence[Sequence[float]]) -> float:
 def _variance(values: Sequence[float]) -> float:
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values) / len(values)
-
-
-FEWEST_PROBLEMS = 20  # bootstrap intervals of fewer are too narrow
-
-
-def supports_claim(low: float, high: float, num_problems: int, *, no_difference: float = 0.0) -> bool:
-    """Whether a 95 % interval shows a difference: over enough problems, with a width, and without `no_difference`.
-
-    An interval of width 0 comes from problems that all say the same, which resampling cannot doubt.
-    """
-    return num_problems >= FEWEST_PROBLEMS and low < high and not low <= no_difference <= high

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
-from gambit.config.trust import Doubt, log_odds
+from gambit.config.trust import Doubt
 from gambit.policies.base import (
     Branch,
     Decision,
@@ -30,6 +30,7 @@ from gambit.policies.base import (
 )
 from gambit.policies.islands import Islands
 from gambit.results.vote import VoteKind
+from gambit.stats import log_odds
 from gambit.tree import LIVE, TraceState
 from gambit.types import OnPressure, PressureAction
 

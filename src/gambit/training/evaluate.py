@@ -11,30 +11,25 @@ import numpy.typing as npt
 import torch
 
 from gambit.config.trust import (
-    FEWEST_PROBLEMS,
     FEWEST_TRACES,
-    LEAST_CHANCE,
     THOUGHTS,
     ScorerTrust,
     spread_of,
-    supports_claim,
 )
 from gambit.config.trust import SHARES as TRUST_SHARES
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer
+from gambit.stats import FEWEST_PROBLEMS, Floats, Interval, Ints, all_log_odds, supports_claim
 from gambit.training.dataset import Dataset
 from gambit.training.ranking import (
     CURVE,
     QUARTERS,
-    Estimate,
-    Floats,
-    Ints,
     Pairs,
     last_steps,
     mean_auc,
-    mean_estimate,
+    mean_over_problems,
     pairs,
-    ratio_estimate,
+    share_of_pairs,
     trace_scores,
 )
 from gambit.training.scoring import step_scores
@@ -70,9 +65,9 @@ class ScorerRanking:
 
     name: str
     is_baseline: bool
-    auc: Mapping[float, Estimate]
-    pairwise: Mapping[float, Estimate]
-    mean_auc: Estimate  # over 25, 50, 75 and 100 % of the steps
+    auc: Mapping[float, Interval]
+    pairwise: Mapping[float, Interval]
+    mean_auc: Interval  # over 25, 50, 75 and 100 % of the steps
     calibration: tuple[Calibration, ...] = ()
     spread: tuple[float | None, ...] = ()
 
@@ -83,7 +78,7 @@ class ScorerComparison:
 
     scorer: str
     other: str
-    gain: Estimate
+    gain: Interval
     num_problems: int  # with right and wrong traces
 
     @property
@@ -167,13 +162,8 @@ def rated_by(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) 
         share: trace_scores(scores, known.starts[traces], known.num_steps[traces], share, scorer.info.aggregation)
         for share in SHARES
     }
-    scaled = _log_odds(scores) if scorer.info.is_probability else scores
+    scaled = all_log_odds(scores) if scorer.info.is_probability else scores
     return Rated(by_share, scorer.info.is_probability, spreads(scaled, data, traces))
-
-
-def _log_odds(chances: Floats) -> Floats:
-    kept = np.clip(chances, LEAST_CHANCE, 1 - LEAST_CHANCE)
-    return np.log(kept / (1 - kept))
 
 
 def spreads(scores: Floats, data: Dataset, traces: Ints) -> tuple[float | None, ...]:
@@ -215,9 +205,9 @@ def _ranked(
     ranking = ScorerRanking(
         name=name,
         is_baseline=is_baseline,
-        auc={share: mean_estimate(each.auc) for share, each in found.items()},
-        pairwise={share: ratio_estimate(each.wins, each.num_pairs) for share, each in found.items()},
-        mean_auc=mean_estimate(per_problem),
+        auc={share: mean_over_problems(each.auc) for share, each in found.items()},
+        pairwise={share: share_of_pairs(each) for share, each in found.items()},
+        mean_auc=mean_over_problems(per_problem),
     )
     return _Measured(ranking, per_problem)
 
@@ -280,8 +270,13 @@ def _comparisons(scorers: Sequence[_Measured], baselines: Sequence[_Measured]) -
     """Every scorer with every baseline, and the scorers with each other."""
     against = [(scorer, other) for scorer in scorers for other in baselines]
     against += [(first, second) for i, first in enumerate(scorers) for second in scorers[i + 1 :]]
-    gains = [(one.ranking.name, two.ranking.name, one.per_problem - two.per_problem) for one, two in against]
-    return [ScorerComparison(one, two, mean_estimate(gain), int(np.isfinite(gain).sum())) for one, two, gain in gains]
+    return [_compared(one, two) for one, two in against]
+
+
+def _compared(one: _Measured, two: _Measured) -> ScorerComparison:
+    gain = one.per_problem - two.per_problem
+    num_problems = int(np.isfinite(gain).sum())
+    return ScorerComparison(one.ranking.name, two.ranking.name, mean_over_problems(gain), num_problems)
 
 
 def conclusions(report: ScorerReport) -> list[str]:
@@ -311,6 +306,6 @@ def _too_few(num_mixed: int) -> list[str]:
     return [f"only {counted} right and wrong traces: no difference is claimed from fewer than {FEWEST_PROBLEMS}"]
 
 
-def _signed(gain: Estimate) -> str:
-    interval = f" ({gain.low:+.3f} to {gain.high:+.3f})" if gain.has_interval else ""
+def _signed(gain: Interval) -> str:
+    interval = f" ({gain.low:+.3f} to {gain.high:+.3f})" if gain.low < gain.high else ""
     return f"mean AUC {gain.value:+.3f}{interval}"

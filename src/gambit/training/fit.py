@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
+from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.networks import Spread, as_scorer, build_network
 from gambit.training.objectives import AGGREGATIONS, Batch, FitRecipe, Unit
-from gambit.training.ranking import QUARTERS, Floats, Ints, mean_auc, pairs, trace_scores
+from gambit.training.ranking import QUARTERS, mean_auc, pairs, trace_scores
 from gambit.training.scoring import Steps, network_scores
 from gambit.types import Aggregation
 

@@ -19,6 +19,7 @@ from gambit.events import Json
 from gambit.models import files as models
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
+from gambit.stats import Interval, Ints
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.evaluate import (
     SHARES,
@@ -31,7 +32,7 @@ from gambit.training.evaluate import (
     trust_of,
 )
 from gambit.training.loading import CollectionReader
-from gambit.training.ranking import QUARTERS, Estimate, Ints
+from gambit.training.ranking import QUARTERS
 from gambit.training.storage import Header, read_header
 from gambit.training.verifier.reading import read_traces
 from gambit.verifiers.lora import LoraVerifier
@@ -242,6 +243,6 @@ def metrics_of(report: ScorerReport, name: str) -> dict[str, Json]:
     }
 
 
-def _plain(found: Estimate) -> dict[str, Json]:
+def _plain(found: Interval) -> dict[str, Json]:
     values = dataclasses.asdict(found)
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

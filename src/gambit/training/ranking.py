@@ -5,20 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from gambit.stats import Bools, Floats, Interval, Ints, mean_interval, pairs_won, ratio_interval, resamples
 from gambit.types import Aggregation
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 CURVE = tuple(round(0.1 * i, 1) for i in range(1, 11))  # the paper's figure
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # their mean is the one number a scorer is chosen by
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,61 +54,33 @@ def trace_scores(
 
 
 def pairs(scores: Floats, is_correct: Bools, problem_of: Ints, num_problems: int) -> Pairs:
-    """Every right trace against every wrong one of the same problem."""
-    wins, counts = np.zeros(num_problems), np.zeros(num_problems)
+    """Compares every right trace with every wrong one of the same problem."""
+    found = np.zeros((2, num_problems))
     order = np.argsort(problem_of, kind="stable")
     bounds = np.searchsorted(problem_of[order], np.arange(num_problems + 1))
     for problem in range(num_problems):
         members = order[bounds[problem] : bounds[problem + 1]]
-        right, wrong = scores[members[is_correct[members]]], scores[members[~is_correct[members]]]
-        gaps = right[:, None] - wrong[None, :]
-        counts[problem] = gaps.size
-        wins[problem] = (gaps > 0).sum() + 0.5 * (gaps == 0).sum()
-    return Pairs(wins, counts)
+        right = is_correct[members].astype(np.float64)
+        found[:, problem] = pairs_won(scores[members], right, 1 - right)
+    return Pairs(*found)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over problems and its 95 % interval; one problem has none, and its bounds are no numbers."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def has_interval(self) -> bool:
-        return self.low < self.high
-
-    def __str__(self) -> str:
-        interval = f" ({self.low:.3f}–{self.high:.3f})" if self.has_interval else ""
-        return f"{self.value:.3f}{interval}"
+def mean_over_problems(values: Floats) -> Interval:
+    """Returns the mean over the problems that have a value. One problem alone has no interval."""
+    known = values[np.isfinite(values)]
+    if len(known) < 2:
+        return Interval(float(known.mean()) if len(known) else math.nan, math.nan, math.nan)
+    return mean_interval(known, resamples(len(known)))
 
 
-def mean_estimate(values: Floats) -> Estimate:
-    """The mean over the problems that have a value."""
-    return ratio_estimate(np.nan_to_num(values), np.isfinite(values).astype(np.float64))
-
-
-def ratio_estimate(parts: Floats, wholes: Floats) -> Estimate:
-    """Σ parts / Σ wholes, resampled over problems."""
-    if wholes.sum() == 0:
-        return Estimate(math.nan, math.nan, math.nan)
-    value = float(parts.sum() / wholes.sum())
-    if np.count_nonzero(wholes) == 1:
-        return Estimate(value, math.nan, math.nan)
-    counts = _resampled(len(parts))
-    with np.errstate(invalid="ignore"):
-        found = (counts @ parts) / (counts @ wholes)
-    low, high = np.nanquantile(found, [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
-
-
-@lru_cache(maxsize=4)
-def _resampled(num_problems: int) -> Floats:
-    """[resample, problem]: how often each problem was drawn. The same for every measure, so that they are paired."""
-    rng = np.random.default_rng(0)
-    draws = rng.multinomial(num_problems, np.full(num_problems, 1 / num_problems), size=RESAMPLES)
-    return draws.astype(np.float64)
+def share_of_pairs(found: Pairs) -> Interval:
+    """Returns the share of all pairs that the right trace wins. One problem alone has no interval."""
+    has_pairs = found.num_pairs > 0
+    wins, num_pairs = found.wins[has_pairs], found.num_pairs[has_pairs]
+    interval = ratio_interval(wins, num_pairs, resamples(len(wins))) if len(wins) > 1 else None
+    if interval is not None:
+        return interval
+    return Interval(float(wins[0] / num_pairs[0]) if len(wins) else math.nan, math.nan, math.nan)
 
 
 def mean_auc(per_fraction: Sequence[Pairs]) -> Floats:

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
+from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Division
 from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, spread_of
 from gambit.training.logistic import calibrating_line
 from gambit.training.networks import Spread, as_scorer, straight_network
 from gambit.training.objectives import AGGREGATIONS, FitRecipe
-from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps
+from gambit.training.ranking import QUARTERS, last_steps
 from gambit.training.scoring import SCORING_STEPS, Steps
 
 # Of the penalty, beside how much a feature varies among the traces of a problem.

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ThoughtBatch
 from gambit.scorers.sequence import SequenceScorer
+from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset
-from gambit.training.ranking import Floats, Ints
 
 SCORING_STEPS = 65_536  # padded steps scored at once
 HISTORY_TRACES = 256  # traces whose histories are held at once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from urllib.request import Request, urlopen
 from gambit.config.options import EngineConfig
 from gambit.errors import EngineError, UserError
 from gambit.models.files import folder_on_disk
+from gambit.stats import log_odds, sigmoid
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
 from gambit.verifiers.families import (
     FAMILIES,
@@ -87,7 +87,8 @@ class HttpVerifier:
         if len(row) not in (1, 2):
             raise ValueError(f"{len(row)} numbers for a thought, not one or two")
         probability = row[0] if len(row) == 1 else row[self._served.good]
-        return _shifted(probability, self._settings.offset)
+        offset = self._settings.offset
+        return sigmoid(log_odds(probability) + offset) if offset else probability
 
 
 def start_http_verifier(name: VerifierName, config: EngineConfig) -> HttpVerifier:
@@ -150,10 +151,3 @@ def _call(address: str, content: object | None = None) -> Any:
         raise EngineError(f"{address} answers {error.code}: {said}") from error
     except (URLError, OSError, ValueError) as error:
         raise EngineError(f"{address} does not answer: {getattr(error, 'reason', error)}") from error
-
-
-def _shifted(probability: float, offset: float) -> float:
-    """With a constant added to its logit."""
-    if offset == 0.0 or not 0.0 < probability < 1.0:
-        return probability
-    return 1 / (1 + math.exp(-math.log(probability / (1 - probability)) - offset))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gambit.errors import UserError
+from gambit.stats import sigmoid
 from gambit.storage.hashing import files_hash
 from gambit.types import Aggregation
 
@@ -76,7 +76,7 @@ class Platt(CheckpointRecord):
         return self.slope * logit + self.offset
 
     def probability(self, logit: float) -> float:
-        return 1 / (1 + math.exp(-max(-60.0, min(60.0, self.logit(logit)))))
+        return sigmoid(self.logit(logit))
 
 
 class LoraInfo(CheckpointDescription):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gambit.stats import Ints
 from gambit.training.dataset import Traces
-from gambit.training.ranking import Ints
 
 
 @dataclass(frozen=True, slots=True)

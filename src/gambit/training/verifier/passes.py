@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gambit.stats import Ints
 from gambit.training.objectives import Batch
-from gambit.training.ranking import Ints
 from gambit.training.verifier.packing import Packing
 from gambit.training.verifier.passages import Passages
 from gambit.types import Aggregation

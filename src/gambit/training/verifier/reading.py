@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gambit.stats import Floats, Ints, all_sigmoids
 from gambit.training.dataset import Traces
-from gambit.training.ranking import QUARTERS, Floats, Ints, last_steps, pairs, trace_scores
+from gambit.training.ranking import QUARTERS, last_steps, pairs, trace_scores
 from gambit.training.verifier.passages import Passages
 from gambit.types import Aggregation
 from gambit.verifiers.lora import LoraVerifier
@@ -37,7 +38,7 @@ class ReadTraces:
         """The same as probabilities; 0 for a trace without a thought, as in a search."""
         logits = calibration.slope * self.logits(chosen, share, aggregation) + calibration.offset
         is_known = (last_steps(self.traces.num_steps[chosen], share) >= 0) | (share >= 1)
-        found: Floats = np.where(is_known, 1 / (1 + np.exp(-np.clip(logits, -60, 60))), 0.0)
+        found: Floats = np.where(is_known, all_sigmoids(logits), 0.0)
         return found
 
     def by_share(

@@ -16,10 +16,11 @@ from gambit.config.trust import ScorerTrust
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.models import files as models
+from gambit.stats import Floats, Ints
 from gambit.training.dataset import Division, Part, read_labels
 from gambit.training.fit import Say, parts_of
 from gambit.training.logistic import calibrating_line
-from gambit.training.ranking import QUARTERS, Floats, Ints
+from gambit.training.ranking import QUARTERS
 from gambit.training.verifier.batches import BatchSizes, ProblemOrder
 from gambit.training.verifier.beginning import beginning
 from gambit.training.verifier.fused import use_fused_layers

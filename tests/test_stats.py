@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gambit.bench import stats as st
+from gambit import stats as st
+from gambit.bench.problem_table import union_seconds
 
 
 def by_enumeration(differences: list[Fraction]) -> float:
@@ -44,7 +45,7 @@ def test_holm_multiplies_the_smallest_by_all_and_never_falls() -> None:
 def test_an_interval_is_the_middle_of_the_resampled_means() -> None:
     values = np.array([0.0, 1.0, 1.0, 0.5, 0.0, 1.0, 1.0])
     draws = st.resamples(len(values))
-    means = sorted(sum(values[i] for i in draw) / len(draw) for draw in draws[:, :])
+    means = sorted(sum(n * value for n, value in zip(draw, values, strict=True)) / len(draw) for draw in draws)
     found = st.mean_interval(values, draws)
     assert found.value == pytest.approx(4.5 / 7)
     assert found.low == pytest.approx(means[249], abs=0.08) and found.high == pytest.approx(means[9749], abs=0.08)
@@ -93,5 +94,13 @@ def test_each_problem_counts_alike_in_the_pooled_mean() -> None:
 
 
 def test_the_wall_clock_counts_overlaps_once() -> None:
-    assert st.union_seconds([(0.0, 2.0), (1.0, 3.0), (10.0, 11.0), (10.2, 10.4)]) == pytest.approx(4.0)
-    assert st.union_seconds([]) == 0
+    assert union_seconds([(0.0, 2.0), (1.0, 3.0), (10.0, 11.0), (10.2, 10.4)]) == pytest.approx(4.0)
+    assert union_seconds([]) == 0
+
+
+def test_chances_and_log_odds_lead_to_each_other_and_stay_finite() -> None:
+    for chance in (0.0, 1e-9, 0.02, 0.5, 0.999, 1.0):
+        kept = min(max(chance, st.LEAST_CHANCE), 1 - st.LEAST_CHANCE)
+        assert st.sigmoid(st.log_odds(chance)) == pytest.approx(kept)
+        assert st.all_log_odds(np.array([chance]))[0] == pytest.approx(st.log_odds(chance))
+    assert st.sigmoid(-1e9) > 0 and st.all_sigmoids(np.array([-1e9, 1e9])).tolist() == [st.sigmoid(-1e9), 1.0]
