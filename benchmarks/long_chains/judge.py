@@ -1,0 +1,182 @@
+"""Trains scorers of hidden states on collections of `generate.py`, chooses on development problems, reports on others.
+
+    python -m benchmarks.long_chains.judge --model DIR --data FOLDER --out OUT [--until SECONDS_SINCE_EPOCH]
+
+Every trace is read once; the states of several layers at every candidate boundary stay in memory. Boundary and layer
+are chosen by the MLP on outcomes, then architectures and labels compete on that choice. All choices are made on the
+development split by the mean of the AUCs at a quarter, half, three quarters and all of the tokens, among traces that
+answered. `judge.json` grows as results come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.long_chains.collection import Collection, read_collection
+from benchmarks.long_chains.fitting import ARCHITECTURES, Cut, fit_network, fit_ridge
+from benchmarks.long_chains.ranking import auc_table, mean_auc, votes
+from benchmarks.long_chains.reading import Reader
+
+RULES = ("line", "sentence", "stride", "blank")
+CURVE = (25, 100, 400)
+
+
+@dataclass
+class Report:
+    """Results so far, written after every addition."""
+
+    path: Path
+    found: dict[str, Any]
+    began: float
+
+    def add(self, *keys: str, value: Any) -> None:
+        place = self.found
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        place[keys[-1]] = value
+        self.path.write_text(json.dumps(self.found, indent=1))
+        shown = json.dumps(value)
+        print(f"[{time.monotonic() - self.began:6.1f} s] {' '.join(keys)}: {shown[:300]}", flush=True)
+
+
+Scores = np.ndarray
+SCORE_OF_TRACE = {"gru": "last"}  # the others: the mean over the thoughts so far
+Fit = tuple[str, str, int, str]  # architecture, rule, layer, labels
+
+
+class Bench:
+    """The three collections of a family, and what was fitted to them."""
+
+    def __init__(self, family: str, parts: dict[str, Collection], report: Report, device: torch.device) -> None:
+        self.family, self.report, self.device = family, report, device
+        self.train, self.dev, self.judge = (parts[f"{family}-{split}"] for split in ("train", "dev", "judge"))
+
+    def fit(self, wanted: Fit, seed: int = 0, num_problems: int | None = None) -> tuple[Callable[[Cut], Scores], float]:
+        """Returns the fitted scorer and its mean AUC on development problems."""
+        architecture, rule, layer, labels = wanted
+        train, dev = self.train.cut(rule, layer, num_problems), self.dev.cut(rule, layer)
+        targets = train.outcomes if labels == "outcome" else train.unbroken
+
+        def chosen_by(scores: Scores) -> float:
+            return mean_auc(self.dev, dev, scores, SCORE_OF_TRACE.get(architecture, "mean"))
+
+        if architecture == "ridge":
+            return fit_ridge(train, targets, dev, chosen_by)
+        return fit_network(architecture, train, targets, dev, chosen_by, seed)
+
+    def choose(self) -> Fit:
+        """Returns the best boundary, layer, architecture and labels by the development split."""
+        tried: dict[Fit, float] = {}
+
+        def try_out(wanted: Fit) -> None:
+            began = time.monotonic()
+            tried[wanted] = self.fit(wanted)[1]
+            value = {"dev": round(tried[wanted], 4), "seconds": round(time.monotonic() - began, 1)}
+            self.report.add(self.family, "tried", "/".join(map(str, wanted)), value=value)
+
+        for rule in RULES:
+            self.report.add(self.family, "boundaries", rule, value=self.train.boundary_figures(rule))
+        for layer in self.train.layers:
+            try_out(("mlp", "line", layer, "outcome"))
+        layer = max(tried, key=tried.__getitem__)[2]
+        for rule in RULES[1:]:
+            try_out(("mlp", rule, layer, "outcome"))
+        rule = max(tried, key=tried.__getitem__)[1]
+        for architecture in ARCHITECTURES:
+            for labels in ("outcome", "unbroken"):
+                if (architecture, rule, layer, labels) not in tried:
+                    try_out((architecture, rule, layer, labels))
+        best = max(tried, key=tried.__getitem__)
+        self.report.add(self.family, "chosen", value=best)
+        return best
+
+    def report_on(self, name: str, wanted: Fit, score: Callable[[Cut], Scores]) -> Scores:
+        """Reports a scorer on the judging problems; returns its scores of their thoughts."""
+        cut = self.judge.cut(wanted[1], wanted[2])
+        scores = score(cut)
+        how = SCORE_OF_TRACE.get(wanted[0], "mean")
+        self.report.add(self.family, "judged", name, value=auc_table(self.judge, cut, scores, how))
+        self.report.add(self.family, "votes", name, value=votes(self.judge, cut, scores, how))
+        return scores
+
+    def baselines(self, wanted: Fit) -> None:
+        cut = self.judge.cut(wanted[1], wanted[2])
+        found = {
+            "error so far": (cut.unbroken.astype(np.float64), "last"),
+            "log-probability": (cut.log_probability, "last"),
+            "fewer thoughts": (-np.ones(len(cut.trace)), "sum"),
+            "shorter": (-cut.place.astype(np.float64), "last"),
+        }
+        for name, (values, how) in found.items():
+            self.report.add(self.family, "judged", name, value=auc_table(self.judge, cut, values, how))
+
+    def curve(self, wanted: Fit) -> None:
+        for count in CURVE:
+            if count < len(self.train.problems):
+                score, _ = self.fit(wanted, num_problems=count)
+                self.report_on(f"{count} problems", wanted, score)
+
+
+def named(wanted: Fit) -> str:
+    return "/".join(map(str, wanted))
+
+
+def run_family(bench: Bench, other: Bench | None, out: Path, until: float) -> None:
+    best = bench.choose()
+    keep: dict[str, Scores] = {}
+    finalists: Sequence[Fit] = dict.fromkeys([best, ("mlp", *best[1:3], "outcome"), ("gru", *best[1:3], "outcome")])
+    fitted = {wanted: bench.fit(wanted) for wanted in finalists}
+    for wanted, (score, _) in fitted.items():
+        keep[named(wanted)] = bench.report_on(named(wanted), wanted, score)
+        if wanted[0] == "mlp":
+            torch.save(score.weights, out / f"{bench.family}-{named(wanted).replace('/', '-')}.pt")  # type: ignore[attr-defined]
+    bench.baselines(best)
+    for seed in (1, 2):
+        bench.report_on(f"{named(best)} seed {seed}", best, bench.fit(best, seed)[0])
+    if other is not None:
+        for wanted, (score, _) in fitted.items():
+            other.report_on(f"trained on {bench.family}: {named(wanted)}", wanted, score)
+    np.savez_compressed(out / f"{bench.family}-scores.npz", **{k: v.astype(np.float32) for k, v in keep.items()})
+    if time.time() < until:
+        bench.curve(best)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", default="14,19,24,-1")
+    parser.add_argument("--families", default="chains,moves")
+    parser.add_argument("--batch-tokens", type=int, default=98304)
+    parser.add_argument("--until", type=float, default=float("inf"), help="no learning curve is begun after it")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report = Report(options.out / "judge.json", {}, time.monotonic())
+    layers = tuple(map(int, options.layers.split(",")))
+    families = [each for each in options.families.split(",") if (options.data / f"{each}-train.done").exists()]
+    names = [f"{family}-{split}" for family in families for split in ("train", "dev", "judge")]
+    reader = Reader(options.model, layers, device, options.batch_tokens)
+    parts = {}
+    for name in names:
+        parts[name] = read_collection(options.data, name, reader)
+        report.add("read", name, value=parts[name].figures())
+    reader.close()
+    benches = {family: Bench(family, parts, report, device) for family in families}
+    for family, bench in benches.items():
+        other = next((each for name, each in benches.items() if name != family), None)
+        run_family(bench, other, options.out, options.until)
+    (options.out / "judge.done").touch()
+
+
+if __name__ == "__main__":
+    main()
