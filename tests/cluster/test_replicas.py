@@ -179,7 +179,7 @@ def test_answers_streams_and_logs_are_those_of_one_engine(server, alone):
     assert streamed[-1].choices[0].finish_reason == "stop"
     assert any(getattr(chunk.choices[0].delta, "reasoning", None) for chunk in streamed[:-2])
     assert server.http().get("/health").status_code == 200
-    assert "gambit:num_engines_ready 2" in server.http().get("/metrics").text
+    assert "gambit_engines_ready 2" in server.http().get("/metrics").text
 
 
 def test_a_reader_who_leaves_takes_the_search_off_its_engine(server, both):

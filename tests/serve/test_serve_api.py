@@ -297,7 +297,7 @@ def test_a_full_queue_says_429_and_the_client_succeeds_when_it_tries_again(pawn_
                 assert refused.json()["error"]["code"] == "queue_full"
                 patient = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=9)
                 retried = asyncio.ensure_future(patient.chat.completions.create(**body))
-                while served.desk.metrics.responses["/v1/chat/completions", 429] < 2:
+                while served.num_answers("/v1/chat/completions", 429) < 2:
                     await asyncio.sleep(0.01)
                 gate.open()
                 assert [(await each).status_code for each in waiting] == [200, 200]
@@ -431,8 +431,9 @@ def test_the_small_endpoints(served):
     values = {
         sample.name: sample.value for family in families.values() for sample in family.samples if not sample.labels
     }
-    assert values["gambit:num_requests_running"] == 0 and values["gambit:generation_tokens_total"] > 0
-    latency = families["gambit:e2e_request_latency_seconds"]
+    assert values["gambit_searches_running"] == 0 and values["gambit_generated_tokens_total"] > 0
+    assert families["gambit_info"].samples[0].labels == {"model": "pawn"}
+    latency = families["gambit_search_seconds"]
     assert latency.type == "histogram" and latency.samples[-1].value > 0
 
 

@@ -106,6 +106,10 @@ class Served:
         lines = self.desk.searches[search_id].log.lines()
         return fold(map(ev.from_json, lines))
 
+    def num_answers(self, path: str, status: int) -> float:
+        labels = {"path": path, "status": str(status)}
+        return self.desk.metrics.registry.get_sample_value("gambit_http_responses_total", labels) or 0
+
     def on_loop(self, function):
         """The result of a function called on the server's event loop."""
         found: Future = Future()

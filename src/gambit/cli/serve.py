@@ -186,7 +186,7 @@ def command() -> object:
 
 
 def _with_libraries(body: Callable[[], int]) -> int:
-    for name in ("starlette", "uvicorn"):
+    for name in ("starlette", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(name) is None:
             raise UserError(f"gambit serve needs {name}: pip install 'gambit-search[serve]'")
     return body()

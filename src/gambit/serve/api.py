@@ -7,18 +7,19 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import cast
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gambit.serve import metrics, sse
+from gambit.serve import sse
 from gambit.serve.body import parse_object, read_body
 from gambit.serve.chat import CHAT, COMPLETION, CompletionFormat
 from gambit.serve.desk import SearchDesk, ServedSearch
 from gambit.serve.errors import ApiError
+from gambit.serve.metrics import RequestNote
 from gambit.serve.model_ids import ModelIds
-from gambit.serve.request_log import RequestNote
 from gambit.serve.requests import AnyRequest, AskReader, ChatFields, CompletionFields, ResponseFields, SearchAsk
 from gambit.serve.responses import KeptResponse, ResponseStore
 from gambit.serve.settings import ApiKey, ServeSettings
@@ -78,8 +79,7 @@ class Api:
         return JSONResponse({"version": package_version("gambit-search") or "unknown"})
 
     async def metrics(self, request: Request) -> Response:
-        text = self.desk.metrics.text(self.desk, self.ids.names[0])
-        return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
+        return Response(self.desk.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     # -- completions -------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Api:
         async for part in parts:
             if note.first_seconds is None and search.commentary.notes:
                 note.first_seconds = time.monotonic() - note.began
-                self.desk.metrics.first_seconds.add(note.first_seconds)
+                self.desk.metrics.first_thought_seconds.observe(note.first_seconds)
             yield part
 
     # -- responses ---------------------------------------------------------------------------------------------

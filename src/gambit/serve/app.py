@@ -36,6 +36,7 @@ def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> 
     max_traces = settings.max_traces or solver.most_traces or MOST_TRACES_AT_A_TIME
     desk = SearchDesk(solver, settings, metrics, max_traces)
     ids = ModelIds.of(settings.served_names, int(time.time()))
+    metrics.watch(desk, settings.served_names[0])
     reader = AskReader(ids, base, max_traces, solver.capacity_of)
     api = Api(desk, reader, ids, settings, ResponseStore(settings.response_seconds, settings.max_responses))
     page = LivePage(desk, reader, ids, settings)

@@ -15,11 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gambit.errors import GambitError
 from gambit.serve.errors import ApiError, as_api_error, bad_request, closing
-from gambit.serve.metrics import ServerMetrics
-from gambit.serve.request_log import RequestNote, logger
+from gambit.serve.metrics import RequestNote, RequestSpan, ServerMetrics, logger
 from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, is_loopback, key_of
 from gambit.serve.sse import GoneError
-from gambit.serve.telemetry import RequestSpan
 
 OPEN_PATHS = ("/health", "/ping")
 PAGE_PATHS = ("/", "/login", "/logout")  # and all under /page/: these ask for a session
@@ -59,7 +57,7 @@ class Front:
         except Exception as error:
             await reply.refuse(_shown(error))
         finally:
-            self._metrics.responses[route_of(note.path), note.status] += 1
+            self._metrics.responses.labels(route_of(note.path), str(note.status)).inc()
             span.end({f"gambit.{name}": value for name, value in note.attributes().items()})
             if note.path not in OPEN_PATHS or note.status != 200:  # probes come every few seconds
                 logger.info("%s", note.line(has_prompts=self._settings.log_prompts))

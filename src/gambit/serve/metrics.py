@@ -1,104 +1,149 @@
-"""Counters of a server in Prometheus' text format, named as vLLM names its own."""
+"""What a server reports of its requests: Prometheus metrics, a log line for each, and spans of OpenTelemetry."""
 
 from __future__ import annotations
 
-import bisect
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+import importlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    generate_latest,
+)
 
 if TYPE_CHECKING:
     from gambit.serve.desk import SearchDesk, ServedSearch
 
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-class SecondsHistogram:
-    """How long something took, in buckets."""
-
-    def __init__(self, name: str, about: str) -> None:
-        self._name = name
-        self._about = about
-        self._counts = [0] * (len(SECONDS) + 1)
-        self._total = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect.bisect_left(SECONDS, seconds)] += 1
-        self._total += seconds
-
-    def lines(self) -> Iterator[str]:
-        yield from _head(self._name, "histogram", self._about)
-        below = 0
-        for bound, count in zip([*SECONDS, None], self._counts, strict=True):
-            below += count
-            yield f'{self._name}_bucket{{le="{"+Inf" if bound is None else bound}"}} {below}'
-        yield f"{self._name}_sum {self._total}"
-        yield f"{self._name}_count {below}"
+GONE = 499  # nginx's number for a client that did not wait
+logger = logging.getLogger("gambit.serve.requests")
 
 
 class ServerMetrics:
-    """What happened so far; the event loop alone writes to it."""
+    """Metrics of one server; the event loop alone changes them."""
 
     def __init__(self) -> None:
-        self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
-        self.ended: Counter[tuple[str, str]] = Counter()  # by policy and what became of them
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
-        self.request_seconds = SecondsHistogram("gambit:e2e_request_latency_seconds", "From arrival to the answer.")
-        self.queue_seconds = SecondsHistogram("gambit:request_queue_time_seconds", "From arrival to the engine.")
-        self.first_seconds = SecondsHistogram(
-            "gambit:time_to_first_thought_seconds", "From arrival to the first words."
-        )
+        disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each counter, which nothing reads
+        self.registry = CollectorRegistry()
+        self.responses = self._counter("http_responses", "Answers by path and status.", "path", "status")
+        self._searches = self._counter("searches", "Searches by policy and by how they ended.", "policy", "status")
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._generated_tokens = self._counter("generated_tokens", "Generated tokens of all traces.")
+        self._search_seconds = self._histogram("search_seconds", "From arrival to the answer.")
+        self._queue_seconds = self._histogram("queue_seconds", "From arrival to the engine.")
+        self.first_thought_seconds = self._histogram("first_thought_seconds", "From arrival to a stream's first words.")
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"gambit_{name}", about, labels, registry=self.registry)
+
+    def _histogram(self, name: str, about: str) -> Histogram:
+        return Histogram(f"gambit_{name}", about, buckets=SECONDS, registry=self.registry)
+
+    def watch(self, desk: SearchDesk, model: str) -> None:
+        """Adds gauges, which are read when the metrics are."""
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "searches_running": ("Searches on the engine.", lambda: len(desk.queue.running)),
+            "searches_waiting": ("Searches in the queue.", lambda: desk.queue.num_waiting),
+            "traces_admitted": ("Pool places of the running searches.", lambda: desk.queue.num_traces),
+            "kv_cache_used_ratio": ("Share of the KV cache in use, 0 to 1.", desk.kv_usage),
+            "engine_healthy": ("1 while the engine works, else 0.", lambda: desk.engine_failure is None),
+            "engines_ready": ("Engines that take searches.", lambda: desk.num_engines),
+        }
+        for name, (about, read) in gauges.items():
+            Gauge(f"gambit_{name}", about, registry=self.registry).set_function(read)
+        Info("gambit", "The served model.", registry=self.registry).info({"model": model})
 
     def search_ended(self, search: ServedSearch) -> None:
-        self.ended[search.ask.config.policy, str(search.status)] += 1
-        self.queue_seconds.add(search.queue_seconds)
+        self._searches.labels(search.ask.config.policy, str(search.status)).inc()
+        self._queue_seconds.observe(search.queue_seconds)
         if search.answer is not None and search.ended is not None:
-            self.request_seconds.add(search.ended - search.arrived)
-            self.prompt_tokens += search.answer.usage.prompt_tokens
-            self.generated_tokens += search.answer.usage.completion_tokens
+            self._search_seconds.observe(search.ended - search.arrived)
+            self._prompt_tokens.inc(search.answer.usage.prompt_tokens)
+            self._generated_tokens.inc(search.answer.usage.completion_tokens)
 
-    def text(self, desk: SearchDesk, model: str) -> str:
-        lines = [
-            *_gauge("gambit:num_requests_running", "Searches on the engine.", len(desk.queue.running)),
-            *_gauge("gambit:num_requests_waiting", "Searches in the queue.", desk.queue.num_waiting),
-            *_gauge("gambit:num_traces_admitted", "Places of the running searches' pools.", desk.queue.num_traces),
-            *_gauge("gambit:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", desk.kv_usage()),
-            *_gauge("gambit:engine_healthy", "1 while the engine works.", int(desk.engine_failure is None)),
-            *_gauge("gambit:num_engines_ready", "Engines that searches can go to.", desk.num_engines),
-            *_counter("gambit:prompt_tokens_total", "Tokens of prompts.", [("", self.prompt_tokens)]),
-            *_counter("gambit:generation_tokens_total", "Generated tokens.", [("", self.generated_tokens)]),
-            *_counter(
-                "gambit:searches_total", "Searches by what became of them.", _by_two(self.ended, "policy", "status")
-            ),
-            *_counter("gambit:http_responses_total", "Answers by status.", _by_two(self.responses, "path", "status")),
-            *_gauge("gambit:info", "The served model.", 1, f'{{model="{_escaped(model)}"}}'),
-        ]
-        for histogram in (self.request_seconds, self.queue_seconds, self.first_seconds):
-            lines += histogram.lines()
-        return "\n".join(lines) + "\n"
+    def text(self) -> bytes:
+        """Returns everything in Prometheus' text format."""
+        return generate_latest(self.registry)
 
 
-def _head(name: str, kind: str, about: str) -> list[str]:
-    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+@dataclass(slots=True)
+class RequestNote:
+    """What is known of a request; handlers add to it."""
+
+    request_id: str
+    method: str
+    path: str
+    client: str | None
+    began: float = field(default_factory=time.monotonic)
+    key: str | None = None
+    status: int = GONE
+    search: ServedSearch | None = None
+    first_seconds: float | None = None  # until the first words of a stream
+
+    def attributes(self) -> dict[str, object]:
+        """Plain values, for the line and for the span."""
+        found: dict[str, object] = {
+            "request_id": self.request_id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "seconds": round(time.monotonic() - self.began, 6),
+            "key": self.key,
+            "client": self.client,
+        }
+        return found | ({} if self.search is None else self._of_search(self.search))
+
+    def _of_search(self, search: ServedSearch) -> dict[str, object]:
+        found: dict[str, object] = {
+            "search_id": search.id,
+            "model": search.ask.model,
+            "policy": search.ask.config.policy,
+            "user": search.ask.user,
+            "queue_seconds": round(search.queue_seconds, 6),
+            "first_seconds": None if self.first_seconds is None else round(self.first_seconds, 6),
+            "search_status": str(search.status),
+        }
+        if search.answer is not None:
+            usage, result = search.answer.usage, search.answer.result
+            found |= {"prompt_tokens": usage.prompt_tokens, "generated_tokens": usage.completion_tokens,
+                      "stop_reason": str(result.stop_reason), "margin": result.margin}  # fmt: skip
+        return found
+
+    def line(self, *, has_prompts: bool) -> str:
+        found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **self.attributes()}
+        if has_prompts and self.search is not None:
+            found["question"] = self.search.ask.question
+            found["answer"] = None if self.search.answer is None else self.search.answer.result.answer
+        return json.dumps({name: value for name, value in found.items() if value is not None}, ensure_ascii=False)
 
 
-def _gauge(name: str, about: str, value: float, labels: str = "") -> list[str]:
-    return [*_head(name, "gauge", about), f"{name}{labels} {value}"]
+class RequestSpan:
+    """One request as a span, child of the one that the client names in `traceparent`."""
 
+    def __init__(self, name: str, headers: Mapping[str, str]) -> None:
+        self._span: Any = None
+        try:
+            trace = importlib.import_module("opentelemetry.trace")
+            propagate = importlib.import_module("opentelemetry.propagate")
+        except ImportError:
+            return
+        tracer = trace.get_tracer("gambit.serve")
+        self._span = tracer.start_span(name, context=propagate.extract(headers), kind=trace.SpanKind.SERVER)
 
-def _counter(name: str, about: str, values: Iterable[tuple[str, float]]) -> list[str]:
-    return [*_head(name, "counter", about), *(f"{name}{labels} {value}" for labels, value in values)]
-
-
-def _by_two(counts: Counter[tuple[str, str]] | Counter[tuple[str, int]], *names: str) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
-    for values, count in sorted(counts.items(), key=str):
-        labels = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in zip(names, values, strict=True))
-        found.append((f"{{{labels}}}", count))
-    return found
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    def end(self, attributes: Mapping[str, object]) -> None:
+        if self._span is None:
+            return
+        for name, value in attributes.items():
+            if isinstance(value, str | int | float | bool):
+                self._span.set_attribute(name, value)
+        self._span.end()
