@@ -148,6 +148,20 @@ def test_thoughts_of_real_text() -> None:
     assert not state.is_thinking
 
 
+def test_thoughts_that_are_lines_end_at_every_newline_but_at_an_empty_line_once() -> None:
+    tokenizer = tiny()
+    ids = tokenizer.encode("so x is 5.\nthen y.\n\n\nso z\n", add_special_tokens=False)
+    found, _ = boundaries(boundary_rule(tokenizer, name="line"), ids)
+    texts = [tokenizer.decode(ids[: i + 1]) for i in found]
+    assert len(found) == 3 and all(text.endswith("\n") for text in texts)
+    assert len(boundaries(boundary_rule(tokenizer), ids)[0]) == 1
+
+
+def test_a_boundary_rule_that_nothing_knows_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="'sentence': use blank-line or line"):
+        boundary_rule(tiny(), name="sentence")
+
+
 class _WithoutNewlines:
     """A tokenizer whose decoder leaves the raw vocabulary strings, as transformers 5 does for some models."""
 

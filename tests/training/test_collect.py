@@ -47,11 +47,12 @@ def plan_for(tiny_folder, out, **changes):
     return CollectPlan(out, "made.jsonl", engine, SEARCH, **{**values, **changes})
 
 
-@pytest.fixture(scope="module")
-def collected(tiny_folder, tmp_path_factory):
+@pytest.fixture(scope="module", params=["blank-line", "line"])
+def collected(request, tiny_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("collected")
     told = []
-    summary = collect(TASKS, plan_for(tiny_folder, folder), on_progress=lambda *numbers: told.append(numbers))
+    plan = plan_for(tiny_folder, folder, boundary=request.param)
+    summary = collect(TASKS, plan, on_progress=lambda *numbers: told.append(numbers))
     return folder, summary, told
 
 
@@ -62,7 +63,7 @@ def test_every_trace_is_there_once_with_its_answer_and_grade(collected, tiny_fol
     assert sorted(problem.id for problem in data.problems) == [task.id for task in TASKS]
     assert (summary.num_problems, summary.num_traces) == (6, 18) and told[0] == (0, 6) and told[-1] == (6, 6)
     assert summary.num_tokens == data.traces.num_tokens.sum() and summary.num_steps == data.traces.num_steps.sum()
-    rule = boundary_rule(tokenizer)
+    rule = boundary_rule(tokenizer, name=read_header(folder).boundary_rule)
     traces = [trace for problem in data.problems for trace in problem.traces]
     for index, (record, tokens) in enumerate(zip(traces, data.tokens, strict=True)):
         text = tokenizer.decode(tokens)
@@ -79,8 +80,8 @@ def test_every_trace_is_there_once_with_its_answer_and_grade(collected, tiny_fol
 class FirstFeature:
     """Scores a thought by one number of its state: what a scorer in the engine would have seen."""
 
-    def __init__(self, position):
-        self.info = ScorerInfo("first", state_position=position, is_probability=False)
+    def __init__(self, position, boundary):
+        self.info = ScorerInfo("first", state_position=position, is_probability=False, boundary_rule=boundary)
 
     def to(self, device):
         return self
@@ -103,7 +104,8 @@ def test_the_states_are_those_an_engine_would_score(collected, tiny_folder, posi
             tokens[name, event.trace] = event.tokens
 
     config = SEARCH.model_copy(update={"policy": "sc", "capacity": 3, "own_noise": True})
-    with Solver(str(tiny_folder), scorer=FirstFeature(position), engine="local", device="cpu") as solver:
+    scorer = FirstFeature(position, read_header(folder).boundary_rule)
+    with Solver(str(tiny_folder), scorer=scorer, engine="local", device="cpu") as solver:
         list(solver.solve_many([task.problem for task in TASKS], config, on_event=on_event))
     num_compared = 0
     for index, problem in enumerate(data.traces.problem_of):
@@ -128,7 +130,8 @@ def test_layers_lie_side_by_side(collected):
 
 def test_without_layers_the_same_traces_lie_there_without_states(collected, tiny_folder, tmp_path):
     """For verifiers, which read tokens: no second model is loaded."""
-    collect(TASKS, plan_for(tiny_folder, tmp_path, layers=()))
+    boundary = read_header(collected[0]).boundary_rule
+    collect(TASKS, plan_for(tiny_folder, tmp_path, layers=(), boundary=boundary))
     whole = load_dataset(collected[0], StatePosition.BOUNDARY, with_tokens=True)
     plain = load_dataset(tmp_path, StatePosition.BOUNDARY, (), with_tokens=True)
     assert {each.id: each for each in plain.problems} == {each.id: each for each in whole.problems}
@@ -157,11 +160,12 @@ def test_what_is_done_is_not_done_again(collected, tiny_folder):
     folder, _, _ = collected
     before = (folder / "index.jsonl").read_bytes()
     more = [*TASKS, Task(Problem("a=9", id="p9"), "8")]
-    summary = collect(more, plan_for(tiny_folder, folder))
+    boundary = read_header(folder).boundary_rule
+    summary = collect(more, plan_for(tiny_folder, folder, boundary=boundary))
     assert (summary.num_before, summary.num_problems) == (6, 1)
     assert (folder / "index.jsonl").read_bytes().startswith(before)
     with pytest.raises(UserError, match=r"begun with has_confidence = True, this run has False"):
-        collect(TASKS, plan_for(tiny_folder, folder, with_confidence=False))
+        collect(TASKS, plan_for(tiny_folder, folder, with_confidence=False, boundary=boundary))
 
 
 def test_a_stop_keeps_whole_problems_only(tiny_folder, tmp_path):

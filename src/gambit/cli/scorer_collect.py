@@ -94,6 +94,9 @@ def collect(
         ),
     ] = "-1",
     state_position: Annotated[Positions, typer.Option(metavar="TEXT", help="Which states to store.")] = Positions.BOTH,
+    boundary: Annotated[
+        str, typer.Option(metavar="TEXT", help="Where a thought ends: blank-line, or line: one step a line.")
+    ] = "blank-line",
     confidence: Annotated[bool, typer.Option(help="Store token confidence too: the baseline of `eval`.")] = True,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, max=MANY, metavar="INT", help="Longest trace (default: the model's).")
@@ -127,10 +130,12 @@ def collect(
         from gambit.engines.base import check_engine
         from gambit.storage.problems import check_not_empty, columns_of, shard_of
         from gambit.storage.run_folder import check_writable
+        from gambit.text.boundary import check_boundary_rule
         from gambit.training.collect import CollectPlan
         from gambit.training.sampling import PAWN_SOURCE
         from gambit.types import StatePosition
 
+        check_boundary_rule(boundary)
         first, every = shard_of(shard)
         tasks = _tasks(problems, columns_of(columns), limit, seed)[first::every]
         check_not_empty(shard, len(tasks))
@@ -148,6 +153,7 @@ def collect(
             layers=() if layers == NONE else layers_of(layers, NONE),
             positions=tuple(StatePosition) if state_position is Positions.BOTH else (StatePosition(state_position),),
             with_confidence=confidence,
+            boundary=boundary,
             batch_tokens=batch_tokens,
             num_graders=graders,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
+from gambit.text.boundary import BLANK_LINE
 from gambit.types import Aggregation, StatePosition
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class ScorerInfo:
     # A scorer without an absolute scale: each raw score is replaced by its quantile among those of its own search.
     ranks_within_run: bool = False
     hidden_size: int | None = None  # None: any
-    boundary_rule: str = "blank-line"
+    boundary_rule: str = BLANK_LINE  # where the thoughts end that it was made for; engines cut so
     layers: tuple[int, ...] = (-1,)  # several are concatenated
     base_model: str | None = None
     base_model_hash: str | None = None
@@ -120,12 +121,10 @@ class HistoryScorer(Scorer, Protocol):
         """[n] float32 scores of the next thought of n traces; fills their own slots."""
 
 
-def check_fit(info: ScorerInfo, *, hidden_size: int, boundary_rule: str) -> None:
-    """Refuse a scorer that was made for another model shape or another way of cutting thoughts."""
+def check_fit(info: ScorerInfo, *, hidden_size: int) -> None:
+    """Refuses a scorer that was made for another model shape."""
     if info.hidden_size is not None and info.hidden_size != hidden_size:
         raise UserError(
             f"the scorer expects hidden size {info.hidden_size}, the model has {hidden_size}: "
             "use a scorer trained for this model, or leave --scorer out"
         )
-    if info.boundary_rule != boundary_rule:
-        raise UserError(f"the scorer expects thoughts cut by {info.boundary_rule!r}, this run uses {boundary_rule!r}")

@@ -15,7 +15,7 @@ from gambit.scorers.base import Scorer, ScorerInfo, check_fit
 from gambit.scorers.choice import load_scorer, model_scorer
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.host import SearchHost
-from gambit.text.boundary import BoundaryRule, boundary_rule
+from gambit.text.boundary import BoundaryRule, boundary_rule, check_boundary_rule
 from gambit.text.prompts import stop_ids
 from gambit.types import NamedModel
 from gambit.verifiers.base import Verifier, VerifierInfo
@@ -71,6 +71,7 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Verifier) -> SolverP
     source = models.locate(config.model)
     named, judge = models.named_model(config.model), parse_scorer(config.scorer)
     own_scorer = _own_scorer(scorer, judge.verifier, source, config.model)
+    check_boundary_rule(own_scorer.info.boundary_rule)
     generation = models.generation_of(source)
     defaults = models.defaults_of(source, generation)
     with ExitStack() as started:
@@ -79,10 +80,11 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Verifier) -> SolverP
         host = SearchHost(lambda: start_engine(engine_config, source, own_scorer))
         started.callback(host.close)
         tokenizer = host.engine.tokenizer
-        rule, ends = boundary_rule(tokenizer), stop_ids(tokenizer, generation.eos_ids)
+        rule = boundary_rule(tokenizer, name=own_scorer.info.boundary_rule)
+        ends = stop_ids(tokenizer, generation.eos_ids)
         if verifier is not None:
             verifier.wait()
-        check_fit(own_scorer.info, hidden_size=host.engine.info.hidden_size, boundary_rule=rule.name)
+        check_fit(own_scorer.info, hidden_size=host.engine.info.hidden_size)
         started.pop_all()
     return SolverParts(
         config, source, named, defaults, own_scorer, verifier, host, engine_config.memory_ratio, rule, ends

@@ -1,8 +1,7 @@
-"""Where a thought ends: the blank-line rule of a tokenizer and the detector that follows it token by token."""
+"""Where a thought ends: the rules of a tokenizer and the detector that follows them token by token."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,8 @@ from gambit.text.tokenizers import Tokenizer, single_token
 
 THINK_START = "<think>"
 THINK_END = "</think>"
+BLANK_LINE, LINE = "blank-line", "line"
+BOUNDARY_RULES = (BLANK_LINE, LINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +26,32 @@ class ThoughtState:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryRule:
-    """Which token ids end a thought: a blank line, in one token or made of two newlines."""
+    """Which token ids end a thought: a blank line, in one token or made of two newlines; or any end of a line."""
 
-    name: ClassVar[str] = "blank-line"
     vocab_size: int
-    blank_line: frozenset[int]
+    blank_line: frozenset[int]  # every newline, where thoughts are lines
     ends_newline: frozenset[int]
     starts_newline: frozenset[int]
     think_end: int | None
     start: ThoughtState = ThoughtState()  # before a trace's first generated token
 
 
-def boundary_rule(tokenizer: Tokenizer, vocab_size: int | None = None) -> BoundaryRule:
-    """`vocab_size` is the model's, whose padded rows have no text and are never boundaries."""
+def check_boundary_rule(name: str) -> None:
+    """Raises unless thoughts can be cut so."""
+    if name not in BOUNDARY_RULES:
+        raise UserError(f"unknown boundary rule {name!r}: use {' or '.join(BOUNDARY_RULES)}")
+
+
+def boundary_rule(tokenizer: Tokenizer, vocab_size: int | None = None, name: str = BLANK_LINE) -> BoundaryRule:
+    """Returns a tokenizer's rule of this name. The model's padded rows (`vocab_size`) are never boundaries."""
+    check_boundary_rule(name)
+    end = "\n" if name == LINE else "\n\n"
     vocab = tokenizer.get_vocab()
     size = max(vocab.values()) + 1 if vocab_size is None else vocab_size
     texts = _newline_texts(tokenizer, {token: index for token, index in vocab.items() if index < size})
     rule = BoundaryRule(
         vocab_size=size,
-        blank_line=frozenset(i for i, text in texts.items() if "\n\n" in text),
+        blank_line=frozenset(i for i, text in texts.items() if end in text),
         ends_newline=frozenset(i for i, text in texts.items() if text.endswith("\n")),
         starts_newline=frozenset(i for i, text in texts.items() if text.startswith("\n")),
         think_end=single_token(tokenizer, THINK_END),

@@ -20,7 +20,7 @@ from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.scorers.base import Scorer
 from gambit.solver import Solver
-from gambit.text.boundary import BoundaryRule
+from gambit.text.boundary import BLANK_LINE
 from gambit.training.sampling import (
     Grading,
     LocalSampler,
@@ -29,7 +29,6 @@ from gambit.training.sampling import (
     Sampler,
     SamplingOrder,
     Task,
-    ThoughtMarker,
     ThoughtMeter,
     sample,
 )
@@ -55,6 +54,7 @@ class CollectPlan:
     layers: tuple[int, ...] = (-1,)
     positions: tuple[StatePosition, ...] = tuple(StatePosition)
     with_confidence: bool = True
+    boundary: str = BLANK_LINE  # where thoughts end; scorers trained on the collection are used with the same rule
     batch_tokens: int | None = None  # of the pass that reads states; None: what suits the device
     num_graders: int = 2
 
@@ -224,7 +224,7 @@ class Collector:
             hidden_size=self._engines.hidden_size,
             layers=plan.layers,
             positions=tuple(str(position) for position in plan.positions),
-            boundary_rule=BoundaryRule.name,
+            boundary_rule=plan.boundary,
             traces_per_problem=traces_per_problem,
             has_confidence=plan.with_confidence,
             sampling=plan.search.model_dump(mode="json", include=set(_KEPT_SETTINGS)),
@@ -240,7 +240,7 @@ def sampling_engine(plan: CollectPlan) -> EngineConfig:
 
 
 def thought_scorer(plan: CollectPlan) -> Scorer:
-    return ThoughtMeter() if plan.with_confidence else ThoughtMarker()
+    return ThoughtMeter(plan.boundary, plan.with_confidence)
 
 
 def state_reader(plan: CollectPlan) -> StateReader | NoStates:

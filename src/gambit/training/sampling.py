@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gambit import events as ev
 from gambit.answers import AnswerKind, Extractor, Grader, extractor_for
@@ -17,6 +17,7 @@ from gambit.errors import UserError
 from gambit.pawn.puzzles import Split, generate
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
 from gambit.solver import Solver
+from gambit.text.boundary import BLANK_LINE
 from gambit.types import Problem, StatePosition, StopReason
 
 if TYPE_CHECKING:
@@ -49,24 +50,23 @@ def pawn_tasks(split: str, count: int, seed: int) -> list[Task]:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMeter:
-    """Tells where thoughts end and how confident the model was in each; its "scores" are raw confidences."""
+    """Reports where thoughts end and how confident the model was in each; its "scores" are raw confidences."""
 
-    info: ClassVar[ScorerInfo] = ScorerInfo(
-        "meter", state_position=StatePosition.BEFORE, is_probability=False, needs_confidence=True
-    )
+    boundary: str = BLANK_LINE
+    with_confidence: bool = True  # without, engines need not sort the vocabulary at every token
+
+    @property
+    def info(self) -> ScorerInfo:
+        return ScorerInfo(
+            "meter", state_position=StatePosition.BEFORE, is_probability=False,
+            needs_confidence=self.with_confidence, boundary_rule=self.boundary,
+        )  # fmt: skip
 
     def to(self, device: torch.device) -> ThoughtMeter:
         return self
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
         return thoughts.confidences.float()
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtMarker(ThoughtMeter):
-    """The same without confidences, which cost a sort of the vocabulary at every token."""
-
-    info: ClassVar[ScorerInfo] = ScorerInfo("marker", state_position=StatePosition.BEFORE, is_probability=False)
 
 
 @dataclass(slots=True)
