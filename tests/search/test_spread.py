@@ -16,13 +16,10 @@ from gambit.policies.base import requirements_of
 from gambit.results.record import fold, replay_log
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
-from gambit.search.driving import run_parts
 from gambit.search.host import SearchHost
 from gambit.search.merging import MergedSearch
-from gambit.search.parts import ranges, split
-from gambit.search.reporting import PartReporter, ReportTimes, StepGate
+from gambit.search.parts import RunningPart, ranges, split
 from gambit.solver import Solver
-from gambit.solver.part import StartedPart
 from gambit.solver.spread import SpreadSolver
 from gambit.types import StopReason
 from support.scripted import FunctionVerifier, ScriptedEngine, is_sound
@@ -71,30 +68,27 @@ class SpreadRun:
         self.merged = MergedSearch(
             make_header(wanted, vote), wanted, requirements, len(parts), self.events.append, lambda _: str.__eq__
         )
-        times = ReportTimes(wanted.check_interval, wanted.consensus is not None or wanted.budget_traces is not None)
         engines = [ScriptedEngine(**script, own_noise=True) for _ in parts]
         hosts = [SearchHost(lambda engine=engine: engine) for engine in engines]
 
         def start(host, engine, settings, tell, allowed):
-            gate = StepGate(allowed)
-            reporter = PartReporter(tell, times, gate)
+            part = RunningPart(tell, settings, allowed)
 
             def make():
                 search = make_search(engine, settings, vote=vote).search
-                callbacks = dataclasses.replace(
-                    search._callbacks, on_event=reporter.on_event, after_step=reporter.after_step
-                )
+                callbacks = dataclasses.replace(search._callbacks, on_event=part.on_event, after_step=part.after_step)
                 search._callbacks = search.pool._callbacks = callbacks
                 return search
 
-            return StartedPart(host.submit(make), reporter, gate)
+            part.follow(host.submit(make))
+            return part
 
         starts = [
             lambda tell, allowed, h=h, e=e, s=s: start(h, e, s, tell, allowed)
             for h, e, s in zip(hosts, engines, parts, strict=True)
         ]
         try:
-            self.result = run_parts(self.merged, starts, lambda: False)
+            self.result = self.merged.run(starts, lambda: False)
         finally:
             for host in hosts:
                 host.close()

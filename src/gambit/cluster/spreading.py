@@ -15,11 +15,9 @@ from gambit.cluster.work import engine_options as fitted_options
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.engines.base import EngineInfo
 from gambit.models import files as models
-from gambit.search.merging import PartNews
-from gambit.search.reporting import Tell
+from gambit.search.parts import PartNews, PartOrder, Tell
 from gambit.solver import Solver
 from gambit.solver.builder import LengthHistory, SearchPlan
-from gambit.solver.part import PartOrder
 from gambit.solver.spread import SpreadSolver
 from gambit.types import Problem
 

@@ -7,70 +7,67 @@ has to stop is decided here at each step, from all of its traces: what a part ha
 from __future__ import annotations
 
 import dataclasses
+import queue
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from gambit import events as ev
 from gambit.answers import Equivalent
 from gambit.config.presets import SearchSettings
 from gambit.config.trust import Doubt
+from gambit.errors import EngineError
 from gambit.policies.base import Requirements
 from gambit.policies.islands import Islands
 from gambit.results.record import SearchRecord, voted
 from gambit.results.result import SearchResult
 from gambit.search.limits import CHECK_SECONDS, SearchLimits, is_over
+from gambit.search.parts import PartHandle, PartNews, Tell
 from gambit.search.score_spread import DoubtWatch
 from gambit.tree import LIVE, Trace, TraceState
 from gambit.types import StopReason
 
-Ended: TypeAlias = ev.Finished | ev.Pruned | ev.Evicted | ev.Cancelled
-WHOLE = ev.RunStarted | ev.Sample | ev.Stopped | ev.Voted | ev.Waited | ev.VerifierTotals | ev.IslandsSplit
-LOSS, SCORES, ENDS, DECISIONS = range(4)  # what an engine step brings, in this order
+POLL_SECONDS = 0.2  # between two looks at whether to stop
+# What an engine step brings, in this order; first come events of earlier steps.
+LATE, LOSS, SCORES, ENDS, DECISIONS = range(5)
+OF_PART = ev.Sample | ev.Stopped | ev.Waited | ev.VerifierTotals  # of which the whole makes its own
+ENDED = ev.Finished | ev.Pruned | ev.Evicted | ev.Cancelled
+StartPart: TypeAlias = Callable[[Tell, int | None], PartHandle]  # the receiver of news, and the first allowed step
+Kept = TypeVar("Kept", ev.Sample, ev.Stopped, ev.Waited, ev.VerifierTotals)
 
 
-@dataclass(frozen=True, slots=True)
-class PartNews:
-    """What a part of a search has done since it was last heard of."""
-
-    step: int  # up to which everything is told
-    events: tuple[ev.Event, ...]
-    is_over: bool = False
-    error: str | None = None  # what ended it
-    is_engines: bool = False  # its engine is gone, and with it whatever was not told
+class EngineDiedError(EngineError):
+    """The engine of a part died: the search may be begun anew."""
 
 
 @dataclass(slots=True, eq=False)
 class _PartLog:
-    """What is known of one part, and how much of it is merged."""
+    """The events of one part, and how much of them is merged."""
 
     coming: deque[ev.Event] = field(default_factory=deque)
     ids: dict[int, int] = field(default_factory=dict)  # its traces' -> the whole's
     step: int = -1
     is_over: bool = False
-    sample: ev.Sample | None = None
-    stopped: ev.Stopped | None = None
-    waited: ev.Waited | None = None
-    verified: ev.VerifierTotals | None = None
+    kept: dict[type, ev.Event] = field(default_factory=dict)  # the last of each kind
 
-    def take(self, step: int) -> list[ev.Event]:
-        """What it did until the end of a step."""
-        found = []
+    def take(self, step: int) -> Iterator[ev.Event]:
+        """Yields what it did until the end of a step."""
         while self.coming and _step_of(self.coming[0]) <= step:
-            found.append(self.coming.popleft())
-        return found
+            yield self.coming.popleft()
 
     def own_tokens(self, trace: int) -> tuple[int, ...]:
-        """Of a trace that was live at the last merged step; nothing where its engine did not live to tell."""
-        ends = (event for event in self.coming if isinstance(event, Ended) and event.trace == trace)
-        return next((event.tokens for event in ends), ())
+        """Returns the tokens of a trace that was live at the last merged step; none if its engine died before."""
+        ends = (
+            event for event in self.coming if isinstance(event, ev.Finished | ev.Pruned | ev.Evicted | ev.Cancelled)
+        )
+        return next((event.tokens for event in ends if event.trace == trace), ())
 
-    @property
-    def was_called_off(self) -> bool:
-        return self.stopped is not None and self.stopped.reason in (StopReason.INTERRUPTED, StopReason.FAILED)
+
+_Inbox: TypeAlias = "queue.SimpleQueue[tuple[_PartLog, PartNews]]"
 
 
 class MergedSearch:
@@ -84,122 +81,143 @@ class MergedSearch:
         num_parts: int,
         on_event: Callable[[ev.Event], None],
         equivalent_until: Callable[[float], Equivalent],
-        watch: Doubt | None = None,
+        doubt: Doubt | None = None,
     ) -> None:
-        """`watch`: what one engine would divide the islands for, which those on several can only be told about."""
+        """`doubt`: would let one engine divide the islands; those on several stay, which leaves a note."""
         self.record = SearchRecord(started)
         self.limits = SearchLimits(settings, Islands.of(settings), self.record.tree)
         self.due: StopReason | None = None  # at the last merged step
+        self.step = -1  # merged
         self._settings = settings
         self._requirements = requirements
         self._parts = [_PartLog() for _ in range(num_parts)]
         self._on_event = on_event
         self._equivalent_until = equivalent_until
-        self._watch = None if watch is None or num_parts == 1 else DoubtWatch(watch, settings)
-        self._step = -1
+        self._watch = None if doubt is None or num_parts == 1 else DoubtWatch(doubt, settings)
         self._num_generated = 0
-        self._spans = _RunningSpans()
 
-    def begin(self) -> None:
+    # -- the parts as they run ---------------------------------------------------------------------------------
+
+    def run(self, starts: Sequence[StartPart], should_stop: Callable[[], bool]) -> SearchResult:
+        """Runs all parts to the end of the whole."""
+        news: _Inbox = queue.SimpleQueue()
+        running: list[PartHandle] = []
         self.limits.start_clock()
         self._on_event(self.record.started)
+        try:
+            for log, start in zip(self._parts, starts, strict=True):
+                running.append(start(partial(_put, news, log), self.allowed_step))
+            return self._finish(*self._follow(running, news, should_stop))
+        finally:
+            for part in running:
+                part.stop()
 
-    def take(self, part: int, news: PartNews) -> None:
-        log = self._parts[part]
-        log.coming.extend(news.events)
-        log.step, log.is_over = max(log.step, news.step), log.is_over or news.is_over
+    def _follow(
+        self, running: Sequence[PartHandle], news: _Inbox, should_stop: Callable[[], bool]
+    ) -> tuple[StopReason | None, str | None]:
+        """Merges the news of all parts to their end; returns why they were called off, if they were."""
+        reason: StopReason | None = None
+        error: str | None = None
+        allowed = self.allowed_step
+        while not all(log.is_over for log in self._parts):
+            for log, item in _arrived(news):
+                if item.is_engines:
+                    raise EngineDiedError(item.error)
+                log.coming.extend(item.events)
+                log.step, log.is_over = max(log.step, item.step), item.is_over
+                error = error or item.error
+            self._advance()
+            reason = reason or self._reason_outside(error, should_stop)
+            if reason is not None or self.due is not None:
+                for part in running:
+                    part.stop()
+            elif self.allowed_step != allowed:
+                allowed = self.allowed_step
+                for part in running:
+                    part.allow(allowed)
+        return reason, error
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all parts have ended."""
-        return all(part.is_over for part in self._parts)
+    def _reason_outside(self, error: str | None, should_stop: Callable[[], bool]) -> StopReason | None:
+        """Returns a reason to end the search that is not in its traces."""
+        if error is not None:
+            return StopReason.FAILED
+        if should_stop():
+            return StopReason.INTERRUPTED
+        return StopReason.BUDGET_SECONDS if self.limits.is_time_up else None
 
     @property
     def allowed_step(self) -> int | None:
-        """Up to which step parts may go without passing the token budget, whatever their traces do; None: any."""
+        """The step to which parts may go without passing the token budget, whatever their traces do; None: any."""
         budget = self._settings.budget_tokens
         if budget is None:
             return None
         sure = (budget - self._num_generated) // self._settings.capacity
         # The next step is within the budget even if more of its places were taken: otherwise the search were due.
-        return max(self._step, 0) + max(sure, int(self._step >= 0))
+        return max(self.step, 0) + max(sure, int(self.step >= 0))
 
-    def advance(self) -> None:
-        """Merge the steps that all parts have done, up to the one at which the search is due to stop."""
-        while self.due is None and self._step < self._last_common_step():
-            self._step += 1
-            self._merge(self._step)
-
-    def _last_common_step(self) -> int:
-        going = [part.step for part in self._parts if not part.is_over]
-        return min(going) if going else max(part.step for part in self._parts)
+    @property
+    def note(self) -> str | None:
+        """Why, on one engine, the search would have gone on with smaller islands."""
+        return None if self._watch is None else self._watch.finding
 
     # -- one step ----------------------------------------------------------------------------------------------
 
+    def _advance(self) -> None:
+        """Merges the steps that all parts have done, up to the one at which the search is due to stop."""
+        going = [part.step for part in self._parts if not part.is_over]
+        last = min(going) if going else max(part.step for part in self._parts)
+        while self.due is None and self.step < last:
+            self.step += 1
+            self._merge(self.step)
+
     def _merge(self, step: int) -> None:
-        late, lost, scored, rest = self._sorted(step)
-        for part, event in (*late, *lost):
-            self._apply(part, event, first_token=step)
+        phases = self._by_phase(step)
+        for part, event in chain(phases[LATE], phases[LOSS]):
+            self._apply(part, event)
         self._num_generated += self.record.tree.count(TraceState.RUNNING)
-        if scored:
-            self._emit(_joined([self._renamed(part, event) for part, event in scored]))
-        for part, event in rest:
-            self._apply(part, event, first_token=step + 1)
-        has_finished = any(isinstance(event, ev.Finished) for _, event in rest)
-        if any(part.sample is not None and part.sample.step == step for part in self._parts):
-            self._emit(self._sample(step))
-        self.due = self._due_reason(has_finished)
+        if phases[SCORES]:
+            self._emit(_joined([self._renamed(part, event) for part, event in phases[SCORES]]))
+        for part, event in chain(phases[ENDS], phases[DECISIONS]):
+            self._apply(part, event)
+        if any(sample.step == step for sample in self._last(ev.Sample)):
+            self._emit(self._sample())
+        if not any(end.reason in (StopReason.INTERRUPTED, StopReason.FAILED) for end in self._last(ev.Stopped)):
+            has_finished = any(isinstance(event, ev.Finished) for _, event in phases[ENDS])
+            self.due = self.limits.reason_in_pool(self._num_generated, is_settled=has_finished and self._is_settled())
 
-    def _sorted(self, step: int) -> tuple[list[tuple[_PartLog, ev.Event]], ...]:
-        """Events of all parts: late ones of earlier steps, memory lost and found, scores, everything else.
-
-        Each part's own order is kept; among parts, as on one engine, lower islands come first.
-        """
-        groups: tuple[list[tuple[int, _PartLog, ev.Event]], ...] = ([], [], [], [])
+    def _by_phase(self, step: int) -> list[list[tuple[_PartLog, ev.Event]]]:
+        """Sorts the events of a step; each part's own order is kept, and lower islands come first, as on one engine."""
+        phases: list[list[tuple[_PartLog, ev.Event]]] = [[] for _ in range(DECISIONS + 1)]
         for part in self._parts:
             phase = LOSS
             for event in part.take(step):
                 if _step_of(event) < step:
-                    groups[0].append((0, part, event))
+                    phases[LATE].append((part, event))
                     continue
                 phase = max(phase, _phase_of(event))
-                groups[min(phase, ENDS) + 1].append((phase, part, event))
-        return tuple([(part, event) for _, part, event in sorted(group, key=_by_phase)] for group in groups)
+                phases[phase].append((part, event))
+        return phases
 
-    def _apply(self, part: _PartLog, event: ev.Event, *, first_token: int) -> None:
-        """`first_token`: the step in which a trace that is admitted now says something."""
-        if isinstance(event, ev.Sample):
-            part.sample = event
-        elif isinstance(event, ev.Stopped):
-            part.stopped = event
-        elif isinstance(event, ev.Waited):
-            part.waited = event
-        elif isinstance(event, ev.VerifierTotals):
-            part.verified = event
+    def _apply(self, part: _PartLog, event: ev.Event) -> None:
+        if isinstance(event, OF_PART):
+            part.kept[type(event)] = event
         elif isinstance(event, ev.IslandsSplit):
             assert len(self._parts) == 1, "islands that are divided among engines stay as they are"
             self.limits.islands = dataclasses.replace(self.limits.islands, count=event.islands)
             self._emit(event)
         elif not isinstance(event, ev.RunStarted):
-            renamed = self._renamed(part, event)
-            self._spans.note(renamed, first_token)
-            self._emit(renamed)
+            self._emit(self._renamed(part, event))
 
     def _renamed(self, part: _PartLog, event: ev.Event) -> ev.Event:
-        """With the traces' numbers in the whole search."""
+        """Returns an event with the traces' numbers in the whole search."""
         if isinstance(event, ev.Created | ev.Branched):
             part.ids[event.trace] = len(self.record.tree.traces)
         if isinstance(event, ev.Scored | ev.Verified):
             return dataclasses.replace(event, traces=tuple(part.ids[trace] for trace in event.traces))
-        assert not isinstance(event, WHOLE)
+        assert not isinstance(event, OF_PART | ev.RunStarted | ev.Voted | ev.IslandsSplit)
         if isinstance(event, ev.Branched):
             event = dataclasses.replace(event, parent=part.ids[event.parent])
         return dataclasses.replace(event, trace=part.ids[event.trace])
-
-    @property
-    def doubt(self) -> str | None:
-        """Why, on one engine, the search would have gone on with smaller islands."""
-        return None if self._watch is None else self._watch.finding
 
     def _emit(self, event: ev.Event) -> None:
         self.record.apply(event)
@@ -207,25 +225,25 @@ class MergedSearch:
             self._watch.note(event, self.record.tree)
         self._on_event(event)
 
-    def _due_reason(self, has_finished: bool) -> StopReason | None:
-        if any(part.was_called_off for part in self._parts):
-            return None  # it ends for a reason that is not in its traces
-        consensus, is_settled = self._settings.consensus, False
-        if has_finished and consensus is not None:
-            equivalent = self._equivalent_until(time.monotonic() + CHECK_SECONDS)
-            is_settled = is_over(
-                consensus, self.record, self._requirements, equivalent, is_probability=self._settings.is_probability
-            )
-        return self.limits.reason_in_pool(self._num_generated, is_settled=is_settled)
+    def _is_settled(self) -> bool:
+        """Returns whether the vote cannot change any more."""
+        consensus, is_probability = self._settings.consensus, self._settings.is_probability
+        if consensus is None:
+            return False
+        equivalent = self._equivalent_until(time.monotonic() + CHECK_SECONDS)
+        return is_over(consensus, self.record, self._requirements, equivalent, is_probability=is_probability)
 
-    def _sample(self, step: int) -> ev.Sample:
-        """Engines work side by side: their memory adds up, and the times are those of the one that took longest."""
-        tree = self.record.tree
-        samples = [part.sample for part in self._parts if part.sample is not None]
-        slowest = max(samples, key=lambda sample: sample.seconds_total)
+    def _last(self, kind: type[Kept]) -> list[Kept]:
+        """Returns the last event of a kind of each part that has one."""
+        found = [part.kept.get(kind) for part in self._parts]
+        return [event for event in found if isinstance(event, kind)]
+
+    def _sample(self, **changes: float) -> ev.Sample:
+        """Sums up the memory of all engines; the times are those of the slowest, since they work side by side."""
+        tree, samples = self.record.tree, self._last(ev.Sample)
         return dataclasses.replace(
-            slowest,
-            step=step,
+            max(samples, key=lambda sample: sample.seconds_total),
+            step=max(self.step, 0),
             running=tree.count(TraceState.RUNNING),
             waiting=tree.count(TraceState.WAITING),
             ghosts=tree.count(TraceState.GHOST),
@@ -233,108 +251,86 @@ class MergedSearch:
             generated=self._num_generated,
             kv_used_tokens=sum(sample.kv_used_tokens for sample in samples),
             kv_capacity_tokens=sum(sample.kv_capacity_tokens for sample in samples),
+            **changes,
         )
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def finish(self, reason: StopReason | None, error: str | None = None) -> SearchResult:
-        """End the log and take the vote, once all parts are over.
-
-        `reason`: why they were called off, if they were for something that is not in their traces.
-        """
-        assert self.is_over
-        self.advance()
+    def _finish(self, reason: StopReason | None, error: str | None) -> SearchResult:
+        """Ends the log and takes the vote. `reason`: why the parts were called off, unless by their own traces."""
+        at = max(self.step, 0)
         self._cancel_live()
-        if any(part.sample is not None for part in self._parts):
-            self._emit(dataclasses.replace(self._sample(max(self._step, 0)), seconds_total=self.limits.seconds))
-        self._note_rest()
+        if self._last(ev.Sample):
+            self._emit(self._sample(seconds_total=self.limits.seconds))
+        for part in self._parts:
+            part.kept |= {
+                type(event): event for event in part.coming if isinstance(event, ev.Waited | ev.VerifierTotals)
+            }
         if (waited := self._waited()) is not None:
             self._emit(waited)
-        self._emit(ev.Stopped(max(self._step, 0), self.due or reason or self._reason_of_parts()))
-        self._finish_verification()
+        of_parts = [end.reason for end in self._last(ev.Stopped)] or [StopReason.FAILED]
+        self._emit(ev.Stopped(at, self.due or reason or of_parts[0]))
+        for scores in self._late_scores():
+            self._emit(scores)
+        if totals := self._last(ev.VerifierTotals):
+            self._emit(_sum_of(totals, at))
         vote = self.record.vote(self._equivalent_until(self.limits.vote_deadline))
         self._emit(voted(vote))
         return dataclasses.replace(self.record.result(vote), error=error)
 
-    def _reason_of_parts(self) -> StopReason:
-        """Of a policy that ended its own part, which then is the only one."""
-        return next((part.stopped.reason for part in self._parts if part.stopped is not None), StopReason.FAILED)
-
     def _cancel_live(self) -> None:
-        """What ran on until its part heard of the end is cut to what it had said by then."""
-        tree, owner = self.record.tree, self._owners()
+        """Ends what ran on until its part heard of the end, with the tokens it had by then."""
+        tree = self.record.tree
+        owners = {whole: (part, own) for part in self._parts for own, whole in part.ids.items()}
         for trace in sorted((t for state in LIVE for t in tree.in_state(state)), key=lambda trace: trace.id):
-            part, own_id = owner[trace.id]
-            tokens = part.own_tokens(own_id)[: self._spans.num_tokens(trace, self._step)]
-            self._emit(ev.Cancelled(self._step, trace.id, tokens))
-
-    def _owners(self) -> dict[int, tuple[_PartLog, int]]:
-        return {whole: (part, own) for part in self._parts for own, whole in part.ids.items()}
-
-    def _note_rest(self) -> None:
-        """Of what came after the end: how long traces waited, what the verifier cost."""
-        for part in self._parts:
-            for event in part.coming:
-                if isinstance(event, ev.Waited):
-                    part.waited = event
-                elif isinstance(event, ev.VerifierTotals):
-                    part.verified = event
+            part, own_id = owners[trace.id]
+            tokens = part.own_tokens(own_id)[: _length_at(trace, self.step)]
+            self._emit(ev.Cancelled(self.step, trace.id, tokens))
 
     def _waited(self) -> ev.Waited | None:
         rows = sorted(
             (part.ids[trace], steps, seconds)
             for part in self._parts
-            if (w := part.waited) is not None
+            if isinstance(w := part.kept.get(ev.Waited), ev.Waited)
             for trace, steps, seconds in zip(w.traces, w.steps, w.seconds, strict=True)
             if trace in part.ids
         )
-        return ev.Waited(self._step, *zip(*rows, strict=True)) if rows else None
+        return ev.Waited(self.step, *zip(*rows, strict=True)) if rows else None
 
-    def _finish_verification(self) -> None:
-        """Scores of completed traces that came after the end, for the vote, and what all verifiers did together."""
+    def _late_scores(self) -> Iterator[ev.Verified]:
+        """Yields the scores of completed traces that came after the end, for the vote."""
+        traces = self.record.tree.traces
         for part in self._parts:
             for event in part.coming:
-                if isinstance(event, ev.Verified) and (late := self._of_completed(part, event)) is not None:
-                    self._emit(late)
-        totals = [part.verified for part in self._parts if part.verified is not None]
-        if totals:
-            self._emit(_sum_of(totals, max(self._step, 0)))
-
-    def _of_completed(self, part: _PartLog, event: ev.Verified) -> ev.Verified | None:
-        traces = self.record.tree.traces
-        columns = (event.traces, event.scores, event.num_tokens, event.ended_steps, event.engine_scores)
-        rows = [
-            (part.ids[trace], *rest)
-            for trace, *rest in zip(*columns, strict=True)
-            if trace in part.ids and traces[part.ids[trace]].state is TraceState.FINISHED
-        ]
-        return ev.Verified(max(self._step, 0), *zip(*rows, strict=True)) if rows else None
+                if not isinstance(event, ev.Verified):
+                    continue
+                columns = (event.traces, event.scores, event.num_tokens, event.ended_steps, event.engine_scores)
+                rows = [
+                    (part.ids[trace], *rest)
+                    for trace, *rest in zip(*columns, strict=True)
+                    if trace in part.ids and traces[part.ids[trace]].state is TraceState.FINISHED
+                ]
+                if rows:
+                    yield ev.Verified(max(self.step, 0), *zip(*rows, strict=True))
 
 
-class _RunningSpans:
-    """How many tokens of its own each live trace has: one for every step in which it runs."""
+def _put(news: _Inbox, log: _PartLog, item: PartNews) -> None:
+    news.put((log, item))
 
-    def __init__(self) -> None:
-        self._said: dict[int, int] = {}  # before it lost its memory
-        self._since: dict[int, int] = {}
 
-    def note(self, event: ev.Event, first_token: int) -> None:
-        if isinstance(event, ev.Admitted):
-            self._since[event.trace] = first_token
-        elif isinstance(event, ev.Queued):
-            self._said[event.trace] = self._said.get(event.trace, 0) + first_token - self._since.pop(event.trace)
-        elif isinstance(event, Ended):
-            self._since.pop(event.trace, None)
-            self._said.pop(event.trace, None)
-
-    def num_tokens(self, trace: Trace, step: int) -> int:
-        """At the end of a step."""
-        said = self._said.get(trace.id, 0)
-        return said + step + 1 - self._since[trace.id] if trace.id in self._since else said
+def _arrived(news: _Inbox) -> list[tuple[_PartLog, PartNews]]:
+    """Returns all news; waits a while for the first."""
+    found = []
+    try:
+        found.append(news.get(timeout=POLL_SECONDS))
+        while True:
+            found.append(news.get_nowait())
+    except queue.Empty:
+        return found
 
 
 def _step_of(event: ev.Event) -> int:
-    """The header comes before everything."""
+    """Returns the step of an event; the header comes before everything."""
     return -1 if isinstance(event, ev.RunStarted | ev.Voted) else event.step
 
 
@@ -347,32 +343,24 @@ def _phase_of(event: ev.Event) -> int:
     return ENDS if isinstance(event, ev.Finished) else DECISIONS
 
 
-def _by_phase(entry: tuple[int, _PartLog, ev.Event]) -> int:
-    return entry[0]
+def _length_at(trace: Trace, step: int) -> int:
+    """Returns the number of a live trace's own tokens at the end of a step: one for every step in which it ran."""
+    before = trace.queued_tokens[-1] if trace.queued_tokens else 0
+    return before + (step + 1 - trace.admitted_steps[-1] if trace.state is TraceState.RUNNING else 0)
 
 
 def _joined(scored: Sequence[ev.Event]) -> ev.Scored:
-    """The thoughts of one step, whichever engines they ended on."""
+    """Joins the thoughts of one step, whichever engines they ended on."""
     events = [event for event in scored if isinstance(event, ev.Scored)]
-    return ev.Scored(
-        events[0].step,
-        tuple(chain.from_iterable(event.traces for event in events)),
-        tuple(chain.from_iterable(event.scores for event in events)),
-        tuple(chain.from_iterable(event.num_tokens for event in events)),
-    )
+    columns = [(event.traces, event.scores, event.num_tokens) for event in events]
+    traces, scores, lengths = (tuple(chain.from_iterable(column)) for column in zip(*columns, strict=True))
+    return ev.Scored(events[0].step, traces, scores, lengths)
 
 
 def _sum_of(totals: Sequence[ev.VerifierTotals], step: int) -> ev.VerifierTotals:
-    """Verifiers work side by side: their work adds up, and the search stood still as long as the slowest part."""
-    return dataclasses.replace(
-        totals[0],
-        step=step,
-        thoughts=sum(each.thoughts for each in totals),
-        needed=sum(each.needed for each in totals),
-        in_time=sum(each.in_time for each in totals),
-        tokens=sum(each.tokens for each in totals),
-        seconds=sum(each.seconds for each in totals),
-        seconds_waited=max(each.seconds_waited for each in totals),
-        seconds_for_vote=max(each.seconds_for_vote for each in totals),
-        lost=next((each.lost for each in totals if each.lost), None),
-    )
+    """Sums up verifiers that work side by side; the search stood still as long as the slowest part."""
+    summed = {name: sum(getattr(each, name) for each in totals)
+              for name in ("thoughts", "needed", "in_time", "tokens", "seconds")}  # fmt: skip
+    slowest = {name: max(getattr(each, name) for each in totals) for name in ("seconds_waited", "seconds_for_vote")}
+    lost = next((each.lost for each in totals if each.lost), None)
+    return dataclasses.replace(totals[0], step=step, lost=lost, **summed, **slowest)

@@ -34,8 +34,8 @@ from gambit.search.choice import (
     with_fixed_pool,
 )
 from gambit.search.loop import Search
+from gambit.search.parts import RunningPart
 from gambit.search.pool import Callbacks
-from gambit.search.reporting import PartReporter
 from gambit.search.scores import VerifierUse
 from gambit.solver.parts import SolverParts
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
@@ -50,14 +50,6 @@ LAG_PARTS = 4  # of a check interval one is for the verifier, so that tournament
 
 
 @dataclass(frozen=True, slots=True)
-class PartRequest:
-    """What a part of a search has of the whole: its settings, resolved once for all, and whom it tells."""
-
-    settings: SearchSettings
-    reporter: PartReporter
-
-
-@dataclass(frozen=True, slots=True)
 class SearchRequest:
     """What a caller asked for."""
 
@@ -68,7 +60,7 @@ class SearchRequest:
     on_event: EventCallback | None
     concurrency: int = 1
     must_log: bool = True  # False: tried before, so that a folder that has become unwritable costs the log alone
-    part: PartRequest | None = None  # of a search that is spread over several engines; None: all of it
+    part: RunningPart | None = None  # of a search that is spread over several engines; None: all of it
 
     def failed(self, error: Exception) -> SearchResult:
         """The result of a search that an error ended before it had one."""
@@ -183,7 +175,7 @@ class SearchBuilder:
             sink.write,
             parts.engine.tokenizer.decode,
             embed,
-            *(() if request.part is None else (request.part.reporter.after_step,)),
+            *(() if request.part is None else (request.part.after_step,)),
         )
         search = Search(parts.engine, draft.policy, draft.settings, spec, draft.header, callbacks, draft.verifier)
         return PreparedSearch(search, sink, news, draft.notes, draft.prompt.thinks)

@@ -23,10 +23,9 @@ from gambit.scorers.choice import warn_of_other_weights
 from gambit.search.choice import with_fixed_pool
 from gambit.search.host import SearchTicket
 from gambit.search.loop import Search
-from gambit.search.reporting import PartReporter, StepGate, Tell
+from gambit.search.parts import PartOrder, RunningPart, Tell
 from gambit.solver.builder import (
     LengthHistory,
-    PartRequest,
     PreparedSearch,
     SearchBuilder,
     SearchPlan,
@@ -34,7 +33,6 @@ from gambit.solver.builder import (
     request_of,
     requests_of,
 )
-from gambit.solver.part import PartOrder, StartedPart
 from gambit.solver.parts import load_parts
 from gambit.storage.run_folder import EventCallback
 from gambit.text.tokenizers import Tokenizer
@@ -248,19 +246,14 @@ class Solver:
         """How a search would go; for `SpreadSolver`."""
         return self._builder.plan(SearchRequest(problem, config, None, None, None), history, num_engines)
 
-    def start_part(self, order: PartOrder, tell: Tell) -> StartedPart:
-        """Run a part of a search that is spread over several solvers; for `SpreadSolver`."""
-        gate = StepGate(order.allowed_step)
-        reporter = PartReporter(tell, order.times, gate)
+    def start_part(self, order: PartOrder, tell: Tell) -> RunningPart:
+        """Runs a part of a search that is spread over several solvers; for `SpreadSolver`."""
+        part = RunningPart(tell, order.settings, order.allowed_step)
         request = SearchRequest(
-            order.problem,
-            order.config,
-            None,
-            order.extractor,
-            lambda _, event: reporter.on_event(event),
-            part=PartRequest(order.settings, reporter),
+            order.problem, order.config, None, order.extractor, lambda _, event: part.on_event(event), part=part
         )
-        return StartedPart(self._submit(request, lambda: False).ticket, reporter, gate)
+        part.follow(self._submit(request, lambda: False).ticket)
+        return part
 
     def equivalent(self, first: str, second: str) -> bool:
         """Whether two answers are equal, as the votes decide it; what they have compared is remembered."""

@@ -17,12 +17,9 @@ from gambit.config.presets import SearchSettings
 from gambit.errors import EngineError, ToldOnce, UserError
 from gambit.policies.base import SplitBy
 from gambit.results.result import SearchResult
-from gambit.search.driving import EngineDiedError, RunningPart, run_parts
-from gambit.search.merging import MergedSearch
-from gambit.search.parts import split
-from gambit.search.reporting import ReportTimes, Tell
+from gambit.search.merging import EngineDiedError, MergedSearch
+from gambit.search.parts import PartHandle, PartOrder, Tell, split
 from gambit.solver.builder import LengthHistory, SearchPlan, SearchRequest, request_of, requests_of
-from gambit.solver.part import PartOrder
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.types import ChatMessage, Problem
 
@@ -36,7 +33,7 @@ class PartEngine(Protocol):
         self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1
     ) -> SearchPlan: ...
 
-    def start_part(self, order: PartOrder, tell: Tell) -> RunningPart: ...
+    def start_part(self, order: PartOrder, tell: Tell) -> PartHandle: ...
 
 
 class SpreadSolver:
@@ -143,12 +140,11 @@ class SpreadSolver:
             plan.settings.doubt,
         )
         starts = [
-            partial(_start, engine, request, settings, _report_times(whole))
-            for engine, settings in zip(self._engines, parts, strict=False)
+            partial(_start, engine, request, settings) for engine, settings in zip(self._engines, parts, strict=False)
         ]
-        result = run_parts(merged, starts, should_stop)
+        result = merged.run(starts, should_stop)
         news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
-        notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.doubt]))
+        notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.note]))
         return sink.finish(dataclasses.replace(result, warnings=(*self._told.tell(notes), *news)))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
@@ -162,19 +158,10 @@ class SpreadSolver:
 
 
 def _start(
-    engine: PartEngine,
-    request: SearchRequest,
-    settings: SearchSettings,
-    times: ReportTimes,
-    tell: Tell,
-    allowed_step: int | None,
-) -> RunningPart:
-    order = PartOrder(request.problem, request.config, settings, times, allowed_step, request.extractor)
+    engine: PartEngine, request: SearchRequest, settings: SearchSettings, tell: Tell, allowed_step: int | None
+) -> PartHandle:
+    order = PartOrder(request.problem, request.config, settings, allowed_step, request.extractor)
     return engine.start_part(order, tell)
-
-
-def _report_times(settings: SearchSettings) -> ReportTimes:
-    return ReportTimes(settings.check_interval, settings.consensus is not None or settings.budget_traces is not None)
 
 
 def _header(header: ev.RunStarted, settings: SearchSettings, num_engines: int) -> ev.RunStarted:
