@@ -20,7 +20,7 @@ from gambit.cluster.work import SolverMaker
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.results.record import replay_log
-from gambit.serve.settings import KeyLimits, made_key
+from gambit.serve.keys import KeyLimits, made_key
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from support.searching import plain

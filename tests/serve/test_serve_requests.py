@@ -7,18 +7,18 @@ import pytest
 
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
-from gambit.serve.admission import AdmissionQueue
-from gambit.serve.body import parse_object
-from gambit.serve.errors import ApiError
-from gambit.serve.model_ids import ModelIds
+from gambit.serve.http import ApiError, parse_object
+from gambit.serve.keys import KeyLimits, check_keys, key_of, made_key, read_keys
+from gambit.serve.queue import AdmissionQueue
 from gambit.serve.requests import (
     UNSUPPORTED,
     AskReader,
     ChatFields,
     CompletionFields,
+    ModelIds,
     ResponseFields,
 )
-from gambit.serve.settings import KeyLimits, check_binding, check_keys, key_of, made_key, read_keys
+from gambit.serve.settings import check_binding
 
 QUESTION = [{"role": "user", "content": "a?"}]
 

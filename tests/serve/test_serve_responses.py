@@ -5,7 +5,8 @@ import asyncio
 import openai
 import pytest
 
-from gambit.serve.responses import ResponseStore
+from gambit.serve import queue
+from gambit.serve.formats import ResponseStore
 from support.serving import CHAIN, EASY, OTHER_KEY, serving
 
 
@@ -80,12 +81,10 @@ def test_what_was_cut_short_says_so(served):
 
 
 def test_a_failed_one_says_why(served, monkeypatch):
-    from gambit.serve import desk
-
     def fail(*_):
         raise ValueError("something broke")
 
-    monkeypatch.setattr(desk, "answer_of", fail)
+    monkeypatch.setattr(queue, "answer_of", fail)
     client = served.client()
     response = client.responses.create(model="pawn", input=EASY, background=True)
     found = poll(client, response, {"failed"})
@@ -96,7 +95,7 @@ def test_responses_are_forgotten_in_time_and_in_number(served):
     now = [0.0]
 
     async def body():
-        from gambit.serve.responses import KeptResponse
+        from gambit.serve.formats import KeptResponse
 
         store = ResponseStore(10.0, 3, lambda: now[0])
 

@@ -15,9 +15,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from gambit.serve import page, server
-from gambit.serve.sessions import SESSION_COOKIE
-from gambit.serve.settings import NOBODY
+from gambit.serve import keys, page, server
+from gambit.serve.keys import NOBODY, SESSION_COOKIE
 from support.serving import EASY, KEY, OTHER_KEY, SMALL, serving
 
 PATHS = [
@@ -65,13 +64,11 @@ def test_without_a_key_there_is_health_and_nothing_else(served, headers):
 
 def test_every_key_is_compared_whatever_is_presented(monkeypatch, served):
     """Constant time: neither the first match nor a wrong length ends the comparison."""
-    from gambit.serve import settings
-
     seen = []
-    real = settings.hmac.compare_digest
-    monkeypatch.setattr(settings.hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or real(a, b))
+    real = keys.hmac.compare_digest
+    monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or real(a, b))
     for presented in (KEY, OTHER_KEY, "x", "y" * 1000):
-        settings.key_of(presented, served.server.config.app._settings.keys)
+        keys.key_of(presented, served.server.config.app._settings.keys)
     assert seen == [(32, 32)] * 8
 
 

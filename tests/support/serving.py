@@ -16,8 +16,9 @@ from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.results.record import fold
+from gambit.serve.keys import made_key
 from gambit.serve.server import DrainingServer, bound_socket, serve
-from gambit.serve.settings import ServeSettings, made_key
+from gambit.serve.settings import ServeSettings
 
 EASY = "a = 17; b = 61; c = a + b; c?"
 CHAIN = "a = 17; b = 61; c = a + b; d = c * a; e = d - b; f = e * c; g = f + a; h = g * d; i = h - c; j = i + e; j?"

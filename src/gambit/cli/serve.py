@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from gambit.cluster.plan import ClusterPlan
     from gambit.cluster.serving import AnySolver
     from gambit.config.options import EngineConfig, SearchConfig
-    from gambit.serve.settings import ApiKey, ServeSettings
+    from gambit.serve.keys import ApiKey
+    from gambit.serve.settings import ServeSettings
 
 KEY_VARIABLES = ("GAMBIT_API_KEY", "VLLM_API_KEY")  # the first that is set counts
 SERVER, LIMITS = "Server", "Limits of the server"
@@ -201,7 +202,7 @@ def _with_model(flags: Mapping[str, str | bool | None], model_tag: str | None) -
 
 
 def _keys(given: list[str], file: Path | None) -> tuple[ApiKey, ...]:
-    from gambit.serve.settings import check_keys, made_key, read_keys
+    from gambit.serve.keys import check_keys, made_key, read_keys
 
     if not given and file is None:
         given = [key for key in map(os.environ.get, KEY_VARIABLES) if key][:1]

@@ -22,7 +22,7 @@ from prometheus_client import (
 )
 
 if TYPE_CHECKING:
-    from gambit.serve.desk import SearchDesk, ServedSearch
+    from gambit.serve.queue import SearchDesk, ServedSearch
 
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 GONE = 499  # nginx's number for a client that did not wait

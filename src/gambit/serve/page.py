@@ -23,16 +23,13 @@ from starlette.types import ASGIApp
 from gambit import events as ev
 from gambit.answers import canonical
 from gambit.results.record import SearchRecord
-from gambit.serve import sse
-from gambit.serve.api import key_of_request, note_of_request
-from gambit.serve.body import parse_object, read_body
-from gambit.serve.desk import SearchDesk, SearchStatus, ServedSearch
-from gambit.serve.errors import ApiError, bad_request
+from gambit.serve import http
+from gambit.serve.http import ApiError, bad_request, key_of_request, note_of_request, parse_object, read_body
+from gambit.serve.keys import LOGIN_COOKIE, NOBODY, SESSION_COOKIE, ApiKey, Sessions, are_equal, key_of, set_cookie
 from gambit.serve.live import heard_within
-from gambit.serve.model_ids import ModelIds
-from gambit.serve.requests import AskReader, ChatFields
-from gambit.serve.sessions import LOGIN_COOKIE, SESSION_COOKIE, Sessions, are_equal, set_cookie
-from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
+from gambit.serve.queue import SearchDesk, SearchStatus, ServedSearch
+from gambit.serve.requests import AskReader, ChatFields, ModelIds
+from gambit.serve.settings import ServeSettings
 from gambit.tree import TraceState
 from gambit.view import data
 from gambit.view.history import GrowingHistory, History
@@ -184,7 +181,7 @@ class LivePage:
 
     async def events(self, request: Request) -> ASGIApp:
         """The list of searches, whenever it changes."""
-        return sse.EventStream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
+        return http.EventStream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
 
     async def _lists(self, viewer: ApiKey) -> AsyncIterator[bytes]:
         sent = None
@@ -193,14 +190,14 @@ class LivePage:
             rows = [_row(search) for search in self.desk.visible(viewer)]
             if rows != sent:
                 sent = rows
-                yield sse.event(rows, "searches")
+                yield http.event(rows, "searches")
             is_moving = any(row["status"] in ("queued", "running") for row in rows)
             if not await heard_within(heard, LIST_SECONDS if is_moving else self.settings.keep_alive_seconds):
-                yield sse.KEEP_ALIVE
+                yield http.KEEP_ALIVE
 
     async def live(self, request: Request) -> ASGIApp:
         """One search, growing."""
-        return sse.EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
+        return http.EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
 
     async def _snapshots(self, search: ServedSearch) -> AsyncIterator[bytes]:
         growing, at = GrowingHistory(), 0
@@ -213,11 +210,11 @@ class LivePage:
             snapshot, cost = await loop.run_in_executor(self.painters, self._snapshot, search, growing, lines, is_last)
             yield snapshot
             if is_last:
-                yield sse.event({}, "end")
+                yield http.event({}, "end")
                 return
             await asyncio.sleep(max(SECONDS_BETWEEN, cost / SNAPSHOT_SHARE))
             while not heard.done() and not await heard_within(heard, self.settings.keep_alive_seconds):
-                yield sse.KEEP_ALIVE
+                yield http.KEEP_ALIVE
                 heard = search.log_bell.listen()
 
     def _snapshot(

@@ -19,7 +19,7 @@ from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
 from gambit.errors import StopWish, UserError, reason_of
 from gambit.serve.app import make_app
-from gambit.serve.desk import SearchDesk
+from gambit.serve.queue import SearchDesk
 from gambit.serve.settings import ServeSettings
 
 MAX_HEADER_BYTES = 32 * 1024

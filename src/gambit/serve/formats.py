@@ -1,19 +1,97 @@
-"""`/v1/responses`: the same searches in OpenAI's newer format; in the background, polled, cancelled, forgotten."""
+"""The formats of OpenAI's API: chat completions, completions and responses, each whole or as a stream."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gambit.serve import sse
-from gambit.serve.answers import AnswerChoice
-from gambit.serve.chat import WINNER, pieces
-from gambit.serve.desk import SearchStatus, ServedSearch
-from gambit.serve.errors import ApiError
+from gambit.serve import http
+from gambit.serve.answers import AnswerChoice, SearchAnswer
+from gambit.serve.http import ApiError
+from gambit.serve.keys import ApiKey
+from gambit.serve.queue import SearchStatus, ServedSearch
 from gambit.serve.requests import ResponseFields
-from gambit.serve.settings import ApiKey
+
+CHUNK_LENGTH = 2000  # characters of one delta
+WINNER = "\n[trace {trace} won the vote]\n"
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFormat:
+    """One of the two formats: their envelopes are alike, their choices differ."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+    is_chat: bool
+
+    def whole(self, search: ServedSearch, answer: SearchAnswer) -> dict[str, object]:
+        choices = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
+        return {**self._envelope(search, self.kind), "choices": choices, "usage": answer.usage.to_json(),
+                "gambit": answer.gambit}  # fmt: skip
+
+    def _envelope(self, search: ServedSearch, kind: str) -> dict[str, object]:
+        completion_id = search.id.replace("search-", self.prefix, 1)
+        return {"id": completion_id, "object": kind, "created": int(search.created), "model": search.ask.model}
+
+    def _choice(self, index: int, choice: AnswerChoice) -> dict[str, object]:
+        rest = {"index": index, "finish_reason": choice.finish_reason, "logprobs": None}
+        if not self.is_chat:
+            return {**rest, "text": choice.content}
+        message = {"role": "assistant", "content": choice.content, "refusal": None, **reasoning(choice.reasoning)}
+        return {**rest, "message": message}
+
+    # -- a stream ----------------------------------------------------------------------------------------------
+
+    async def stream(self, search: ServedSearch, keep_alive: float) -> AsyncIterator[bytes]:
+        """The role, what is going on, the winner's thinking, its answer, the end; usage where it is asked for."""
+        if self.is_chat:
+            yield self._chunk(search, self._delta(0, {"role": "assistant", "content": ""}))
+        async for note in search.notes(keep_alive):
+            if note is None or not self.is_chat:
+                yield http.KEEP_ALIVE
+            else:
+                yield self._chunk(search, self._delta(0, reasoning(note)))
+        answer = search.outcome()
+        for index, choice in enumerate(answer.choices):
+            for delta in self._deltas(choice):
+                yield self._chunk(search, self._delta(index, delta))
+        yield self._finish(search, answer)
+        if search.ask.has_usage_chunk:
+            yield self._chunk(search, usage=answer.usage.to_json())
+
+    def _deltas(self, choice: AnswerChoice) -> list[Mapping[str, object]]:
+        if not self.is_chat:
+            return [{"text": piece} for piece in pieces(choice.content)]
+        thinking = (choice.reasoning or "") and WINNER.format(trace=choice.trace) + (choice.reasoning or "")
+        return [*map(reasoning, pieces(thinking)), *({"content": piece} for piece in pieces(choice.content))]
+
+    def _delta(self, index: int, delta: Mapping[str, object], finish_reason: str | None = None) -> dict[str, object]:
+        rest = {"index": index, "finish_reason": finish_reason, "logprobs": None}
+        return {**rest, "delta": delta} if self.is_chat else {**rest, "text": "", **delta}
+
+    def _chunk(self, search: ServedSearch, *choices: dict[str, object], **more: object) -> bytes:
+        return http.event({**self._envelope(search, self.chunk_kind), "choices": choices, **more})
+
+    def _finish(self, search: ServedSearch, answer: SearchAnswer) -> bytes:
+        choices = [self._delta(index, {}, choice.finish_reason) for index, choice in enumerate(answer.choices)]
+        return self._chunk(search, *choices, gambit=answer.gambit)
+
+
+CHAT = CompletionFormat("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+COMPLETION = CompletionFormat("cmpl-", "text_completion", "text_completion", is_chat=False)
+
+
+def reasoning(text: str | None) -> dict[str, object]:
+    """Under both names that clients look for."""
+    return {} if text is None else {"reasoning": text, "reasoning_content": text}
+
+
+def pieces(text: str) -> list[str]:
+    return [text[start : start + CHUNK_LENGTH] for start in range(0, len(text), CHUNK_LENGTH)]
+
 
 STATUS = {
     SearchStatus.QUEUED: "queued",
@@ -112,7 +190,7 @@ class KeptResponse:
         told = ""
         async for note in self.search.notes(keep_alive):
             if note is None:
-                yield sse.KEEP_ALIVE
+                yield http.KEEP_ALIVE
                 continue
             told += note
             yield say("response.reasoning_text.delta", **place, delta=note)
@@ -157,7 +235,7 @@ class _Numbered:
 
     def __call__(self, kind: str, **fields: object) -> bytes:
         self._number += 1
-        return sse.event({"type": kind, "sequence_number": self._number, **fields}, kind)
+        return http.event({"type": kind, "sequence_number": self._number, **fields}, kind)
 
 
 @dataclass(slots=True)

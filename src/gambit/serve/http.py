@@ -1,0 +1,218 @@
+"""Pieces of HTTP that all endpoints share: errors in OpenAI's shape, bodies within limits, server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import NoReturn, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from gambit.cluster.serving import NoEngineError
+from gambit.errors import UserError
+from gambit.serve.keys import ApiKey
+from gambit.serve.metrics import RequestNote
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error: its status, its sentence, and the parameter that caused it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def to_json(self) -> dict[str, object]:
+        kind = KINDS.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def closing(status: int, message: str) -> ApiError:
+    """After which the connection ends: the rest of the request is not read."""
+    return ApiError(status, message, headers={"connection": "close"})
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told of what ended its search."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return bad_request(str(error))
+    if isinstance(error, NoEngineError):
+        return ApiError(503, str(error), code="no_engine", headers={"retry-after": "5"})
+    return ApiError(500, f"the search failed: {error}" if str(error) else f"the search failed: {type(error).__name__}")
+
+
+Fields = dict[str, object]
+
+
+async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
+    """The whole body; one that is too large or too slow ends the connection."""
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdecimal() or int(declared) > max_bytes:
+        raise closing(413, f"the body has {declared[:20]} bytes: at most {max_bytes} are taken (--max-body-bytes)")
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise closing(413, f"the body has more than {max_bytes} bytes (--max-body-bytes)")
+                chunks.append(chunk)
+    except TimeoutError:
+        raise closing(408, f"the body did not arrive within {seconds:g} seconds") from None
+    except ClientDisconnect:
+        raise closing(400, "the connection ended before the body did") from None
+    return b"".join(chunks)
+
+
+def parse_object(body: bytes) -> Fields:
+    """Reads a JSON object; raises an error of status 400 for anything else, and for text that cannot be encoded."""
+    try:
+        value = json.loads(body, parse_constant=_no_number)
+        _check_text(value)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply to be a request") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"the body must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _check_text(value: object) -> None:
+    r"""Refuses half of a surrogate pair (`"\ud800"`), which no tokenizer, log or answer could hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        field = next(_places_of_surrogates(value, "")) or None
+        raise bad_request(f"{field or 'the body'} holds half of a surrogate pair, which is not text", field) from None
+
+
+def _places_of_surrogates(value: object, where: str) -> Iterator[str]:
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        yield where
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _places_of_surrogates(item, f"{where}[{number}]")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _places_of_surrogates(name, where)
+            yield from _places_of_surrogates(item, f"{where}.{name}" if where else name)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+T = TypeVar("T")
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect it
+]
+
+
+class GoneError(Exception):
+    """The client has ended the connection: there is nobody to answer."""
+
+
+def event(data: object, name: str | None = None) -> bytes:
+    """One event; JSON has no raw newlines, so that it is one line."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+class EventStream:
+    """An ASGI response made of parts as they come. An error in the middle is an event; then the stream ends whole."""
+
+    def __init__(self, parts: AsyncIterator[bytes], on_gone: Callable[[], None], *, has_done: bool = True) -> None:
+        self._parts = parts
+        self._on_gone = on_gone
+        self._has_done = has_done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not sending.done():
+                sending.cancel()
+                self._on_gone()
+        if sending.done() and not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        try:
+            async for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except Exception as error:
+            await send({"type": "http.response.body", "body": event(as_api_error(error).to_json()), "more_body": True})
+        await send({"type": "http.response.body", "body": DONE if self._has_done else b""})
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(request: Request, work: Awaitable[T], on_gone: Callable[[], None]) -> T:
+    """The result of some work, unless the client goes away before it is there."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise GoneError
+        return working.result()
+    finally:
+        gone.cancel()
+        if not working.done():
+            working.cancel()
+            on_gone()
+
+
+def key_of_request(request: Request) -> ApiKey:
+    key: ApiKey = request.state.key
+    return key
+
+
+def note_of_request(request: Request) -> RequestNote:
+    note: RequestNote = request.state.note
+    return note
