@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from benchmarks.long_chains.ranking import auc_table, mean_auc, votes
 from benchmarks.long_chains.reading import Reader
 
 RULES = ("line", "sentence", "stride", "blank")
+BOUNDARY_NAMES = {"line": "line", "blank": "blank-line"}  # as searches call them
 CURVE = (25, 100, 400)
 
 
@@ -57,6 +58,7 @@ class Bench:
 
     def __init__(self, family: str, parts: dict[str, Collection], report: Report, device: torch.device) -> None:
         self.family, self.report, self.device = family, report, device
+        self.by_line: list[Fit] = []  # what a search can use, whatever else ranks better
         self.train, self.dev, self.judge = (parts[f"{family}-{split}"] for split in ("train", "dev", "judge"))
 
     def fit(self, wanted: Fit, seed: int = 0, num_problems: int | None = None) -> tuple[Callable[[Cut], Scores], float]:
@@ -96,6 +98,7 @@ class Bench:
                     try_out((architecture, rule, layer, labels))
         best = max(tried, key=tried.__getitem__)
         self.report.add(self.family, "chosen", value=best)
+        self.by_line = [("mlp", "line", layer, labels) for labels in ("outcome", "unbroken")]
         return best
 
     def report_on(self, name: str, wanted: Fit, score: Callable[[Cut], Scores]) -> Scores:
@@ -125,19 +128,49 @@ class Bench:
                 self.report_on(f"{count} problems", wanted, score)
 
 
+def export(bench: Bench, wanted: Fit, fitted: Any, table: dict[str, Any], model: str, path: Path) -> None:
+    """Writes an MLP as a scorer's checkpoint, with the AUCs on the judging problems as its trust."""
+    from gambit.config.trust import ScorerTrust
+    from gambit.models.files import name_of, weight_hash
+    from gambit.scorers.base import ScorerInfo
+    from gambit.scorers.checkpoint import save_checkpoint
+    from gambit.scorers.mlp import MlpScorer
+    from gambit.types import Aggregation, StatePosition
+
+    weights = fitted.weights
+    first = weights["1.weight"].double() / weights["deviation"].double()
+    bias = weights["1.bias"].double() - first @ weights["mean"].double()
+    info = ScorerInfo(
+        "mlp",
+        state_position=StatePosition.BOUNDARY,
+        aggregation=Aggregation.MEAN,
+        boundary_rule=BOUNDARY_NAMES[wanted[1]],
+        hidden_size=len(weights["mean"]),
+        layers=(wanted[2],),
+        base_model=name_of(model),
+        base_model_hash=weight_hash(model),
+    )
+    auc = tuple(table[f"answered {share:.0%}"][0] for share in (0.25, 0.5, 0.75, 1.0))
+    length = float(np.median(bench.judge.length))
+    trust = ScorerTrust(auc, table["answered problems"], name_of(model), f"{bench.family}-judge", (), length)
+    scorer = MlpScorer(info, (first.float(), bias.float(), weights["3.weight"], weights["3.bias"]))
+    save_checkpoint(scorer, path, {"trust": trust.to_json(), "metrics": {"held_out_auc": float(np.mean(auc))}})
+
+
 def named(wanted: Fit) -> str:
     return "/".join(map(str, wanted))
 
 
-def run_family(bench: Bench, other: Bench | None, out: Path, until: float) -> None:
+def run_family(bench: Bench, other: Bench | None, model: str, out: Path, until: float) -> None:
     best = bench.choose()
     keep: dict[str, Scores] = {}
-    finalists: Sequence[Fit] = dict.fromkeys([best, ("mlp", *best[1:3], "outcome"), ("gru", *best[1:3], "outcome")])
+    finalists = list(dict.fromkeys([best, *bench.by_line]))
     fitted = {wanted: bench.fit(wanted) for wanted in finalists}
     for wanted, (score, _) in fitted.items():
         keep[named(wanted)] = bench.report_on(named(wanted), wanted, score)
-        if wanted[0] == "mlp":
-            torch.save(score.weights, out / f"{bench.family}-{named(wanted).replace('/', '-')}.pt")  # type: ignore[attr-defined]
+        table = bench.report.found[bench.family]["judged"][named(wanted)]
+        if wanted[0] == "mlp" and wanted[1] in BOUNDARY_NAMES:
+            export(bench, wanted, score, table, model, out / f"{bench.family}-{wanted[3]}.safetensors")
     bench.baselines(best)
     for seed in (1, 2):
         bench.report_on(f"{named(best)} seed {seed}", best, bench.fit(best, seed)[0])
@@ -174,7 +207,7 @@ def main() -> None:
     benches = {family: Bench(family, parts, report, device) for family in families}
     for family, bench in benches.items():
         other = next((each for name, each in benches.items() if name != family), None)
-        run_family(bench, other, options.out, options.until)
+        run_family(bench, other, options.model, options.out, options.until)
     (options.out / "judge.done").touch()
 
 
