@@ -115,9 +115,9 @@ class Cutter:
 
 
 def _first_error(work: tuple[dict[str, Any], str]) -> int:
-    """Returns the character at which the first wrong step ends, or NEVER."""
+    """Returns the character of the first wrong value, or NEVER."""
     found = first_wrong_step(*work)
-    return NEVER if found.offset is None else int(found.offset)
+    return NEVER if found.offset is None or not found.certain else int(found.offset)
 
 
 def read_collection(folder: Path, name: str, reader: Reader) -> Collection:
