@@ -38,7 +38,7 @@ WANTED = 0.35  # traces that are right: at a half or more the vote leaves nothin
 VOTES = (1, 8)  # sizes of the votes that settings are chosen by
 # name: family, split, problems, traces a problem, change of the size
 COLLECTIONS = {
-    "chains-train": ("chains", "train", 1500, 8),
+    "chains-train": ("chains", "train", 1200, 8),
     "chains-dev": ("chains", "dev", 200, 16),
     "chains-judge": ("chains", "judge", 300, 16),
     "moves-train": ("moves", "train", 600, 8),
@@ -306,10 +306,10 @@ def choose(sampler: Sampler, record: dict[str, Any]) -> dict[str, Setting]:
         Setting(family, size, phrase, FIRST_TEMPERATURE)
         for family in FAMILIES for size in SIZES[family] for phrase in PHRASES
     ]  # fmt: skip
-    record["sizes"] = sampler.try_out("sizes", first, 40, 8)
+    record["sizes"] = sampler.try_out("sizes", first, 30, 8)
     picked = {each: chosen_size([row for row in record["sizes"] if row["family"] == each]) for each in FAMILIES}
     second = [Setting(f, size, phrase, heat) for f, (phrase, size) in picked.items() for heat in TEMPERATURES]
-    record["temperatures"] = sampler.try_out("temperatures", second, 100, 16)
+    record["temperatures"] = sampler.try_out("temperatures", second, 60, 12)
     settings = {}
     for family, (phrase, size) in picked.items():
         heat = chosen_temperature([row for row in record["temperatures"] if row["family"] == family])

@@ -48,7 +48,7 @@ search() {  # family scorer
 
 start_mps
 within "$((limit * 55 / 100))" python3 -m benchmarks.long_chains.generate --model "$model" --out "$scratch/traces" \
-  --scratch "$scratch" --until "$((began + limit * 40 / 100))" > "$results/generate.txt" 2>&1
+  --scratch "$scratch" --until "$((began + limit * 46 / 100))" > "$results/generate.txt" 2>&1
 log "generate is over: $(tail -1 "$results/generate.txt")"
 cp "$scratch/traces/settings.json" "$results/"
 pkill -9 -f VLLM::EngineCore  # none may keep memory
