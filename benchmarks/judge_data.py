@@ -31,7 +31,7 @@ from pathlib import Path
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.solver import Solver
-from gambit.storage.locks import locked
+from gambit.storage.folders import locked
 from gambit.storage.problems import read_problem_file, shard_of
 from gambit.training.collect import Collector, CollectPlan, LocalEngines
 from gambit.training.sampling import Task

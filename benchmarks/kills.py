@@ -28,7 +28,7 @@ from gambit.bench.rows import ROWS_FILE
 from gambit.errors import UserError
 from gambit.pawn import Level, Split, generate
 from gambit.results.record import Replay, replay_log
-from gambit.storage.lines import whole_lines
+from gambit.storage.files import whole_lines
 from gambit.storage.run_folder import LOG_FILE
 from gambit.training.storage import INDEX_FILE, read_index, read_shards
 

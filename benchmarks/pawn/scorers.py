@@ -14,7 +14,7 @@ from gambit.pawn.puzzles import Split, parse_puzzle
 from gambit.pawn.vocabulary import END, decode
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.stats import Ints
-from gambit.storage.locks import locked
+from gambit.storage.folders import locked
 from gambit.training.collect import Collector, CollectPlan
 from gambit.training.dataset import Dataset, Division, load_dataset
 from gambit.training.evaluate import Rated, ScorerReport, compare, evaluate, rated_by

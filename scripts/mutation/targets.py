@@ -56,7 +56,7 @@ GROUPS = {
         ("answers/algebra", "answers/grader", "answers/answer_forms"),
     ),
     "events": Group(("gambit/events.py",), ("search/log", "search/tree")),
-    "rows": Group(("gambit/bench/rows.py", "gambit/storage/lines.py"), ("bench/rows", "storage/files")),
+    "rows": Group(("gambit/bench/rows.py", "gambit/storage/files.py"), ("bench/rows", "storage/files")),
 }
 GROUP_OF = {module: name for name, group in GROUPS.items() for module in group.modules}
 MODULES = tuple(GROUP_OF)

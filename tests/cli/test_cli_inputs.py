@@ -88,6 +88,20 @@ def test_a_field_of_a_csv_may_have_lines_and_the_line_of_its_end_is_named(tmp_pa
         read_problem_file(tmp_path / "p.csv", {})
 
 
+def test_a_field_of_a_csv_may_be_longer_than_the_limit_of_pythons_reader(tmp_path):
+    (tmp_path / "p.csv").write_text(f"question,answer\n{'x' * 200_000},7\n")
+    [(_, question, answer)] = found_in(tmp_path / "p.csv")
+    assert len(question) == 200_000 and answer == "7"
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_an_answer_that_is_no_number_is_refused_with_its_line(tmp_path, value):
+    """pandas writes NaN for an empty cell: no trace could be right."""
+    (tmp_path / "p.jsonl").write_text(f'{{"question": "a", "answer": 1}}\n{{"question": "b", "answer": {value}}}\n')
+    with pytest.raises(UserError, match=r'p.jsonl, line 2: "answer" is (nan|-?inf), not a number: write the answer'):
+        read_problem_file(tmp_path / "p.jsonl", {})
+
+
 def test_stdin_may_have_a_mark_and_must_be_text():
     read = read_problems(None, None, stdin_of(codecs.BOM_UTF8 + "é = 1".encode()))
     assert read.problems[0].question == "é = 1"

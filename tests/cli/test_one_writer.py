@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from gambit.cli.app import app
 from gambit.engines.local import model
 from gambit.pawn import Level, Split, generate
-from gambit.storage.locks import LOCK_FILE, locked
+from gambit.storage.folders import LOCK_FILE, locked
 from gambit.training import states
 from support.collected import make_collection
 

@@ -19,7 +19,7 @@ from gambit.config.options import SearchConfig
 from gambit.errors import GambitWarning, StorageError, UserError
 from gambit.results.record import replay_log
 from gambit.solver import Solver
-from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
+from gambit.storage.files import append_synced, opened_to_append, whole_lines, write_whole
 from gambit.training.storage import read_index
 from gambit.types import Problem
 

@@ -12,12 +12,10 @@ from typing import IO
 import pytest
 
 from gambit.errors import GambitWarning, StorageError, UserError
-from gambit.storage.cache import cache_folder
-from gambit.storage.hashing import file_hash, files_hash
-from gambit.storage.lines import CHUNK_BYTES, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
-from gambit.storage.locks import LOCK_FILE, locked
+from gambit.storage.files import CHUNK_BYTES, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
+from gambit.storage.folders import LOCK_FILE, cache_folder, locked
+from gambit.storage.identity import file_hash, files_hash, package_version
 from gambit.storage.run_folder import check_writable, find_logs
-from gambit.storage.versions import package_version
 
 
 def hold(folder: Path, has_it: multiprocessing.Event, may_end: multiprocessing.Event) -> None:
@@ -151,7 +149,7 @@ def test_a_large_file_is_sampled_and_a_small_one_hashed_whole(tmp_path: Path, mo
     path.write_bytes(bytes(range(256)) * 40)
     whole = file_hash(path)
     assert len(whole) == 64
-    monkeypatch.setattr("gambit.storage.hashing.WHOLE_FILE_BYTES", 100)
+    monkeypatch.setattr("gambit.storage.identity.WHOLE_FILE_BYTES", 100)
     sampled = file_hash(path)
     assert sampled.startswith("sampled:")
     path.write_bytes(bytes(range(256)) * 39 + bytes(256))

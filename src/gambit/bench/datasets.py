@@ -17,7 +17,7 @@ from gambit.answers import AnswerKind
 from gambit.config import registry
 from gambit.errors import UserError, first_line
 from gambit.pawn.puzzles import Split, generate
-from gambit.storage.cache import cache_folder
+from gambit.storage.folders import cache_folder
 from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_records, problem_of
 
 GROUP = "gambit.benchmarks"

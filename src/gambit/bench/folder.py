@@ -20,10 +20,8 @@ from gambit.engines.base import EngineInfo
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.models import files as models
-from gambit.storage.hashing import file_hash
-from gambit.storage.json_file import object_in
-from gambit.storage.lines import append_synced, opened_to_append, whole_lines, write_whole
-from gambit.storage.versions import package_version
+from gambit.storage.files import append_synced, object_in, opened_to_append, whole_lines, write_whole
+from gambit.storage.identity import file_hash, package_version
 from gambit.verifiers.lora_folder import identity as adapter_identity
 from gambit.verifiers.lora_folder import is_verifier
 from gambit.verifiers.names import ScorerName, parse_scorer

@@ -27,7 +27,7 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer
 from gambit.stats import FEWEST_PROBLEMS, Floats, Interval, pairs_won, supports_claim
-from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
+from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines
 from gambit.training.collect import Collector, CollectPlan, LocalEngines
 from gambit.training.dataset import Dataset, load_dataset
 from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample

@@ -16,7 +16,7 @@ from gambit.errors import UserError
 from gambit.results.record import SearchRecord, fold
 from gambit.results.result import SearchResult
 from gambit.results.vote import VoteKind, ballots_of, count_votes
-from gambit.storage.lines import append_synced, drop_torn_line, opened_to_append, whole_lines
+from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines
 from gambit.tree import Trace, TraceState, TraceTree
 
 ROWS_FILE = "rows.jsonl"

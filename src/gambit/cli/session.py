@@ -94,7 +94,7 @@ def library_settings() -> dict[str, str]:
 @contextmanager
 def sole_writer(folder: Path, *, is_quiet: bool = False) -> Iterator[None]:
     """Entered before a model is loaded: a folder that another run is writing to is refused."""
-    from gambit.storage.locks import locked
+    from gambit.storage.folders import locked
 
     with only_our_warnings(is_quiet=is_quiet), locked(folder):
         yield

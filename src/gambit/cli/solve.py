@@ -35,7 +35,7 @@ from gambit.cli.session import (
 from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
 from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.errors import StorageError, UserError
-from gambit.storage.lines import append_synced
+from gambit.storage.files import append_synced
 
 if TYPE_CHECKING:
     from gambit.cli.progress import LiveScreen, SearchScreen

@@ -24,7 +24,7 @@ from gambit.config.trust import (
 )
 from gambit.errors import UserError
 from gambit.results.vote import Consensus
-from gambit.storage.json_file import read_object
+from gambit.storage.files import read_object
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
 from gambit.types import Sampling
 

@@ -14,8 +14,8 @@ from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
 from gambit.errors import UserError
 from gambit.models.hub import fetch_config, is_offline, work_offline_if_silent
-from gambit.storage.hashing import files_hash
-from gambit.storage.json_file import read_object
+from gambit.storage.files import read_object
+from gambit.storage.identity import files_hash
 from gambit.types import NamedModel
 
 SCORER_FILE = "scorer.safetensors"

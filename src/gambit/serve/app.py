@@ -50,7 +50,7 @@ from gambit.serve.requests import (
     SearchAsk,
 )
 from gambit.serve.settings import ServeSettings, is_loopback
-from gambit.storage.versions import package_version
+from gambit.storage.identity import package_version
 
 OPEN_PATHS = ("/health", "/ping")
 PAGE_PATHS = ("/", "/login", "/logout")  # and all under /page/: these ask for a session

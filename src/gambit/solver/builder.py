@@ -38,8 +38,8 @@ from gambit.search.parts import RunningPart
 from gambit.search.pool import Callbacks
 from gambit.search.scores import VerifierUse
 from gambit.solver.parts import SolverParts
+from gambit.storage.identity import package_version
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
-from gambit.storage.versions import package_version
 from gambit.text.boundary import continued
 from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
 from gambit.tree import TraceState

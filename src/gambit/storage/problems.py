@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,21 +21,13 @@ SAFE_ID = re.compile(r"[\w-][\w.-]{0,99}")
 TEXT_SUFFIXES = ("", ".txt", ".md", ".tex")
 MANY_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 COLUMNS = ("id", "question", "answer")
-# The longer mark first: that of UTF-32 begins with that of UTF-16.
-MARKS = {
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32-le",
-    codecs.BOM_UTF32_BE: "utf-32-be",
-    codecs.BOM_UTF16_LE: "utf-16-le",
-    codecs.BOM_UTF16_BE: "utf-16-be",
-}
 Record = dict[str, object]
 Located = Iterator[tuple[str, Record]]  # where a record stands, and the record
 
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """What is to be solved; each of several has a subfolder of its own."""
+    """The problems of a command; each of several has a subfolder of its own."""
 
     problems: tuple[Problem, ...]
     is_many: bool = False
@@ -43,7 +35,7 @@ class Problems:
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """`i/n`: the shard's number, from 0, and how many there are; a shard is every n-th problem from the i-th on."""
+    """Parses `i/n`, which is every n-th problem from the i-th on, to i - 1 and n."""
     if re.fullmatch(r"[1-9]\d{0,8}/[1-9]\d{0,8}", text) is None:
         raise UserError(f"shard {text!r}: give i/n, such as 1/4")
     number, _, count = text.partition("/")
@@ -53,7 +45,7 @@ def shard_of(text: str) -> tuple[int, int]:
 
 
 def check_not_empty(shard: str, num_problems: int) -> None:
-    """Refuse a shard beyond the last problem before a model is loaded for nothing."""
+    """Refuses a shard beyond the last problem, before a model is loaded for nothing."""
     if not num_problems:
         raise UserError(f"shard {shard} holds no problem: there are fewer problems than shards, give a smaller number")
 
@@ -61,7 +53,7 @@ def check_not_empty(shard: str, num_problems: int) -> None:
 def read_problems(
     text: str | None, file: Path | None, stdin: TextIO, columns: Mapping[str, str] | None = None
 ) -> Problems:
-    """From the argument, else the file, else stdin (also asked for with `-`). `columns`: names of a file's own."""
+    """Reads the argument, else the file, else stdin (also `-`); `columns` maps our names to the file's."""
     if text is not None and file is not None:
         raise UserError("both a problem and --file are given: leave one out")
     if file is not None:
@@ -76,7 +68,7 @@ def read_problems(
 
 
 def read_problem_file(file: Path, columns: Mapping[str, str]) -> Problems:
-    """One problem of a text file, or all of a .jsonl, .json, .csv or .tsv."""
+    """Reads the one problem of a text file, or all of a .jsonl, .json, .csv or .tsv."""
     suffix = file.suffix.lower()
     if suffix in TEXT_SUFFIXES:
         if columns:
@@ -89,7 +81,7 @@ def read_problem_file(file: Path, columns: Mapping[str, str]) -> Problems:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """`question=prompt,answer=target`: which of a file's columns takes whose place."""
+    """Parses `question=prompt,answer=target`: our names of columns, and the file's."""
     if text is None:
         return {}
     found: dict[str, str] = {}
@@ -106,7 +98,7 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 
 def new_run_folder() -> Path:
-    """`runs/<UTC time>-<short id>`: sorts by time, and two runs of one second do not meet."""
+    """Returns `runs/<UTC time>-<short id>`: folders sort by time, and two runs of one second differ."""
     return Path("runs") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
 
@@ -114,14 +106,13 @@ def new_run_folder() -> Path:
 
 
 def decoded(content: bytes, source: str) -> str:
-    """UTF-8, or whatever a byte order mark says; anything else is refused with its line."""
-    mark = next((mark for mark in MARKS if content.startswith(mark)), b"")
-    encoding = MARKS.get(mark, "utf-8")
+    """Decodes UTF-8, UTF-16 or UTF-32, with or without a byte order mark; refuses anything else with its line."""
+    encoding = json.detect_encoding(content)
     try:
-        text = content[len(mark) :].decode(encoding)
+        text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        line = content[: len(mark) + error.start].count(b"\n") + 1
-        found = f"byte 0x{error.object[error.start]:02x} is not {encoding.upper()}"
+        line = content[: error.start].count(b"\n") + 1
+        found = f"byte 0x{error.object[error.start]:02x} is not {encoding.removesuffix('-sig').upper()}"
         raise UserError(f"{source}, line {line}: {found}: save it as UTF-8") from error
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
@@ -147,7 +138,7 @@ def _single(text: str, source: str) -> Problems:
 
 
 def file_records(file: Path, columns: Mapping[str, str]) -> Located:
-    """The objects of a file under our names, and where each stands."""
+    """Yields the objects of a file with our names for columns, and where each stands."""
     text, suffix = _read(file), file.suffix.lower()
     if suffix == ".json":
         found = _json_records(file, text)
@@ -160,7 +151,7 @@ def file_records(file: Path, columns: Mapping[str, str]) -> Located:
 
 
 def records(file: Path, lines: Iterable[str]) -> Located:
-    """Those of a .jsonl; an object's line is its id unless it has one."""
+    """Yields the objects of a .jsonl; the number of its line is the id of an object without one."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{file}, line {number}"
@@ -176,6 +167,7 @@ def _json_records(file: Path, text: str) -> Located:
 
 def _csv_records(file: Path, text: str, delimiter: str) -> Located:
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a field may be as long as the file
     try:
         for number, row in enumerate(reader, start=1):
             where = f"{file}, line {reader.line_num}"
@@ -223,7 +215,7 @@ def _many(file: Path, found: Located) -> Problems:
 
 
 def problem_of(where: str, record: Mapping[str, object]) -> Problem:
-    """The problem of one object."""
+    """Returns the problem in an object."""
     if "question" not in record:
         raise UserError(f'{where}: needs a "question" of text; it has {_names(record)}. --map question=COLUMN names '
                         "another column")  # fmt: skip
@@ -238,10 +230,12 @@ def problem_of(where: str, record: Mapping[str, object]) -> Problem:
 
 
 def answer_of(where: str, record: Mapping[str, object]) -> str | None:
-    """The right answer, where the object has one."""
+    """Returns the right answer; None if the object has none."""
     answer = record.get("answer")
     if isinstance(answer, bool | list | dict):
         raise UserError(f'{where}: "answer" must be text or a number, not {_kind(answer)}')
+    if isinstance(answer, float) and not math.isfinite(answer):  # pandas writes NaN for an empty cell
+        raise UserError(f'{where}: "answer" is {answer}, not a number: write the answer, or null where there is none')
     return None if answer is None else str(answer)
 
 
@@ -250,7 +244,7 @@ def _names(record: Mapping[str, object]) -> str:
 
 
 def _kind(value: object) -> str:
-    """In JSON's words."""
+    """Returns the JSON name of a value's type."""
     kinds = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "text",
              list: "a list", dict: "an object"}  # fmt: skip
     return kinds[type(value)]

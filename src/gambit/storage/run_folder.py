@@ -13,8 +13,8 @@ from pathlib import Path
 from gambit import events as ev
 from gambit.errors import GambitWarning, StorageError, UserError, reason_of
 from gambit.results.result import SearchResult
+from gambit.storage.files import write_whole
 from gambit.storage.folders import made_folder, refusal
-from gambit.storage.lines import write_whole
 
 LOG_FILE = "events.jsonl"
 EventCallback = Callable[[str, ev.Event], None]  # problem id, event

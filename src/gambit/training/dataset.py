@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from gambit.errors import UserError
-from gambit.storage.lines import whole_lines
+from gambit.storage.files import whole_lines
 from gambit.training.storage import Header, ProblemRecord, Record, Shard, parsed, read_header, read_shards, state_name
 from gambit.types import StatePosition
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gambit.errors import UserError
-from gambit.storage.lines import PARTIAL, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
-from gambit.storage.locks import locked
+from gambit.storage.files import PARTIAL, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
+from gambit.storage.folders import locked
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gambit.config.options import EngineConfig
 from gambit.config.trust import ScorerTrust, read_trust
 from gambit.errors import UserError
-from gambit.storage.json_file import read_object
+from gambit.storage.files import read_object
 from gambit.text.boundary import THINK_END, THINK_START
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
 from gambit.text.tokenizers import Tokenizer, load_tokenizer, single_token

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gambit.errors import GambitWarning, UserError
 from gambit.models import files as models
-from gambit.storage.cache import cache_folder
+from gambit.storage.folders import cache_folder
 from gambit.verifiers.families import Head, Linear
 from gambit.verifiers.lora_folder import (
     ALL_LINEAR,

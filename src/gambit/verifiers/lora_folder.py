@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gambit.errors import UserError
 from gambit.stats import sigmoid
-from gambit.storage.hashing import files_hash
+from gambit.storage.identity import files_hash
 from gambit.types import Aggregation
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from gambit.errors import UserError
-from gambit.storage.cache import cache_folder
+from gambit.storage.folders import cache_folder
 
 if TYPE_CHECKING:
     from gambit.engines.local.attention import DecodePlan, LayerCall, LayerStore

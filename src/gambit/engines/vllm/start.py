@@ -25,8 +25,8 @@ from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, StepRepo
 from gambit.errors import EngineError, GambitWarning, UserError, first_line
 from gambit.models.files import SCORER_FILE
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer
-from gambit.storage.cache import cache_folder
-from gambit.storage.versions import package_version
+from gambit.storage.folders import cache_folder
+from gambit.storage.identity import package_version
 from gambit.text.boundary import BoundaryRule
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 from gambit.types import Eviction, OnPressure, PressureAction, RunningScore, Sampling, TraceKey, TraceSpec

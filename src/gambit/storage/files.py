@@ -1,12 +1,13 @@
-"""Files that outlive a kill or a full disk: lines that are only ever appended, and files that are whole or absent."""
+"""Files that survive a kill or a full disk: appended lines, files that are whole or absent, JSON objects."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gambit.errors import StorageError, UserError, reason_of
 
@@ -22,7 +23,7 @@ def opened_to_append(path: Path) -> BinaryIO:
 
 
 def append_synced(file: BinaryIO, line: str) -> None:
-    """Add a line and wait until it is on the disk. Where it does not fit, what was written of it is taken back."""
+    """Appends a line and waits until it is on the disk; on a full disk, removes the part that was written."""
     descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
     try:
         rest = line.encode() + b"\n"
@@ -38,7 +39,7 @@ def append_synced(file: BinaryIO, line: str) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is complete under its name or not there, also after a power cut."""
+    """Writes a file that is complete or absent under its name, also after a power cut."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("wb") as file:
@@ -62,7 +63,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that have their end, numbered from 1; nothing where there is no such file."""
+    """Yields the lines that have their end, numbered from 1; none if there is no such file."""
     if not path.exists():
         return
     try:
@@ -82,22 +83,18 @@ def _text(line: bytes, where: str) -> str:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line without its end, so that the next one does not continue it."""
+    """Cuts off a last line without its end, so that the next one does not continue it."""
     if not path.exists():
         return
     try:
-        _cut_torn_line(path)
+        with path.open("r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            keep = _end_of_last_line(file, end)
+            if keep < end:
+                file.truncate(keep)
+                os.fsync(file.fileno())
     except OSError as error:
         raise StorageError(f"cannot write to {path}: {reason_of(error)}") from error
-
-
-def _cut_torn_line(path: Path) -> None:
-    with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        keep = _end_of_last_line(file, end)
-        if keep < end:
-            file.truncate(keep)
-            os.fsync(file.fileno())
 
 
 def _end_of_last_line(file: BinaryIO, end: int) -> int:
@@ -109,3 +106,28 @@ def _end_of_last_line(file: BinaryIO, end: int) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+# -- JSON objects ----------------------------------------------------------------------------------------------
+
+
+def read_object(path: Path, what: str, fix: str) -> dict[str, Any]:
+    """Returns the JSON object in a file; `what` it should be and the `fix` are for the error message."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({reason_of(error)}): {fix}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not {what}: {reason_of(error)}; {fix}") from error
+    return object_in(text, str(path), what, fix)
+
+
+def object_in(text: str, where: str, what: str, fix: str) -> dict[str, Any]:
+    """Returns the JSON object in a text, such as a line of a file."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not {what}: {error}; {fix}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{where} is not {what}: it must be an object, not {type(found).__name__}; {fix}")
+    return found

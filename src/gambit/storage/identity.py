@@ -1,9 +1,10 @@
-"""Hashes of files that may be gigabytes large: small ones whole, large ones by samples."""
+"""Identities: hashes of files, of large ones by samples, and versions of installed packages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 # A larger file gives its header and samples, so that no start of a run waits for a hash.
@@ -14,15 +15,15 @@ HEADER_BYTES = 8 << 20
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a file's content; of one above 64 MiB `sampled:` and the hash of samples."""
+    """Returns the SHA-256 of a file; of one above 64 MiB `sampled:` and the hash of samples."""
     return files_hash([path])
 
 
 def files_hash(files: Sequence[Path]) -> str:
-    """Of files in their order, as one.
+    """Returns one hash of several files in their order.
 
     One file of up to 64 MiB gives its plain SHA-256. Larger ones, or several, give `sampled:` and a hash of names,
-    sizes, safetensors headers and 64 pieces spread over the whole: other weights, another dtype or another
+    sizes, safetensors headers and 64 pieces from all over the files: other weights, another dtype or another
     quantisation change it, and it takes well under a second whatever the size.
     """
     if len(files) == 1 and files[0].stat().st_size <= WHOLE_FILE_BYTES:
@@ -43,3 +44,11 @@ def _samples(file: Path, count: int) -> Iterator[bytes]:
         for i in range(count):
             content.seek(i * max(0, size - SAMPLE_BYTES) // max(1, count - 1))
             yield content.read(SAMPLE_BYTES)
+
+
+def package_version(name: str) -> str | None:
+    """Returns the version of an installed package; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
