@@ -98,7 +98,7 @@ def test_the_first_words_of_the_model_come_long_before_the_end(served, gate):
 
 
 def test_a_silent_stream_is_kept_alive(pawn_solver, gate):
-    with serving(pawn_solver, keep_alive_seconds=0.05) as served:
+    with serving(pawn_solver, sse_keep_alive_interval=0.05) as served:
         gate.hold()
         body = {"model": "pawn", "messages": [{"role": "user", "content": EASY}], "stream": True}
         with served.http() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from gambit.serve import keys, page, server
-from gambit.serve.keys import NOBODY, SESSION_COOKIE
+from gambit.serve.keys import NOBODY
+from gambit.serve.page import SESSION_COOKIE
 from support.serving import EASY, KEY, OTHER_KEY, SMALL, serving
 
 PATHS = [

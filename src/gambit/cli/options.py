@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -56,8 +56,12 @@ PANELS = (
 )  # fmt: skip
 
 
-def with_config_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+def with_config_options(
+    command: Callable[..., None], without: Collection[str] = (), further: Sequence[Panel] = ()
+) -> Callable[..., None]:
     """The command with one option per config field, but those it is `without`, in place of its `**flags`.
+
+    `further` panels hold options from fields of other models.
 
     Every option is text and None where it was not given: pydantic checks the values, and a preset fills the gaps.
     """
@@ -71,14 +75,13 @@ def with_config_options(command: Callable[..., None], without: Collection[str] =
         command(**{**values, **turned_off, **pairs})
 
     wrapped.__doc__ = command.__doc__
-    wrapped.__signature__ = inspect.Signature([*named, *_parameters(without)])  # type: ignore[attr-defined]
+    wrapped.__signature__ = inspect.Signature([*named, *_parameters([*further, *PANELS], without)])  # type: ignore[attr-defined]
     return wrapped
 
 
-def _parameters(without: Collection[str]) -> Iterator[inspect.Parameter]:
-    models: tuple[type[BaseModel], ...] = (SearchConfig, EngineConfig)
-    schemas = {model: model.model_json_schema()["properties"] for model in models}
-    for panel in PANELS:
+def _parameters(panels: Sequence[Panel], without: Collection[str]) -> Iterator[inspect.Parameter]:
+    schemas = {model: model.model_json_schema()["properties"] for model in {panel.model for panel in panels}}
+    for panel in panels:
         for name in panel.fields:
             if name in without:
                 continue

@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import with_config_options
+from gambit.cli.options import Panel, given, with_config_options
 from gambit.cli.session import (
     CpusPerEngine,
     Engines,
@@ -30,16 +31,20 @@ from gambit.cli.session import (
 from gambit.cli.solve import read_configs
 from gambit.cli.terminal import FAILURE, OK, exit_with, failed, say
 from gambit.errors import UserError
+from gambit.serve.keys import ApiKey, check_keys, made_key, read_keys
+from gambit.serve.settings import ServeSettings, check_binding
 
 if TYPE_CHECKING:
     from gambit.cluster.plan import ClusterPlan
     from gambit.cluster.serving import AnySolver
     from gambit.config.options import EngineConfig, SearchConfig
-    from gambit.serve.keys import ApiKey
-    from gambit.serve.settings import ServeSettings
 
 KEY_VARIABLES = ("GAMBIT_API_KEY", "VLLM_API_KEY")  # the first that is set counts
-SERVER, LIMITS = "Server", "Limits of the server"
+LIMITS = Panel("Limits of the server", ServeSettings, (
+    "max_running", "max_traces", "max_waiting", "request_timeout", "shutdown_timeout", "max_body_bytes",
+    "max_connections", "response_seconds", "sse_keep_alive_interval",
+))  # fmt: skip
+option = partial(typer.Option, rich_help_panel="Server")
 
 
 def serve(
@@ -47,107 +52,31 @@ def serve(
         str | None, typer.Argument(metavar="MODEL", help="Folder or hub name; pawn is the bundled model.")
     ] = None,
     *,
-    host: Annotated[
-        str, typer.Option(metavar="TEXT", help="Address to serve at.", rich_help_panel=SERVER)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="INT", help="0 takes a free one.", rich_help_panel=SERVER)
-    ] = 8000,
+    host: Annotated[str, option(metavar="TEXT", help="Address to serve at.")] = "127.0.0.1",
+    port: Annotated[int, option(min=0, max=65535, metavar="INT", help="0 takes a free one.")] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             metavar="TEXT",
             help="Key that clients must send, several if given again; else GAMBIT_API_KEY or VLLM_API_KEY.",
-            rich_help_panel=SERVER,
         ),
     ] = None,
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML of keys by name, with limits for each.", rich_help_panel=SERVER),
-    ] = None,
-    no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let other machines in without a key.", rich_help_panel=SERVER)
-    ] = False,
+    api_keys: Annotated[Path | None, option(metavar="FILE", help="YAML of keys by name, with limits for each.")] = None,
+    no_auth: Annotated[bool, option("--no-auth", help="Let other machines in without a key.")] = False,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Model id in the API, several if given again; default: the model as given.",
-            rich_help_panel=SERVER,
-        ),
+        option(metavar="TEXT", help="Model id in the API, several if given again; default: the model as given."),
     ] = None,
-    ssl_certfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate for HTTPS.", rich_help_panel=SERVER)
-    ] = None,
-    ssl_keyfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its private key.", rich_help_panel=SERVER)
-    ] = None,
+    ssl_certfile: Annotated[Path | None, option(metavar="FILE", help="Certificate for HTTPS.")] = None,
+    ssl_keyfile: Annotated[Path | None, option(metavar="FILE", help="Its private key.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Keep every search's event log here; default: the recent ones in memory.",
-            rich_help_panel=SERVER,
-        ),
+        option(metavar="FOLDER", help="Keep every search's event log here; default: the recent ones in memory."),
     ] = None,
     log_prompts: Annotated[
-        bool,
-        typer.Option("--log-prompts", help="Write questions and answers into the request log.", rich_help_panel=SERVER),
+        bool, option("--log-prompts", help="Write questions and answers into the request log.")
     ] = False,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML of options; flags override it.", rich_help_panel=SERVER)
-    ] = None,
-    max_running: Annotated[
-        int, typer.Option(min=1, metavar="INT", help="Searches at a time.", rich_help_panel=LIMITS)
-    ] = 32,
-    max_traces: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="INT",
-            help="Traces of all searches at a time; default: what the engine runs, else 1,024.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    max_waiting: Annotated[
-        int, typer.Option(min=0, metavar="INT", help="Searches in the queue; more get a 429.", rich_help_panel=LIMITS)
-    ] = 128,
-    request_timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            metavar="NUMBER",
-            help="Seconds from arrival; then the best vote so far is the answer.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    shutdown_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="NUMBER",
-            help="Seconds that running searches get to end after a signal.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = 30.0,
-    max_body_bytes: Annotated[
-        int, typer.Option(min=1024, metavar="INT", help="Most bytes of a request.", rich_help_panel=LIMITS)
-    ] = 2 << 20,
-    max_connections: Annotated[
-        int, typer.Option(min=1, metavar="INT", help="Connections at a time.", rich_help_panel=LIMITS)
-    ] = 2048,
-    response_seconds: Annotated[
-        float,
-        typer.Option(
-            min=1, metavar="NUMBER", help="Seconds that a finished response can be asked for.", rich_help_panel=LIMITS
-        ),
-    ] = 3600.0,
-    sse_keep_alive_interval: Annotated[
-        float,
-        typer.Option(
-            min=0.1, metavar="NUMBER", help="Seconds for which a stream may be silent.", rich_help_panel=LIMITS
-        ),
-    ] = 15.0,
+    config: Annotated[Path | None, option(metavar="FILE", help="YAML of options; flags override it.")] = None,
     ray: Ray = None,
     engines: Engines = None,
     gpus_per_engine: GpusPerEngine = None,
@@ -163,18 +92,20 @@ def serve(
     """
 
     def body() -> int:
-        from gambit.serve.settings import ServeSettings, check_binding
-
         search, engine = read_configs(config, _with_model(flags, model_tag))
         keys = _keys(api_key or [], api_keys)
         check_binding(host, has_keys=bool(keys), no_auth=no_auth)
         settings = ServeSettings(
-            host=host, port=port, served_names=tuple(dict.fromkeys(served_model_name or [engine.model])), keys=keys,
-            max_running=max_running, max_traces=max_traces, max_waiting=max_waiting, request_timeout=request_timeout,
-            shutdown_timeout=shutdown_timeout, max_body_bytes=max_body_bytes, max_connections=max_connections,
-            response_seconds=response_seconds, keep_alive_seconds=sse_keep_alive_interval, out_dir=out,
-            log_prompts=log_prompts, ssl_certfile=ssl_certfile, ssl_keyfile=ssl_keyfile,
-        )  # fmt: skip
+            host=host,
+            port=port,
+            served_names=tuple(dict.fromkeys(served_model_name or [engine.model])),
+            keys=keys,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+            out_dir=out,
+            log_prompts=log_prompts,
+            **given({name: flags[name] for name in LIMITS.fields}),
+        )
         cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine)
         _check(settings, engine)
         return _run(settings, search, engine, cluster)
@@ -183,7 +114,7 @@ def serve(
 
 
 def command() -> object:
-    return made_command(with_config_options(serve), "serve", BriefCommand)
+    return made_command(with_config_options(serve, further=[LIMITS]), "serve", BriefCommand)
 
 
 def _with_libraries(body: Callable[[], int]) -> int:
@@ -194,21 +125,19 @@ def _with_libraries(body: Callable[[], int]) -> int:
 
 
 def _with_model(flags: Mapping[str, str | bool | None], model_tag: str | None) -> dict[str, str | bool | None]:
-    """`gambit serve M` and `gambit serve --model M` are the same."""
-    given = flags.get("model")
-    if model_tag is not None and given not in (None, model_tag):
-        raise UserError(f"two models are named, {model_tag} and {given}: a server has one")
-    return {**flags, "model": model_tag or given}
+    """Adds the model of `gambit serve M`, which stands for `--model M`."""
+    named = flags.get("model")
+    if model_tag is not None and named not in (None, model_tag):
+        raise UserError(f"two models are named, {model_tag} and {named}: a server has one")
+    return {**flags, "model": model_tag or named}
 
 
-def _keys(given: list[str], file: Path | None) -> tuple[ApiKey, ...]:
-    from gambit.serve.keys import check_keys, made_key, read_keys
-
-    if not given and file is None:
-        given = [key for key in map(os.environ.get, KEY_VARIABLES) if key][:1]
-    if any(not key.strip() for key in given):
+def _keys(typed: list[str], file: Path | None) -> tuple[ApiKey, ...]:
+    if not typed and file is None:
+        typed = [key for key in map(os.environ.get, KEY_VARIABLES) if key][:1]
+    if any(not key.strip() for key in typed):
         raise UserError("--api-key is empty: anybody could send that")
-    named = [made_key(f"key-{number}", key) for number, key in enumerate(dict.fromkeys(given), start=1)]
+    named = [made_key(f"key-{number}", key) for number, key in enumerate(dict.fromkeys(typed), start=1)]
     return check_keys([*named, *(read_keys(file) if file else [])])
 
 
@@ -245,7 +174,7 @@ def _run(settings: ServeSettings, search: SearchConfig, engine: EngineConfig, cl
 
 @contextmanager
 def _loaded_solver(engine: EngineConfig, cluster: ClusterPlan | None, settings: ServeSettings) -> Iterator[AnySolver]:
-    """On an engine of this process, or on engines under Ray, of which the first must be ready."""
+    """Loads the model on an engine of this process, or on engines under Ray until the first is ready."""
     console = _Console()
     if cluster is None:
         with loaded(engine, console) as solver:
@@ -266,7 +195,7 @@ def _loaded_solver(engine: EngineConfig, cluster: ClusterPlan | None, settings: 
 
 
 class _Console:
-    """Says what is loading; a server has no live view."""
+    """Stands in for a live view, which a server does not have: prints what is loading."""
 
     def loading(self, model: str) -> None:
         say(f"loading {model} …")
@@ -277,7 +206,7 @@ class _Console:
 
 @contextmanager
 def _request_log() -> Iterator[None]:
-    """Request lines on stdout, each as it is; what uvicorn complains about goes to stderr."""
+    """Writes request lines to stdout as they are; warnings of uvicorn go to stderr."""
     lines = logging.getLogger("gambit.serve.requests")
     handler = logging.StreamHandler(sys.stdout)
     lines.addHandler(handler)

@@ -267,7 +267,7 @@ class Api:
     async def _complete(self, request: Request, ask: SearchAsk, form: CompletionFormat) -> ASGIApp:
         search = self._open(request, ask)
         if ask.fields.stream:
-            parts = form.stream(search, self.settings.keep_alive_seconds)
+            parts = form.stream(search, self.settings.sse_keep_alive_interval)
             return self._streamed(request, search, parts)
         answer = await http.while_connected(request, search.finished(), lambda: self.desk.abandon(search))
         return JSONResponse(form.whole(search, answer))
@@ -308,7 +308,7 @@ class Api:
         if fields.store:
             self.responses.keep(kept)
         if ask.fields.stream:
-            parts = kept.stream(self.settings.keep_alive_seconds)
+            parts = kept.stream(self.settings.sse_keep_alive_interval)
             if fields.background:  # goes on when its reader leaves
                 return http.EventStream(parts, lambda: None, has_done=False)
             return self._streamed(request, kept.search, parts, has_done=False)

@@ -1,4 +1,4 @@
-"""API keys with their limits, and sessions of the page, which stand for a key."""
+"""API keys with their limits, and sessions of the page, each of which stands for a key."""
 
 from __future__ import annotations
 
@@ -13,49 +13,41 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import Response
 
 from gambit.config.options import MOST_SECONDS, MOST_TOKENS_IN_ALL, CheckedModel, build
 from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
 
 Count = Annotated[int, Field(ge=1)]
-SESSION_COOKIE = "gambit_session"
-LOGIN_COOKIE = "gambit_login"  # holds the token of the login form, before there is a session
 SESSION_SECONDS = 12 * 3600
 MOST_SESSIONS = 1000
 
 
 class KeyLimits(CheckedModel):
-    """What the holder of one key may use; None: as much as the server gives everybody."""
+    """Limits for the holder of one key; None sets none beyond the server's own."""
 
-    max_running: Count | None = Field(None, description="searches at a time")
-    max_waiting: Count | None = Field(None, description="searches that wait for their turn")
-    budget_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)] | None = Field(
-        None, description="most tokens of one search"
-    )
-    budget_seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS)] | None = Field(
-        None, description="most seconds of one search"
-    )
+    max_running: Count | None = None  # searches at a time
+    max_waiting: Count | None = None  # searches in the queue
+    budget_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)] | None = None  # of one search
+    budget_seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS)] | None = None  # of one search
 
 
 class KeyEntry(KeyLimits):
-    """One key as a file of keys has it."""
+    """A key as a file of keys has it."""
 
     key: Annotated[str, Field(min_length=1, max_length=512)]
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that may be presented: its name for logs, and only the hash of the key itself."""
+    """A key that clients may send: its name for logs, and the hash of the key in place of the key."""
 
     name: str
     digest: bytes
     limits: KeyLimits = field(default_factory=KeyLimits)
 
 
-NOBODY = ApiKey("nobody", b"")  # who asks where no key is needed
+NOBODY = ApiKey("nobody", b"")  # stands for clients where no key is needed
 
 
 def made_key(name: str, key: str, limits: KeyLimits | None = None) -> ApiKey:
@@ -67,7 +59,7 @@ def _digest(key: str) -> bytes:
 
 
 def key_of(presented: str, keys: Iterable[ApiKey]) -> ApiKey | None:
-    """Whose key this is. All are compared, in constant time: how long it takes says nothing about any of them."""
+    """Returns the key that was presented. Each is compared, in constant time, so that the time taken reveals none."""
     digest, found = _digest(presented), None
     for key in keys:
         if hmac.compare_digest(digest, key.digest):
@@ -76,7 +68,7 @@ def key_of(presented: str, keys: Iterable[ApiKey]) -> ApiKey | None:
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """A YAML file: name: key, or name: {key: …, max_running: …}."""
+    """Reads a YAML file of `name: key` or `name: {key: …, max_running: …}`."""
     raw = read_mapping(path, "the keys in")
     if not raw:
         raise UserError(f"{path} must map names to keys, as in `alice: sk-…` or `alice: {{key: sk-…, max_running: 2}}`")
@@ -94,7 +86,7 @@ def _read_key(path: Path, name: str, entry: object) -> ApiKey:
 
 
 def check_keys(keys: Iterable[ApiKey]) -> tuple[ApiKey, ...]:
-    """Each name and each key once: two names of one key could not be told apart."""
+    """Raises where a name or a key stands twice: their clients could not be told apart."""
     found = tuple(keys)
     for what, values in (("name", [key.name for key in found]), ("key", [key.digest for key in found])):
         if len(set(values)) < len(values):
@@ -102,41 +94,41 @@ def check_keys(keys: Iterable[ApiKey]) -> tuple[ApiKey, ...]:
     return found
 
 
+# -- sessions of the page --------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class PageSession:
+    """A session: the key it was begun with, and its token against forged requests."""
+
     key: ApiKey
     csrf_token: str
     expires: float
 
 
 class Sessions:
-    """Sessions by their cookie. They are forgotten with the server."""
+    """Sessions by the value of their cookie, in memory alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._open: OrderedDict[str, PageSession] = OrderedDict()
 
     def begin(self, key: ApiKey) -> str:
-        """A new session; gives what its cookie holds."""
+        """Begins a session; returns the value of its cookie."""
         while len(self._open) >= MOST_SESSIONS:
             self._open.popitem(last=False)
         name = secrets.token_urlsafe(32)
         self._open[name] = PageSession(key, secrets.token_urlsafe(32), self._clock() + SESSION_SECONDS)
         return name
 
-    def of(self, request: Request) -> PageSession | None:
-        found = self._open.get(request.cookies.get(SESSION_COOKIE, ""))
+    def find(self, cookie: str) -> PageSession | None:
+        found = self._open.get(cookie)
         return found if found is not None and found.expires > self._clock() else None
 
-    def end(self, request: Request) -> None:
-        self._open.pop(request.cookies.get(SESSION_COOKIE, ""), None)
-
-
-def set_cookie(response: Response, name: str, value: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> None:
-    """Out of reach of scripts and of other sites."""
-    response.set_cookie(name, value, max_age=seconds, httponly=True, samesite="strict", secure=is_secure, path="/")
+    def end(self, cookie: str) -> None:
+        self._open.pop(cookie, None)
 
 
 def are_equal(first: str, second: str) -> bool:
-    """In constant time; an empty token equals nothing."""
+    """Compares two tokens in constant time; an empty one equals nothing."""
     return bool(first) and hmac.compare_digest(first.encode(), second.encode())

@@ -25,7 +25,7 @@ from gambit.answers import canonical
 from gambit.results.record import SearchRecord
 from gambit.serve import http
 from gambit.serve.http import ApiError, bad_request, key_of_request, note_of_request, parse_object, read_body
-from gambit.serve.keys import LOGIN_COOKIE, NOBODY, SESSION_COOKIE, ApiKey, Sessions, are_equal, key_of, set_cookie
+from gambit.serve.keys import NOBODY, SESSION_SECONDS, ApiKey, Sessions, are_equal, key_of
 from gambit.serve.live import heard_within
 from gambit.serve.queue import SearchDesk, SearchStatus, ServedSearch
 from gambit.serve.requests import AskReader, ChatFields, ModelIds
@@ -36,6 +36,8 @@ from gambit.view.history import GrowingHistory, History
 from gambit.view.page import SCRIPTS, asset, filled, inert_json
 from gambit.view.text import NoText, read_tokens
 
+SESSION_COOKIE = "gambit_session"
+LOGIN_COOKIE = "gambit_login"  # holds the token of the login form, before there is a session
 SECONDS_BETWEEN = 0.4  # snapshots of one search
 SNAPSHOT_SHARE = 0.1  # at most, of a thread's time, goes into making them
 LIST_SECONDS = 1.0
@@ -78,7 +80,7 @@ class LivePage:
         key = key_of_request(request)
         if key is not NOBODY:
             return key
-        session = self.sessions.of(request)
+        session = self.sessions.find(request.cookies.get(SESSION_COOKIE, ""))
         return None if session is None else session.key
 
     def _known_viewer(self, request: Request) -> ApiKey:
@@ -90,7 +92,7 @@ class LivePage:
         return viewer
 
     def _token(self, request: Request) -> str:
-        session = self.sessions.of(request)
+        session = self.sessions.find(request.cookies.get(SESSION_COOKIE, ""))
         return self.open_token if session is None else session.csrf_token
 
     def _check_token(self, request: Request, sent: str) -> None:
@@ -139,7 +141,7 @@ class LivePage:
 
     async def logout(self, request: Request) -> Response:
         self._check_token(request, (await self._form(request)).get("token", ""))
-        self.sessions.end(request)
+        self.sessions.end(request.cookies.get(SESSION_COOKIE, ""))
         response = RedirectResponse("/", 303)
         response.delete_cookie(SESSION_COOKIE, path="/")
         return response
@@ -192,7 +194,7 @@ class LivePage:
                 sent = rows
                 yield http.event(rows, "searches")
             is_moving = any(row["status"] in ("queued", "running") for row in rows)
-            if not await heard_within(heard, LIST_SECONDS if is_moving else self.settings.keep_alive_seconds):
+            if not await heard_within(heard, LIST_SECONDS if is_moving else self.settings.sse_keep_alive_interval):
                 yield http.KEEP_ALIVE
 
     async def live(self, request: Request) -> ASGIApp:
@@ -213,7 +215,7 @@ class LivePage:
                 yield http.event({}, "end")
                 return
             await asyncio.sleep(max(SECONDS_BETWEEN, cost / SNAPSHOT_SHARE))
-            while not heard.done() and not await heard_within(heard, self.settings.keep_alive_seconds):
+            while not heard.done() and not await heard_within(heard, self.settings.sse_keep_alive_interval):
                 yield http.KEEP_ALIVE
                 heard = search.log_bell.listen()
 
@@ -292,3 +294,8 @@ def _own_asset(name: str) -> str:
 
 def _is_secure(request: Request) -> bool:
     return request.url.scheme == "https"
+
+
+def set_cookie(response: Response, name: str, value: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> None:
+    """Sets a cookie that neither scripts nor other sites can use."""
+    response.set_cookie(name, value, max_age=seconds, httponly=True, samesite="strict", secure=is_secure, path="/")
