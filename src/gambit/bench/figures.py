@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from gambit.bench.datasets import slug
 from gambit.bench.rows import Row
 from gambit.bench.summary import PARTS, BenchSummary, Cell, SweepPoint
+from gambit.results.html import Markup, attributes_html
 from gambit.stats import Floats, Interval
 from gambit.view.series import COLOURS, FIGURE_WIDTH, FONT_SIZE, HATCHES, SeriesStyle, styles_for
 
@@ -36,7 +36,7 @@ class Picture:
     name: str
     caption: str
     png: bytes
-    svg: str
+    svg: Markup
 
 
 def is_available() -> bool:
@@ -90,12 +90,12 @@ def picture(name: str, caption: str, draw: Callable[[], Figure], max_width: str 
     return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption, max_width))
 
 
-def _for_page(svg: str, caption: str, max_width: str) -> str:
-    """The element alone, in the colours of the page around it."""
+def _for_page(svg: str, caption: str, max_width: str) -> Markup:
+    """Returns the element alone, in the colours of the page around it."""
     element = svg[svg.index("<svg") :]
     element = element.replace(INK, "currentColor").replace(RULE, "var(--rule)")
-    label = html.escape(caption, quote=True)
-    return element.replace("<svg", f'<svg role="img" style="max-width: {max_width}" aria-label="{label}"', 1)
+    label = attributes_html(role="img", style=f"max-width: {max_width}", aria_label=caption)
+    return Markup(element.replace("<svg", f"<svg{label}", 1))
 
 
 def new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:

@@ -20,8 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from gambit import stats as st
 from gambit.bench.folder import add_environment, identity_of, stamp
-from gambit.bench.page import Content
-from gambit.bench.report import BenchReport, made_with, write_files
+from gambit.bench.report import BenchReport, Content, made_with, write_files
 from gambit.bench.tables import Table, number, percent, points
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
@@ -308,7 +307,7 @@ def write_prefix_report(folder: Path, name: str, plan: PrefixPlan, rows: Sequenc
     )  # fmt: skip
     words = {"environment": content.environment, "cautions": content.cautions, "findings": content.findings}
     figures = {"plan": dataclasses.asdict(plan), "rows": [dataclasses.asdict(row) for row in rows], **words}
-    return write_files(folder, content, [], json.dumps(figures, indent=2, ensure_ascii=False))
+    return write_files(folder, content, json.dumps(figures, indent=2, ensure_ascii=False))
 
 
 def finding(row: Chosen, keep: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,23 +13,58 @@ from pathlib import Path
 from gambit.bench import figures
 from gambit.bench.datasets import slug
 from gambit.bench.folder import BenchPlan, read_environments, read_plan
-from gambit.bench.page import Content, render
 from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
 from gambit.bench.summary import BenchSummary, summarise
 from gambit.bench.tables import Table, all_tables, cautions, findings
 from gambit.errors import GambitError, UserError
+from gambit.results.html import Markup, joined, page, tag
 from gambit.view import write_page
 
 NO_FIGURES = "Figures were left out: matplotlib is not installed here (pip install 'gambit-search[bench]')."
 FIGURES_FOLDER = "figures"
 PAGES_FOLDER = "trees"
 MOST_PAGES = 8
+STYLE = """
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --rule: #d9d9d9; --dim: #666; --mark: #fff6d6; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e4e4; --paper: #17181a; --rule: #3d4045; --dim: #a0a4aa; --mark: #3a3317; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 2rem 4rem; max-width: 1120px; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
+p.lead, p.note, figcaption { color: var(--dim); margin: .3rem 0; } p.note, figcaption { font-size: .87rem; }
+ul.caution { background: var(--mark); padding: .6rem 1rem .6rem 2rem; border-radius: 6px; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
+th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+td:not(.number) { white-space: normal; }
+th { font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: 1.2rem 0; } figure svg { width: 100%; height: auto; max-width: 560px; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .87rem; }
+dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; } a { color: inherit; }
+details summary { cursor: pointer; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a report, of which the page and the Markdown file are made."""
+
+    title: str
+    lead: str
+    cautions: Sequence[str]
+    findings: Sequence[str]
+    tables: Sequence[Table]
+    figures: Sequence[figures.Picture]
+    environment: Mapping[str, str]
+    links: Sequence[tuple[str, str]]  # target, text
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """What was written."""
+    """A report as it was written."""
 
     markdown: str
     json: str
@@ -38,7 +73,7 @@ class BenchReport:
 
 
 def summary_of(folder: Path) -> tuple[BenchPlan, list[Row], BenchSummary]:
-    """A run's figures, from its rows."""
+    """Returns the plan, the rows and the figures of a run."""
     plan = read_plan(folder)
     rows = list(read_rows(folder))
     names = [info.name for info in plan.benchmarks]
@@ -49,7 +84,7 @@ def summary_of(folder: Path) -> tuple[BenchPlan, list[Row], BenchSummary]:
 
 
 def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
-    """report.md, report.json, report.html, figures/*.png and trees/*.html in the run's folder."""
+    """Writes report.md, report.json, report.html, figures/*.png and trees/*.html into the run's folder."""
     plan, rows, summary = summary_of(folder)
     pictures = list(figures.draw_all(summary, rows)) if figures.is_available() else []
     content = Content(
@@ -58,27 +93,28 @@ def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
         cautions=cautions(summary),
         findings=findings(summary),
         tables=all_tables(summary),
-        figures=[(picture.svg, picture.caption) for picture in pictures],
+        figures=pictures,
         environment=_environment(folder, plan),
         links=tree_pages(folder, rows, summary) if with_trees else [],
         notes=[] if pictures else [NO_FIGURES],
     )
-    return write_files(folder, content, pictures, _json(plan, summary, content.environment))
+    found = {"plan": plan.to_json(), "environment": content.environment, **dataclasses.asdict(summary)}
+    return write_files(folder, content, json.dumps(found, indent=2, ensure_ascii=False))
 
 
-def write_files(folder: Path, content: Content, pictures: Sequence[figures.Picture], as_json: str) -> BenchReport:
-    """report.md, report.json, report.html and figures/*.png."""
+def write_files(folder: Path, content: Content, as_json: str) -> BenchReport:
+    """Writes report.md, report.json, report.html and figures/*.png."""
     report = BenchReport(
-        markdown=_markdown(content, [f"{FIGURES_FOLDER}/{picture.name}.png" for picture in pictures]),
+        markdown=_markdown(content),
         json=as_json,
         tables=tuple(content.tables),
         sentences=(*content.cautions, *content.findings),
     )
-    for name, text in (("md", report.markdown), ("json", report.json), ("html", render(content))):
+    for name, text in (("md", report.markdown), ("json", report.json), ("html", _html(content))):
         (folder / f"report.{name}").write_text(text, encoding="utf-8")
-    if pictures:
+    if content.figures:
         (folder / FIGURES_FOLDER).mkdir(exist_ok=True)
-    for picture in pictures:
+    for picture in content.figures:
         (folder / FIGURES_FOLDER / f"{picture.name}.png").write_bytes(picture.png)
     return report
 
@@ -96,7 +132,7 @@ def _lead(plan: BenchPlan, rows: Sequence[Row], summary: BenchSummary) -> str:
 
 
 def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:
-    """Returns the last start's stamp, the starts and the options that differ from the defaults."""
+    """Returns the model, the last start's stamp, the options that differ from the defaults, and the problems."""
     usual = default_options()
     flat = {name: value for name, value in {**plan.recipe.search, **plan.recipe.engine}.items()
             if name != "model" and value != usual.get(name)}  # fmt: skip
@@ -107,7 +143,7 @@ def _environment(folder: Path, plan: BenchPlan) -> dict[str, str]:
 
 
 def made_with(folder: Path) -> dict[str, str]:
-    """Engine, device, versions and times of a run's starts."""
+    """Returns engine, device, versions and times of a run's starts."""
     starts = read_environments(folder)
     found: dict[str, str] = {}
     if starts:
@@ -128,7 +164,7 @@ def made_with(folder: Path) -> dict[str, str]:
 
 
 def tree_pages(folder: Path, rows: Sequence[Row], summary: BenchSummary) -> list[tuple[str, str]]:
-    """A tree page per method for one problem, where logs were kept: the first that they do not all solve."""
+    """Writes a tree page per method for the first problem that not all solve; returns links. It needs kept logs."""
     chosen = _telling_problem([row for row in rows if row.log is not None and (folder / row.log).is_file()])
     links = []
     for row in sorted(chosen, key=lambda row: summary.variants.index(row.variant))[:MOST_PAGES]:
@@ -140,7 +176,7 @@ def tree_pages(folder: Path, rows: Sequence[Row], summary: BenchSummary) -> list
 
 
 def _telling_problem(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one problem with one seed."""
+    """Returns the rows of the first problem and seed that the methods do not agree about, or of the first of all."""
     groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.benchmark, row.problem, row.seed].append(row)
@@ -148,18 +184,41 @@ def _telling_problem(rows: Sequence[Row]) -> list[Row]:
     return next(telling, next(iter(groups.values()), []))
 
 
-def _markdown(content: Content, pictures: Sequence[str]) -> str:
+def _markdown(content: Content) -> str:
     parts = [f"# {content.title}", content.lead]
     parts += [f"> {caution}" for caution in content.cautions]
     parts += [content.tables[0].to_markdown()]
     if content.findings:
         parts.append("## What is shown and what is not\n\n" + "\n".join(f"- {line}" for line in content.findings))
-    parts += [f"![{caption}]({path})" for path, (_, caption) in zip(pictures, content.figures, strict=True)]
+    parts += [f"![{picture.caption}]({FIGURES_FOLDER}/{picture.name}.png)" for picture in content.figures]
     parts += [table.to_markdown() for table in content.tables[1:]]
     parts.append("## Made with\n\n" + "\n".join(f"- {key}: {value}" for key, value in content.environment.items()))
     return "\n\n".join([*parts, *content.notes]) + "\n"
 
 
-def _json(plan: BenchPlan, summary: BenchSummary, environment: Mapping[str, str]) -> str:
-    found = {"plan": plan.to_json(), "environment": environment, **dataclasses.asdict(summary)}
-    return json.dumps(found, indent=2, ensure_ascii=False)
+def _html(content: Content) -> str:
+    """Returns the page: the first table and the claims come first, since readers come for these."""
+    return page(content.title, STYLE, _elements(content))
+
+
+def _elements(content: Content) -> Iterator[Markup]:
+    yield tag("h1", content.title)
+    yield tag("p", content.lead, class_="lead")
+    yield _bullets(content.cautions, "caution")
+    yield from (table.to_html() for table in content.tables[:1])
+    if content.findings:
+        yield joined([tag("h2", "What is shown and what is not"), _bullets(content.findings)])
+    if content.figures:
+        yield tag("h2", "Figures")
+    yield from (tag("figure", figure.svg, tag("figcaption", figure.caption)) for figure in content.figures)
+    yield from (table.to_html() for table in content.tables[1:])
+    if content.links:
+        links = [tag("a", text, href=target) for target, text in content.links]
+        yield joined([tag("h2", "Trees of single searches"), _bullets(links)])
+    pairs = (element for name, value in content.environment.items() for element in (tag("dt", name), tag("dd", value)))
+    yield joined([tag("h2", "Made with"), tag("dl", *pairs)])
+    yield from (tag("p", note, class_="note") for note in content.notes)
+
+
+def _bullets(items: Sequence[str], kind: str | None = None) -> Markup:
+    return tag("ul", *(tag("li", item) for item in items), class_=kind) if items else Markup()

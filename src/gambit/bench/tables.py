@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gambit.bench.summary import FEWEST_TURNS, MOST_READ, PARTS, BenchSummary, Cell, MethodComparison
+from gambit.results.html import Markup, joined, table, tag
 from gambit.stats import FEWEST_PROBLEMS, Interval, supports_claim
 
 MINUS = "−"
@@ -29,17 +29,9 @@ class Table:
         text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return f"## {self.title}\n\n{text}\n\n{self.note}\n"
 
-    def to_html(self) -> str:
-        head = "".join(f"<th{self._kind(i)}>{html.escape(c)}</th>" for i, c in enumerate(self.columns))
-        body = "".join(
-            "<tr>" + "".join(f"<td{self._kind(i)}>{html.escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
-            for row in self.rows
-        )
-        table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        return f"<h2>{html.escape(self.title)}</h2>{table}<p class=note>{html.escape(self.note)}</p>"
-
-    def _kind(self, column: int) -> str:
-        return "" if column < self.num_names else " class=number"
+    def to_html(self) -> Markup:
+        scrolled = tag("div", table(self.columns, self.rows, self.num_names), class_="scroll")
+        return joined([tag("h2", self.title), scrolled, tag("p", self.note, class_="note")])
 
 
 def all_tables(summary: BenchSummary) -> list[Table]:

@@ -1,8 +1,8 @@
-"""A search result as HTML for notebooks: the answer, the vote table, and the tree as an SVG."""
+"""HTML: elements whose text is escaped, and a search result for notebooks (answer, votes, the tree as an SVG)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -21,13 +21,102 @@ ISLAND_SHADES = ("#4c8fb8", "#b3862c", "#5f9e6e", "#a3688f")  # beside each othe
 BLUE, ORANGE, GREY = "#2a7bd1", "#c76a1d", "#8d97a5"  # told apart by everybody, on light and on dark
 
 
+# -- elements --------------------------------------------------------------------------------------------------
+
+
+class Markup(str):
+    """HTML that stays as it is; any other string is text."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+def tag(name: str, *children: str, **attributes: object) -> Markup:
+    """Returns an element; text in it is escaped. In names of attributes `_` stands for `-`, at the end for nothing."""
+    return Markup(f"<{name}{attributes_html(**attributes)}>{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[str], between: str = "") -> Markup:
+    """Returns the children one after the other, text escaped."""
+    return Markup(between.join(child if isinstance(child, Markup) else escape(child) for child in children))
+
+
+def attributes_html(**attributes: object) -> str:
+    """Returns ` name="value"` for each attribute that is not None."""
+    return "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> Markup:
+    """Returns a table; columns after the first `num_names` hold numbers."""
+
+    def line(kind: str, cells: Sequence[str]) -> Markup:
+        names = (tag(kind, cell, style="text-align:left") for cell in cells[:num_names])
+        return tag("tr", *names, *(tag(kind, cell, class_="number") for cell in cells[num_names:]))
+
+    return tag("table", tag("thead", line("th", columns)), tag("tbody", *(line("td", row) for row in rows)))
+
+
+def page(title: str, style: str, body: Iterable[str]) -> str:
+    """Returns a whole page without external files."""
+    meta = Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width">')
+    head = tag("head", meta, tag("style", Markup(style)), tag("title", title))
+    return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
+
+
+# -- a result --------------------------------------------------------------------------------------------------
+
+
+def result_html(result: SearchResult) -> Markup:
+    """Returns one element, with all its styles inside it."""
+    parts = [_headline(result), *_vote_table(result), tree_svg(result.traces, result.answer)]
+    return tag("div", *parts, class_="gambit-result", style=f"max-width:{WIDTH}px")
+
+
+def _headline(result: SearchResult) -> Markup:
+    if result.error is not None:
+        return tag("p", tag("b", "no answer"), f": {result.error}")
+    counts, tokens = result.counts, result.tokens
+    facts = [
+        f"margin {result.margin:.0%}",
+        f"{counts.completed:,} of {counts.roots + counts.branched:,} traces completed",
+        f"{tokens.generated:,} tokens",
+        f"{result.seconds.total:,.1f} s",
+        result.policy,
+    ]
+    answer = "no answer" if result.answer is None else result.answer
+    return tag("p", tag("b", answer, style="font-size:1.3em"), " \u00a0 ", " · ".join(facts))
+
+
+def _vote_table(result: SearchResult) -> Iterator[Markup]:
+    total = sum(entry.weight for entry in result.votes) or 1.0
+    num_columns = 6 if result.num_islands > 1 else 5
+    rows = [
+        (entry.answer, f"{entry.weight:.3g}", f"{entry.weight / total:.0%}", f"{entry.traces}", f"{entry.roots}",
+         f"{entry.islands}")[:num_columns]
+        for entry in result.votes[:MOST_ANSWERS]
+    ]  # fmt: skip
+    if rows:
+        yield table(("answer", "weight", "share", "traces", "roots", "islands")[:num_columns], rows, 1)
+    if len(result.votes) > len(rows):
+        yield tag("p", f"and {len(result.votes) - len(rows):,} answers with less weight")
+
+
+# -- the tree --------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """How a kind of trace is drawn, and its name in the legend."""
+    """The drawing of a kind of trace, and its name in the legend."""
 
     name: str
     colour: str
-    dashes: str = ""
+    dashes: str | None = None
 
 
 WINNING = _Look("finished with the answer", BLUE)
@@ -41,71 +130,10 @@ LOOKS = {
 }
 
 
-def result_html(result: SearchResult) -> str:
-    """One element, with all its styles inside it."""
-    parts = [_headline(result), _vote_table(result), tree_svg(result.traces, result.answer)]
-    return f'<div class="gambit-result" style="max-width:{WIDTH}px">{"".join(parts)}</div>'
-
-
-def _headline(result: SearchResult) -> str:
-    if result.error is not None:
-        return f"<p><b>no answer</b>: {escape(result.error)}</p>"
-    answer = "no answer" if result.answer is None else escape(result.answer)
-    counts, tokens = result.counts, result.tokens
-    facts = [
-        f"margin {result.margin:.0%}",
-        f"{counts.completed:,} of {counts.roots + counts.branched:,} traces completed",
-        f"{tokens.generated:,} tokens",
-        f"{result.seconds.total:,.1f} s",
-        escape(result.policy),
-    ]
-    return f'<p><b style="font-size:1.3em">{answer}</b> &nbsp; {" · ".join(facts)}</p>'
-
-
-def _vote_table(result: SearchResult) -> str:
-    if not result.votes:
-        return ""
-    total = sum(entry.weight for entry in result.votes) or 1.0
-    rows = "".join(
-        f"<tr><td style='text-align:left'>{escape(entry.answer)}</td><td>{entry.weight:.3g}</td>"
-        f"<td>{entry.weight / total:.0%}</td><td>{entry.traces}</td><td>{entry.roots}</td>"
-        f"{f'<td>{entry.islands}</td>' if result.num_islands > 1 else ''}</tr>"
-        for entry in result.votes[:MOST_ANSWERS]
-    )
-    head = "<th style='text-align:left'>answer</th><th>weight</th><th>share</th><th>traces</th><th>roots</th>"
-    head += "<th>islands</th>" if result.num_islands > 1 else ""
-    left_out = len(result.votes) - MOST_ANSWERS
-    more = f"<p>and {left_out:,} answers with less weight</p>" if left_out > 0 else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
-
-
-# -- the tree --------------------------------------------------------------------------------------------------
-
-
-def tree_svg(traces: Sequence[TraceOutline], answer: str | None) -> str:
-    """Every trace as a line over the decode steps, children below their parents; empty without traces."""
-    if not traces:
-        return ""
-    rows = _rows(traces)
-    layout = _Layout.of(traces)
-    winner = None if answer is None else canonical(answer)
-    looks = [_look(trace, winner) for trace in traces]
-    lines = [
-        element
-        for number, trace in enumerate(traces)
-        for element in _drawn(trace, rows[number], None if trace.parent is None else rows[trace.parent], looks[number],
-                              layout)
-    ]  # fmt: skip
-    lines += _island_bars(traces, rows, layout)
-    height = layout.row_height * len(traces) + 2 * MARGIN
-    opening = f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}" role="img"'
-    label = f'aria-label="Tree of {len(traces)} traces over {layout.last_step} decode steps"'
-    font = 'font-family="sans-serif" font-size="10" fill="currentColor"'
-    return f"{opening} {label} {font} style='max-width:100%'>{''.join(lines)}</svg>{_legend(looks, layout.last_step)}"
-
-
 @dataclass(frozen=True, slots=True)
 class _Layout:
+    """Places of steps and rows in the drawing."""
+
     last_step: int
     row_height: float
     has_labels: bool
@@ -122,8 +150,27 @@ class _Layout:
         return MARGIN + (row + 0.5) * self.row_height
 
 
+def tree_svg(traces: Sequence[TraceOutline], answer: str | None) -> Markup:
+    """Draws every trace as a line over the decode steps, children below their parents; empty without traces."""
+    if not traces:
+        return Markup()
+    rows, layout = _rows(traces), _Layout.of(traces)
+    winner = None if answer is None else canonical(answer)
+    looks = [_look(trace, winner) for trace in traces]
+    lines = [*_island_bars(traces, rows, layout)]
+    for trace, row, look in zip(traces, rows, looks, strict=True):
+        lines += _drawn(trace, row, None if trace.parent is None else rows[trace.parent], look, layout)
+    height = f"{layout.row_height * len(traces) + 2 * MARGIN:.0f}"
+    label = f"Tree of {len(traces)} traces over {layout.last_step} decode steps"
+    drawing = tag(
+        "svg", *lines, viewBox=f"0 0 {WIDTH} {height}", width=WIDTH, height=height, role="img", aria_label=label,
+        font_family="sans-serif", font_size=10, fill="currentColor", style="max-width:100%",
+    )  # fmt: skip
+    return joined([drawing, _legend(looks, layout.last_step)])
+
+
 def _rows(traces: Sequence[TraceOutline]) -> list[int]:
-    """The row of each trace: islands one below the other, roots in their order, each followed by its descendants."""
+    """Returns the row of each trace: island by island, roots in their order, each followed by its descendants."""
     children: dict[int | None, list[int]] = {}
     for number, trace in enumerate(traces):
         children.setdefault(trace.parent, []).append(number)
@@ -136,8 +183,8 @@ def _rows(traces: Sequence[TraceOutline]) -> list[int]:
     return rows
 
 
-def _island_bars(traces: Sequence[TraceOutline], rows: Sequence[int], layout: _Layout) -> Iterator[str]:
-    """A bar at the left edge beside each island's rows; none where there is one island."""
+def _island_bars(traces: Sequence[TraceOutline], rows: Sequence[int], layout: _Layout) -> Iterator[Markup]:
+    """Yields a bar at the left edge beside each island's rows; none for a single island."""
     members: dict[int, list[int]] = {}
     for trace, row in zip(traces, rows, strict=True):
         members.setdefault(trace.island, []).append(row)
@@ -145,12 +192,11 @@ def _island_bars(traces: Sequence[TraceOutline], rows: Sequence[int], layout: _L
         return
     for place, (island, found) in enumerate(sorted(members.items())):
         top, height = layout.y(min(found)) - layout.row_height / 2, layout.row_height * len(found)
-        shade = ISLAND_SHADES[place % len(ISLAND_SHADES)]
         gap = min(1.0, height / 4)
-        yield (
-            f'<rect x="0" y="{top + gap / 2:.1f}" width="{MARGIN / 2:.1f}" height="{height - gap:.1f}" fill="{shade}">'
-            f"<title>island {island}: {len(found)} traces</title></rect>"
-        )
+        yield tag(
+            "rect", tag("title", f"island {island}: {len(found)} traces"), x=0, y=f"{top + gap / 2:.1f}",
+            width=f"{MARGIN / 2:.1f}", height=f"{height - gap:.1f}", fill=ISLAND_SHADES[place % len(ISLAND_SHADES)],
+        )  # fmt: skip
 
 
 def _look(trace: TraceOutline, winner: str | None) -> _Look:
@@ -159,22 +205,22 @@ def _look(trace: TraceOutline, winner: str | None) -> _Look:
     return WINNING if trace.answer is not None and canonical(trace.answer) == winner else OTHER
 
 
-def _drawn(trace: TraceOutline, row: int, parent_row: int | None, look: _Look, layout: _Layout) -> Iterator[str]:
+def _drawn(trace: TraceOutline, row: int, parent_row: int | None, look: _Look, layout: _Layout) -> Iterator[Markup]:
     begin, end, y = layout.x(trace.begin_step), layout.x(trace.end_step), layout.y(row)
-    style = f'stroke="{look.colour}" stroke-width="{min(2.0, layout.row_height * 0.6):.1f}"'
-    dashes = f' stroke-dasharray="{look.dashes}"' if look.dashes else ""
+    style = {"fill": "none", "stroke": look.colour, "stroke_width": f"{min(2.0, layout.row_height * 0.6):.1f}"}
     if parent_row is not None:
-        yield f'<path d="M{begin:.1f} {layout.y(parent_row):.1f}V{y:.1f}" fill="none" {style} stroke-opacity=".5"/>'
-    yield f'<path d="M{begin:.1f} {y:.1f}H{end:.1f}" fill="none" {style}{dashes}><title>{_title(trace)}</title></path>'
+        yield tag("path", d=f"M{begin:.1f} {layout.y(parent_row):.1f}V{y:.1f}", **style, stroke_opacity=".5")
+    title = tag("title", _title(trace))
+    yield tag("path", title, d=f"M{begin:.1f} {y:.1f}H{end:.1f}", **style, stroke_dasharray=look.dashes)
     if trace.state is TraceState.FINISHED and layout.has_labels:
-        yield f'<circle cx="{end:.1f}" cy="{y:.1f}" r="2.5" fill="{look.colour}"/>'
+        yield tag("circle", cx=f"{end:.1f}", cy=f"{y:.1f}", r=2.5, fill=look.colour)
         text = "no answer" if trace.answer is None else _shortened(trace.answer)
-        yield f'<text x="{end + 6:.1f}" y="{y + 3.5:.1f}">{escape(text)}</text>'
+        yield tag("text", text, x=f"{end + 6:.1f}", y=f"{y + 3.5:.1f}")
 
 
 def _title(trace: TraceOutline) -> str:
     score = "not scored" if trace.score is None else f"score {trace.score:.3f}"
-    answer = "" if trace.answer is None else f", answer {escape(_shortened(trace.answer))}"
+    answer = "" if trace.answer is None else f", answer {_shortened(trace.answer)}"
     return f"{trace.state}, {trace.num_tokens:,} tokens, {score}{answer}"
 
 
@@ -182,11 +228,11 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 14 else f"{text[:13]}…"
 
 
-def _legend(looks: Sequence[_Look], last_step: int) -> str:
-    marks = [
-        f'<svg width="22" height="8"><path d="M0 4H22" stroke="{look.colour}" stroke-width="2" '
-        f'stroke-dasharray="{look.dashes}"/></svg> {look.name}'
-        for look in dict.fromkeys((WINNING, OTHER, *LOOKS.values()))
-        if look in looks
-    ]
-    return f'<p style="font-size:.85em">{" &nbsp; ".join(marks)} &nbsp; over {last_step:,} decode steps</p>'
+def _legend(looks: Sequence[_Look], last_step: int) -> Markup:
+    marks = []
+    for look in dict.fromkeys((WINNING, OTHER, *LOOKS.values())):
+        if look in looks:
+            stroke = tag("path", d="M0 4H22", stroke=look.colour, stroke_width=2, stroke_dasharray=look.dashes)
+            marks.append(joined([tag("svg", stroke, width=22, height=8), f" {look.name}"]))
+    over = f"over {last_step:,} decode steps"
+    return tag("p", joined([*marks, over], " \u00a0 "), style="font-size:.85em")

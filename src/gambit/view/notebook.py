@@ -1,4 +1,4 @@
-"""Live progress of a search in a notebook: give it to `Solver.solve` as `on_event`."""
+"""Live progress of searches in a notebook, as the `on_event` of `Solver.solve`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from html import escape
 from typing import Protocol
 
 from gambit import events as ev
 from gambit.errors import UserError
+from gambit.results.html import Markup, joined, tag
 
 SECONDS_BETWEEN = 0.2  # a notebook redraws slowly
 MOST_ANSWERS = 4
 
 
 class Area(Protocol):
-    """Output of a cell that can be replaced."""
+    """Output of a notebook cell that can be replaced."""
 
     def update(self, content: object) -> None: ...
 
@@ -40,11 +40,11 @@ class NotebookProgress:
         self._lock = threading.Lock()  # votes come from another thread than the steps of a search
 
     def __call__(self, event: ev.Event) -> None:
-        """As `on_event` of `Solver.solve`."""
+        """Follows a search as `on_event` of `Solver.solve`."""
         self.of_problem("", event)
 
     def of_problem(self, problem_id: str, event: ev.Event) -> None:
-        """As `on_event` of `Solver.solve_many`, whose problems may run side by side."""
+        """Follows searches side by side as `on_event` of `Solver.solve_many`."""
         with self._lock:
             if isinstance(event, ev.RunStarted):
                 self._searches[problem_id] = _Running(event)
@@ -63,8 +63,8 @@ class NotebookProgress:
 
     def _draw(self) -> None:
         self._drawn_at = self._clock()
-        done = f"<p>{self._num_done:,} problems done</p>" if self._num_done else ""
-        content = _Html(done + "".join(search.html(name) for name, search in self._searches.items()))
+        done = [tag("p", f"{self._num_done:,} problems done")] if self._num_done else []
+        content = joined([*done, *(search.html(name) for name, search in self._searches.items())])
         if self._area is None:
             self._area = self._display(content, display_id=True)
         else:
@@ -72,7 +72,7 @@ class NotebookProgress:
 
 
 class _Running:
-    """One search as far as its events have come."""
+    """One running search, by its events so far."""
 
     def __init__(self, started: ev.RunStarted) -> None:
         self._started = started
@@ -91,12 +91,11 @@ class _Running:
         elif isinstance(event, ev.Voted):
             self._voted = event
 
-    def html(self, name: str) -> str:
+    def html(self, name: str) -> Markup:
         wanted = self._started.num_traces
-        bar = f'<progress max="{wanted}" value="{min(wanted, self._num_finished)}"></progress>'
-        title = f"<b>{escape(name)}</b> " if name else ""
+        bar = tag("progress", max=wanted, value=min(wanted, self._num_finished))
         facts = [f"{self._num_finished:,} of {wanted:,} traces complete", *self._pool(), self._answer()]
-        return f"<p>{title}{bar} {' · '.join(fact for fact in facts if fact)}</p>"
+        return tag("p", *([tag("b", name), " "] if name else []), bar, " ", joined(filter(None, facts), " · "))
 
     def _pool(self) -> list[str]:
         sample = self._sample
@@ -109,18 +108,8 @@ class _Running:
 
     def _answer(self) -> str:
         if self._voted is not None:
-            return f"answer <b>{escape(self._voted.answer or 'none')}</b>"
-        return ", ".join(f"{escape(answer)} ×{count}" for answer, count in self._answers.most_common(MOST_ANSWERS))
-
-
-class _Html:
-    """What a notebook shows as it is."""
-
-    def __init__(self, content: str) -> None:
-        self._content = content
-
-    def _repr_html_(self) -> str:
-        return self._content
+            return joined(["answer ", tag("b", self._voted.answer or "none")])
+        return ", ".join(f"{answer} ×{count}" for answer, count in self._answers.most_common(MOST_ANSWERS))
 
 
 def _notebook_display() -> Callable[..., Area | None]:
