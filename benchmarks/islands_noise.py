@@ -137,8 +137,8 @@ class Method:
         settings, _ = resolve(self.config(0), defaults, CONTEXT, is_probability=info.is_probability, trust=info.trust)
         weights = self.scorer.partition(",")[0]
         doubt = " in doubt" if settings.doubt is not None else ""
-        margin = f" margin={settings.swap_margin:g}" if settings.swap_margin else ""
-        shape = f"M={settings.islands} K={settings.swap_size} w={settings.warmup_tokens}{margin}{doubt}"
+        margin = f" margin={settings.pool.swap_margin:g}" if settings.pool.swap_margin else ""
+        shape = f"M={settings.pool.islands} K={settings.pool.swap_size} w={settings.pool.warmup_tokens}{margin}{doubt}"
         return f"{settings.policy} {shape}, scorer {weights}" if settings.policy == "gambit" else settings.policy
 
 

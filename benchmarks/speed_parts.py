@@ -349,11 +349,11 @@ def ignore(event: object) -> None:
 def settings_of(pool: Pool) -> Any:
     from gambit.config.options import BranchPoint
     from gambit.config.presets import SearchSettings
-    from gambit.types import Sampling
+    from gambit.types import PoolSettings, Sampling
 
     return SearchSettings(
-        policy=pool.policy, capacity=pool.capacity, num_traces=pool.capacity, swap_size=pool.swap_size,
-        check_interval=pool.check_interval, warmup_tokens=pool.warmup_tokens, islands=pool.islands, hard_floor=None,
+        policy=pool.policy, capacity=pool.capacity, num_traces=pool.capacity,
+        pool=PoolSettings(pool.islands, pool.swap_size, pool.check_interval, pool.warmup_tokens), hard_floor=None,
         child_temperature=1.0,
         branch_point=BranchPoint.LAST_TOKEN, ghost_parents=False, max_new_tokens=pool.max_new_tokens,
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0), budget_tokens=None, budget_seconds=None,

@@ -38,7 +38,8 @@ GROUPS = {
         ),
     ),
     "tournament": Group(
-        ("gambit/policies/tournament.py",), ("policies/tournament", "policies/islands", "policies/doubt")
+        tuple(f"gambit/policies/{name}.py" for name in ("tournament", "islands", "margin", "doubt")),
+        ("policies/tournament", "policies/islands", "policies/doubt"),
     ),
     "vote": Group(
         ("gambit/results/vote.py",),

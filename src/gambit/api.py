@@ -40,7 +40,7 @@ from gambit.bench.datasets import Benchmark, Item
 from gambit.cluster.spreading import spread_on_ray
 from gambit.config.options import BranchPoint, EngineConfig, PresetSource, SearchConfig
 from gambit.config.presets import SearchPart, SearchSettings
-from gambit.config.trust import Doubt, FallbackPool, ScorerTrust
+from gambit.config.trust import Doubt, ScorerTrust
 from gambit.engines.base import Engine, EngineInfo, SearchSpec, StartEngine, check_prompt
 from gambit.errors import EngineError, GambitError, GambitWarning, UserError
 from gambit.events import (
@@ -70,13 +70,10 @@ from gambit.policies.base import (
     Decision,
     Discard,
     Evict,
-    FinishedView,
-    NoOptions,
     Policy,
     PoolView,
     Prune,
     Requirements,
-    ScoreSpread,
     ScoreUse,
     SplitBy,
     SplitIslands,
@@ -92,7 +89,6 @@ from gambit.policies.base import (
 from gambit.results.record import replay
 from gambit.results.result import (
     Counts,
-    PoolShape,
     SearchResult,
     SearchSharing,
     Seconds,
@@ -118,6 +114,7 @@ from gambit.types import (
     Eviction,
     NamedModel,
     OnPressure,
+    PoolSettings,
     PressureAction,
     Problem,
     Progress,
@@ -160,7 +157,6 @@ __all__ = [  # noqa: RUF022 # in groups
     # results
     "Counts",
     "Grader",
-    "PoolShape",
     "SearchResult",
     "SearchSharing",
     "Seconds",
@@ -207,16 +203,14 @@ __all__ = [  # noqa: RUF022 # in groups
     "Decision",
     "Discard",
     "Evict",
-    "FinishedView",
-    "NoOptions",
     "OnPressure",
     "Policy",
+    "PoolSettings",
     "PoolView",
     "PressureAction",
     "Prune",
     "Requirements",
     "Sampling",
-    "ScoreSpread",
     "ScoreUse",
     "SplitBy",
     "SplitIslands",
@@ -245,7 +239,6 @@ __all__ = [  # noqa: RUF022 # in groups
     "Scorer",
     "ScorerInfo",
     "Doubt",
-    "FallbackPool",
     "ScorerTrust",
     "SplitScorer",
     "StatePosition",

@@ -137,6 +137,26 @@ class TraceSpec:
         return self.key.trace if self.noise_id is None else self.noise_id
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How the traces of a pool compete: M, K, Δ, w, and why so, in a sentence."""
+
+    islands: int
+    swap_size: int
+    check_interval: int
+    warmup_tokens: int
+    why: str = ""
+    swap_margin: float = 0.0  # least lead of a parent, in log-odds where scores are chances
+
+    def __str__(self) -> str:
+        islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
+        lead = f" by a lead of {self.swap_margin:g} or more" if self.swap_margin else ""
+        return (
+            f"{islands} (M), swaps of {self.swap_size:,} (K){lead}, warm-up of {self.warmup_tokens:,} tokens (w): "
+            f"{self.why}"
+        )
+
+
 class EndReason(StrEnum):
     """Why a trace finished."""
 

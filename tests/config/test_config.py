@@ -17,14 +17,14 @@ def settle(config=None, preset=Preset(), room=40_000, is_probability=True, **mor
 def test_without_any_knowledge_the_papers_ratios_hold():
     settings, warnings = settle()
     assert (settings.capacity, settings.num_traces) == (64, 64)
-    assert (settings.warmup_tokens, settings.check_interval) == (12_000, 200)
-    assert settle({"islands": 1})[0].swap_size == 4
+    assert (settings.pool.warmup_tokens, settings.pool.check_interval) == (12_000, 200)
+    assert settle({"islands": 1})[0].pool.swap_size == 4
     assert (settings.max_new_tokens, warnings) == (32_768, [])
 
 
 def test_the_papers_preset():
     settings, _ = settle({"preset": "paper"})
-    assert (settings.capacity, settings.swap_size, settings.check_interval, settings.warmup_tokens) == (
+    assert (settings.capacity, settings.pool.swap_size, settings.pool.check_interval, settings.pool.warmup_tokens) == (
         256, 16, 200, 12_000,
     )  # fmt: skip
     assert preset_for("Qwen/Qwen3-4B-Thinking-2507", None) is PAPER
@@ -38,7 +38,8 @@ def test_a_models_preset_fills_what_the_user_leaves_open(tmp_path):
     }))  # fmt: skip
     preset = preset_for("anything", tmp_path)
     settings, _ = settle({"check_interval": 7, "islands": 1}, preset, sampling={"temperature": 0.1, "top_p": 0.5})
-    assert (settings.capacity, settings.swap_size, settings.check_interval, settings.warmup_tokens) == (32, 4, 7, 60)
+    pool = settings.pool
+    assert (settings.capacity, pool.swap_size, pool.check_interval, pool.warmup_tokens) == (32, 4, 7, 60)
     assert (settings.sampling.temperature, settings.sampling.top_p, settings.sampling.top_k) == (0.9, 0.5, 20)
     (tmp_path / "gambit.json").write_text("[1]")
     with pytest.raises(UserError, match="not a preset"):
@@ -47,22 +48,22 @@ def test_a_models_preset_fills_what_the_user_leaves_open(tmp_path):
 
 def test_a_presets_swap_size_shrinks_with_the_pool():
     settings, _ = settle({"capacity": 32, "preset": "paper"})
-    assert settings.swap_size == 2
+    assert settings.pool.swap_size == 2
 
 
 def test_auto_works_from_lengths():
     preset = Preset(capacity=64, swap_size=9, check_interval=9, warmup_tokens=9, median_length=3000,
                     mean_thought_length=40)  # fmt: skip
     settings, _ = settle({"preset": "auto", "islands": 1}, preset)
-    assert (settings.warmup_tokens, settings.check_interval, settings.swap_size) == (1500, 40, 4)
+    assert (settings.pool.warmup_tokens, settings.pool.check_interval, settings.pool.swap_size) == (1500, 40, 4)
     settings, _ = settle({"preset": "auto"}, preset, median_length=12_000, mean_thought_length=30)  # history wins
-    assert (settings.warmup_tokens, settings.check_interval) == (6000, 100)
+    assert (settings.pool.warmup_tokens, settings.pool.check_interval) == (6000, 100)
 
 
 @pytest.mark.parametrize("given", [{"islands": 1}, {"islands": 64}, {"preset": "paper"}])
 def test_islands_that_somebody_chose_have_the_papers_floor_and_no_margin(given):
     settings, _ = settle(given)
-    assert (settings.hard_floor, settings.swap_margin) == (0.1, 0.0)
+    assert (settings.hard_floor, settings.pool.swap_margin) == (0.1, 0.0)
     assert settle(given, is_probability=False)[0].hard_floor is None
     assert settle({**given, "hard_floor": 0})[0].hard_floor is None
 
@@ -77,9 +78,9 @@ def test_a_scorer_that_is_trusted_little_needs_a_clear_lead_and_takes_no_memory(
         defaults = ModelDefaults(Preset())
         return resolve(SearchConfig(**options), defaults, 40_000, is_probability=True, trust=trust)[0]
 
-    assert (settings().hard_floor, settings().swap_margin) == (floor, margin)
+    assert (settings().hard_floor, settings().pool.swap_margin) == (floor, margin)
     given = settings(hard_floor=0.3, swap_margin=0.5)
-    assert (given.hard_floor, given.swap_margin) == (0.3, 0.5)
+    assert (given.hard_floor, given.pool.swap_margin) == (0.3, 0.5)
     assert settings(hard_floor=0, swap_margin=0).hard_floor is None
 
 

@@ -30,7 +30,7 @@ def trusted(halfway: float, num_problems: int = 100) -> ScorerTrust:
 
 def pool_of(trust, of_model=Preset(), **options):  # noqa: B008
     settings, _ = resolve(SearchConfig(**options), ModelDefaults(of_model), 1000, is_probability=False, trust=trust)
-    return settings.islands, settings.swap_size, settings.warmup_tokens
+    return settings.pool.islands, settings.pool.swap_size, settings.pool.warmup_tokens
 
 
 # -- the rule --------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_the_warmup_is_half_a_trace_of_the_problems_that_the_scorer_was_judged_o
     assert pool_of(known, Preset(median_length=80))[2] == 40, "the model's own lengths come first"
     assert pool_of(known, warmup_tokens=12)[2] == 12
     settings, _ = resolve(SearchConfig(), ModelDefaults(median_length=500.0), 1000, is_probability=False, trust=known)
-    assert settings.warmup_tokens == 250, "and what this solver has seen before both"
+    assert settings.pool.warmup_tokens == 250, "and what this solver has seen before both"
 
 
 @pytest.mark.parametrize("length", [0, -5, 1e12, "long", True, [300]])
@@ -106,7 +106,7 @@ def test_small_pools_have_an_island_at_least():
 def test_the_reason_is_said_in_a_sentence(trust, words):
     assert words in reason_for(trust)
     settings, _ = resolve(SearchConfig(), ModelDefaults(), 1000, is_probability=False, trust=trust)
-    assert settings.why == reason_for(trust) and settings.to_json()["why"] == settings.why
+    assert settings.pool.why == reason_for(trust) and settings.to_json()["why"] == settings.pool.why
 
 
 # -- in a checkpoint -------------------------------------------------------------------------------------------

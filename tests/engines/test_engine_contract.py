@@ -12,7 +12,7 @@ from gambit.engines.confidence import summarise
 from gambit.engines.states import Projection
 from gambit.errors import UserError
 from gambit.results.record import fold
-from gambit.search.choice import load_policy
+from gambit.search.choice import load_policy, options_model
 from gambit.search.loop import run_searches
 from gambit.text.boundary import boundaries
 from gambit.tree import TraceState
@@ -649,7 +649,7 @@ def test_every_policy_keeps_every_invariant_and_its_budget_in_little_room(start,
         num_traces=12,
         max_new_tokens=50,
         budget_tokens=450,
-        policy_options=load_policy(policy).Options(**options),
+        policy_options=options_model(load_policy(policy))(**options),
     )
     watched = run_one(
         engine,
@@ -672,7 +672,7 @@ def test_every_policy_keeps_every_invariant_and_its_budget_in_little_room(start,
 
 def test_deepconf_and_slim_sc_prune_on_a_real_model(start):
     def pruned(policy, **options):
-        settings = make_settings(policy, capacity=12, policy_options=load_policy(policy).Options(**options))
+        settings = make_settings(policy, capacity=12, policy_options=options_model(load_policy(policy))(**options))
         watched = run_one(start(), settings, prompt=PROMPT, rule=RULE, stop_ids=frozenset({0}))
         return [e.reason for e in watched.events if isinstance(e, ev.Pruned)]
 

@@ -10,7 +10,7 @@ from gambit.errors import UserError
 from gambit.policies.base import PoolView, Start
 from gambit.policies.baselines import StepOptions
 from gambit.results.record import fold
-from gambit.search.choice import check_search, load_policy, policy_options, with_fixed_pool
+from gambit.search.choice import check_search, load_policy, options_model, policy_options, with_fixed_pool
 from gambit.types import (
     Admission,
     EndReason,
@@ -135,9 +135,9 @@ def test_a_single_sample_is_one_trace_whatever_the_pool():
 def test_every_policy_says_who_it_is_and_describes_its_options(name):
     policy = load_policy(name)
     assert policy.name == name and policy.__doc__ and "\x60" not in name
-    for option in policy.Options.model_fields.values():
+    for option in options_model(policy).model_fields.values():
         assert option.description and not option.is_required()
-    assert policy.Options.model_config["frozen"] and policy.Options.model_config["extra"] == "forbid"
+    assert options_model(policy).model_config["frozen"] and options_model(policy).model_config["extra"] == "forbid"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_wrong_options_are_named_with_the_near_match(values, message):
 
 def test_options_arrive_checked():
     options = policy_options(SearchConfig(policy="deepconf", policy_options={"window_tokens": "32"}))
-    assert options == load_policy("deepconf").Options(window_tokens=32)
+    assert options == options_model(load_policy("deepconf"))(window_tokens=32)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------

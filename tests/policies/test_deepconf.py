@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 
 from gambit import events as ev
-from gambit.policies.base import Discard, FinishedView, PoolView, Start
+from gambit.policies.base import Discard, PoolView, Start
 from gambit.policies.deepconf import ROUNDING, DeepConf, DeepConfOptions, DeepConfState
 from gambit.types import OnPressure, PressureAction, StopRule, TraceConfidence
 from support.scripted import ScriptedEngine
-from support.searching import make_settings, run_one
+from support.searching import finished_view, make_settings, run_one
 
 QUEUE = OnPressure(PressureAction.QUEUE)
 
 
 def finished(trace, lowest):
-    return FinishedView(trace, "1", None, 10, TraceConfidence(10, 9.0, 9.0, 9.0, lowest))
+    return finished_view(trace, "1", confidence=TraceConfidence(10, 9.0, 9.0, 9.0, lowest))
 
 
 def view(lowest, created):

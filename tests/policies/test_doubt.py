@@ -18,7 +18,6 @@ from gambit.config.trust import (
     DOUBTED_SPREAD,
     THOUGHTS,
     Doubt,
-    FallbackPool,
     ScorerTrust,
     log_odds,
     read_trust,
@@ -29,7 +28,7 @@ from gambit.policies.islands import Islands
 from gambit.results.record import fold
 from gambit.types import StopReason
 from support.scripted import ScriptedEngine
-from support.searching import POOLS, SPREAD, doubt_of, make_settings, run_one
+from support.searching import POOLS, SPREAD, doubt_of, fallback, make_settings, run_one
 
 
 def judged(halfway, spread=SPREAD):
@@ -74,13 +73,16 @@ def resolved(trust, **options):
 
 def test_a_trusted_scorer_falls_back_to_the_pools_of_the_rules_below():
     found = resolved(judged(0.9), capacity=64)
-    assert found.islands == 4 and [pool.islands for pool in found.doubt.pools] == [16, 32]
-    assert [pool.from_auc for pool in found.doubt.pools] == [0.7, 0.0]
+    assert found.pool.islands == 4 and [pool.islands for _, pool in found.doubt.pools] == [16, 32]
+    assert [from_auc for from_auc, _ in found.doubt.pools] == [0.7, 0.0]
     less = resolved(judged(0.7), capacity=64)
-    assert less.islands == 16 and [pool.islands for pool in less.doubt.pools] == [32]
+    assert less.pool.islands == 16 and [pool.islands for _, pool in less.doubt.pools] == [32]
     safest = resolved(None, capacity=64)
     for trusted in (found, less):
-        assert trusted.doubt.pools[-1][1:] == (safest.islands, safest.swap_size, safest.warmup_tokens)
+        last = trusted.doubt.pools[-1][1]
+        assert dataclasses.replace(last, why="", swap_margin=0.0) == dataclasses.replace(
+            safest.pool, why="", swap_margin=0.0, check_interval=last.check_interval
+        )
 
 
 def test_the_safest_pool_has_nothing_to_fall_back_to():
@@ -97,7 +99,7 @@ def test_islands_that_somebody_chose_are_not_doubted():
 @given(st.integers(1, 300), st.floats(0.6, 1.0))
 def test_every_island_can_be_split_into_as_many(capacity, auc):
     found = resolved(judged(auc), capacity=capacity)
-    counts = [found.islands, *(pool.islands for pool in (found.doubt.pools if found.doubt else ()))]
+    counts = [found.pool.islands, *(pool.islands for _, pool in (found.doubt.pools if found.doubt else ()))]
     assert all(less < more and more % less == 0 for less, more in itertools.pairwise(counts)), counts
     assert counts[-1] <= capacity
 
@@ -165,7 +167,7 @@ def test_without_a_split_the_search_is_the_one_without_doubt():
 def test_a_split_before_the_first_branch_leaves_the_roots_that_many_islands_would_have_had():
     """Their random numbers say where they belong, so that the search is the one that began with so many."""
     engine = noisy_engine()
-    watched = run_one(engine, doubting(warmup_tokens=30, doubt=doubt_of(pools=(FallbackPool(0.0, 8, 8, 30),))))
+    watched = run_one(engine, doubting(warmup_tokens=30, doubt=doubt_of(pools=(fallback(0.0, 8, 8, 30),))))
     (split,) = splits(watched)
     assert not any(isinstance(e, ev.Branched) and e.step < split.step for e in watched.events)
     began_with_eight = run_one(noisy_engine(), doubting(islands=8, warmup_tokens=30, doubt=None))
@@ -192,7 +194,7 @@ def test_a_split_before_the_first_branch_leaves_the_roots_that_many_islands_woul
 def test_after_a_split_every_island_keeps_to_itself_and_to_its_places(
     seed, finish, kv, interval, warmup, num_traces, count
 ):
-    pools = (FallbackPool(0.75, 2 * count, 2 * count, warmup), FallbackPool(0.0, 4 * count, 4 * count, 2 * warmup))
+    pools = (fallback(0.75, 2 * count, 2 * count, warmup), fallback(0.0, 4 * count, 4 * count, 2 * warmup))
     wanted = doubting(
         check_interval=interval, warmup_tokens=warmup, num_traces=num_traces, islands=count, doubt=doubt_of(pools=pools)
     )

@@ -15,8 +15,7 @@ from gambit.config.presets import ModelDefaults, resolve
 from gambit.engines.eviction import action_on, eviction_order, standing
 from gambit.errors import UserError
 from gambit.policies.base import Start
-from gambit.policies.islands import Islands
-from gambit.policies.tournament import Tournament
+from gambit.policies.islands import Gambit, Islands
 from gambit.search.loop import run_searches
 from gambit.types import OnPressure, PressureAction, Sampling, StopReason
 from support import GOLDEN as KEPT
@@ -83,7 +82,7 @@ def test_no_two_traces_share_their_random_numbers(count, created):
 @given(schedules, pools, st.integers(2, 12))
 def test_every_island_keeps_to_itself_and_completes_its_share(schedule, pool, count):
     wanted = split_pool(pool, count)
-    islands = Islands(wanted.islands, wanted.capacity, wanted.num_traces)
+    islands = Islands(wanted.pool.islands, wanted.capacity, wanted.num_traces)
 
     def check(search, event):
         tree = search.record.tree
@@ -234,7 +233,7 @@ def test_an_islands_traces_are_the_same_wherever_its_neighbours_run(island):
 
 
 def islands_of(**config):
-    return resolve(SearchConfig(**config), ModelDefaults(), 1000, is_probability=False)[0].islands
+    return resolve(SearchConfig(**config), ModelDefaults(), 1000, is_probability=False)[0].pool.islands
 
 
 def test_where_the_number_of_islands_comes_from():
@@ -249,7 +248,7 @@ def test_where_the_number_of_islands_comes_from():
 
 
 def test_the_whole_pool_swaps_no_less_than_one_trace_on_each_island():
-    def swaps(count, swap_size=16):
-        return Tournament(Islands(count, 64, 64), swap_size, 10, 0, None).swaps_per_island
+    def swaps(count):
+        return Gambit.from_settings(make_settings(capacity=64, islands=count, swap_size=16)).tournament.swap_size
 
     assert [swaps(count) for count in (1, 2, 4, 16, 32, 64)] == [16, 8, 4, 1, 1, 1]

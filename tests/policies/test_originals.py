@@ -13,7 +13,6 @@ from gambit.engines.eviction import eviction_order, standing
 from gambit.engines.sampling import token_confidence
 from gambit.policies.base import (
     Discard,
-    FinishedView,
     PoolView,
     Prune,
     ThoughtNeed,
@@ -33,6 +32,7 @@ from gambit.training.objectives import Batch, bce, recipe_for
 from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, EndReason, OnPressure, PressureAction, StopRule
 from support import GOLDEN
+from support.searching import finished_view
 
 FOLDER = GOLDEN / "originals"
 DEEPCONF, SLIM_SC, STEP = (
@@ -83,7 +83,7 @@ def test_deepconf_measures_of_a_trace(case):
 @cases(DEEPCONF, "online")
 def test_deepconf_threshold_voters_weights_and_answer(case):
     measured = [summarise(np.array(each, np.float32), case["window"]) for each in case["confidences"]]
-    finished = tuple(FinishedView(i, a, None, 9, measured[i]) for i, a in enumerate(case["answers"]))
+    finished = tuple(finished_view(i, a, confidence=measured[i]) for i, a in enumerate(case["answers"]))
     # Their option is the share that is kept, ours the percentile that must be reached.
     options = DeepConfOptions(
         warmup_traces=case["warmup_traces"], window_tokens=5, percentile=100 - case["confidence_percentile"]

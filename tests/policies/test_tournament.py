@@ -1,19 +1,18 @@
 """The tournament by hand: ranking, the two cases, warm-up, ghosts, the floor, and the paper's worked example."""
 
 import dataclasses
+import math
 
 import pytest
 
 from gambit import events as ev
 from gambit.config.options import BranchPoint
-from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
+from gambit.config.trust import THOUGHTS, Doubt
 from gambit.policies.base import (
     Branch,
     Evict,
-    FinishedView,
     PoolView,
     Prune,
-    ScoreSpread,
     ScoreUse,
     SplitBy,
     SplitIslands,
@@ -21,27 +20,29 @@ from gambit.policies.base import (
     TraceView,
     Wake,
 )
-from gambit.policies.islands import Islands
-from gambit.policies.tournament import Margin, Tournament
+from gambit.policies.doubt import Doubting, spread_in
+from gambit.policies.doubt import fallback as fallback_pool
+from gambit.policies.islands import Gambit, Islands
+from gambit.policies.margin import Margin
+from gambit.policies.tournament import Tournament
 from gambit.tree import TraceState
-from gambit.types import EndReason, Eviction, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
+from gambit.types import EndReason, Eviction, OnPressure, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
 from support.scripted import PuppetEngine, admit
-from support.searching import make_settings, run_one
+from support.searching import fallback, finished_view, make_settings, run_one
 
 
 def trace(id_, score, *, state=TraceState.RUNNING, generated=100, thoughts=10, thinking=True, boundary=90):
     return TraceView(id_, state, score, thoughts if score is not None else 0, generated, generated, boundary, thinking)
 
 
-def pool(capacity, num_traces=None, islands=1):
-    return Islands(islands, capacity, num_traces or 2 * capacity)
+def finished(id_, island=0):
+    return finished_view(id_, "1", 0.5, island=island)
 
 
 def decide(*traces, capacity=None, swap=2, warmup=50, floor=None, completed=0, **options):
-    policy = Tournament(pool(capacity or len(traces)), swap, 10, warmup, floor, **options)
-    finished = tuple(FinishedView(100 + i, "1", 0.5, 100, None) for i in range(completed))
-    view = PoolView(10, traces, len(traces) + completed, finished)
-    return policy.decide(None, view)[1]
+    policy = Tournament(capacity or len(traces), swap, 10, warmup, hard_floor=floor, **options)
+    done = tuple(finished(100 + i) for i in range(completed))
+    return policy.decide(PoolView(10, traces, len(traces) + completed, done))
 
 
 def pruned(decisions):
@@ -53,8 +54,7 @@ def parents(decisions):
 
 
 def test_the_first_decision_fills_the_pool():
-    policy = Tournament(pool(5), 2, 10, 50, None)
-    (start,) = policy.decide(None, PoolView(0, (), 0))[1]
+    (start,) = Tournament(5, 2, 10, 50).decide(PoolView(0, (), 0))
     assert isinstance(start, Start) and start.count == 5
     assert start.on_pressure.action is PressureAction.GHOST
 
@@ -257,24 +257,29 @@ def test_deciding_changes_nothing(policy):
 # -- islands, by hand --------------------------------------------------------------------------------------------------
 
 
+def gambit(count, capacity, num_traces, swap=2, interval=10, warmup=50):
+    pool = {"islands": count, "swap_size": swap, "check_interval": interval, "warmup_tokens": warmup}
+    return Gambit.from_settings(make_settings(capacity=capacity, num_traces=num_traces, **pool))
+
+
 def on_islands(*traces, step=10, capacity=4, num_traces=4, islands=2, swap=2, warmup=50, completed=()):
     """`traces` and `completed`: with the island of each."""
-    policy = Tournament(Islands(islands, capacity, num_traces), swap, 10, warmup, None)
+    policy = gambit(islands, capacity, num_traces, swap, warmup=warmup)
     views = tuple(dataclasses.replace(view, island=island) for view, island in traces)
-    finished = tuple(FinishedView(100 + i, "1", 0.5, 100, None, island) for i, island in enumerate(completed))
-    return policy.decide(None, PoolView(step, views, len(views) + len(finished), finished))[1]
+    done = tuple(finished(100 + i, island) for i, island in enumerate(completed))
+    return policy.decide(None, PoolView(step, views, len(views) + len(done), done))[1]
 
 
 def test_a_pool_of_one_island_and_of_several_differ_in_what_is_spared_and_when_they_wake():
-    one, several = (Tournament(Islands(count, 8, 8), 5, 10, 50, None) for count in (1, 2))
-    assert one.has_one_island and not several.has_one_island
-    assert not one.on_pressure.spares_islands and several.on_pressure.spares_islands
-    assert {policy.on_pressure.action for policy in (one, several)} == {PressureAction.GHOST}
+    one, several = (gambit(count, 8, 8, swap=5) for count in (1, 2))
+    pressure = [policy.tournament.on_pressure for policy in (one, several)]
+    assert [rule.spares_islands for rule in pressure] == [False, True]
+    assert {rule.action for rule in pressure} == {PressureAction.GHOST}
     assert one.wake == Wake(every_steps=10) and several.wake == Wake(every_steps=10, on_completion=True)
     assert one.requirements.scores is several.requirements.scores is ScoreUse.ROUNDS
     assert one.requirements.split_by is several.requirements.split_by is SplitBy.ISLANDS
-    assert (one.swaps_per_island, several.swaps_per_island) == (5, 2)
-    assert Tournament(Islands(8, 8, 8), 2, 10, 50, None).swaps_per_island == 1, "at least one"
+    assert (one.tournament.swap_size, several.tournament.swap_size) == (5, 2)
+    assert gambit(8, 8, 8).tournament.swap_size == 1, "at least one"
 
 
 def test_every_island_begins_with_its_own_places():
@@ -321,44 +326,58 @@ def test_the_papers_pool_does_not_begin_anew():
 
 # -- doubt, by hand ----------------------------------------------------------------------------------------------------
 
-POOLS = (FallbackPool(0.6, 2, 3, 4), FallbackPool(0.0, 4, 5, 6))
+POOLS = (fallback(0.6, 2, 3, 4), fallback(0.0, 4, 5, 6))
 DOUBT = Doubt(0.9, (0.5,) * len(THOUGHTS), is_probability=True, pools=POOLS)
 
 
+def scores_apart(spread, num_thoughts=4):
+    """The scores of eight roots, so far apart in log-odds after every thought."""
+    return tuple((1 / (1 + math.exp(-side)),) * num_thoughts for side in (spread, -spread) * 4)
+
+
 def doubting(islands=1, **options):
-    return Tournament(Islands(islands, 8, 8), 2, 10, 50, None, doubt=DOUBT, **options)
+    return Doubting(gambit(islands, 8, 8), DOUBT, **options)
 
 
 def test_scores_that_lie_too_far_apart_split_the_islands():
-    policy = doubting()
-    split = policy.doubted(ScoreSpread(4, 1.5))  # three times as far: 0.5 + 0.4 / 3
-    assert (split.islands, split.swap_size, split.warmup_tokens) == (2, 3, 4)
-    assert "was 0.90" in split.why and split.why.endswith("which leaves about 0.63")
-    assert policy.doubted(ScoreSpread(4, 5.0)).islands == 4
-    assert policy.doubted(ScoreSpread(4, 1.0)) is None, "no further than twice"
-    assert doubting(islands=2).doubted(ScoreSpread(4, 1.5)) is None, "they are as small already"
-    assert doubting(islands=2).doubted(ScoreSpread(4, 5.0)).islands == 4
-    assert Tournament(Islands(1, 8, 8), 2, 10, 50, None).doubted(ScoreSpread(4, 5.0)) is None
+    found = fallback_pool(DOUBT, scores_apart(1.5), 1)  # three times as far: 0.5 + 0.4 / 3
+    assert (found.islands, found.swap_size, found.warmup_tokens) == (2, 3, 4)
+    assert "was 0.90" in found.why and found.why.endswith("which leaves about 0.63")
+    assert fallback_pool(DOUBT, scores_apart(5.0), 1).islands == 4
+    assert fallback_pool(DOUBT, scores_apart(0.999), 1) is None, "no further than twice"
+    assert fallback_pool(DOUBT, scores_apart(1.5), 2) is None, "they are as small already"
+    assert fallback_pool(DOUBT, scores_apart(5.0), 2).islands == 4
+    assert fallback_pool(DOUBT, scores_apart(5.0)[:7], 1) is None, "too few to say"
+
+
+def test_roots_are_compared_after_as_many_thoughts_as_half_of_them_have():
+    scores = [*scores_apart(1.5, 3), *scores_apart(9.0, 1)[:7]]
+    assert spread_in(DOUBT, scores) == pytest.approx((3, 1.5)), "eight of fifteen have three"
+    assert spread_in(DOUBT, [*scores, *scores_apart(9.0, 1)[:2]])[0] == 1, "eight of seventeen are too few"
+    assert spread_in(DOUBT, scores_apart(1.5, 5)) == pytest.approx((4, 1.5)), "one of the numbers it was judged by"
 
 
 def test_a_split_changes_the_policy_in_force():
     policy = doubting()
-    view = PoolView(10, (trace(0, 0.9), trace(1, 0.1)), 2, spread=ScoreSpread(4, 1.5))
-    after, (split,) = policy.decide(None, view)
-    assert after == policy.after(split)
-    assert (after.islands, after.swap_size, after.warmup_tokens) == (Islands(2, 8, 8), 3, 4)
-    assert after.check_interval == 10 and after.doubt is DOUBT
+    view = PoolView(10, (trace(0, 0.9), trace(1, 0.1)), 2, first_scores=scores_apart(1.5))
+    after, (split,) = policy.decide(policy.initial_state(), view)
+    assert after == gambit(1, 8, 8).with_pool(split.pool)
+    tournament = after.tournament
+    assert (after.islands, tournament.swap_size, tournament.warmup_tokens) == (Islands(2, 8, 8), 2, 4)
+    assert tournament.check_interval == 10 and tournament.on_pressure.spares_islands
     again, decisions = policy.decide(after, view)
     assert again is after and not [d for d in decisions if isinstance(d, SplitIslands)]
-    assert policy.decide(None, dataclasses.replace(view, step=11)) == (None, []), "only in a round"
+    between = dataclasses.replace(view, step=11)
+    assert policy.decide(policy.initial_state(), between) == (policy.policy, []), "only in a round"
 
 
 def test_a_policy_that_may_split_wakes_at_completions():
     assert doubting().wake == Wake(every_steps=10, on_completion=True)
+    assert doubting().requirements.first_scores == THOUGHTS[-1]
 
 
 def test_a_split_that_leaves_an_island_too_full_prunes_its_worst():
-    policy = Tournament(Islands(2, 4, 8), 1, 10, 0, None)
+    policy = gambit(2, 4, 8, swap=1, warmup=0)
     crowd = [trace(0, 0.5), trace(1, 0.2), trace(2, None), trace(3, 0.2)]
     assert [each.id for each in policy.surplus(0, crowd)] == [3, 1], "the youngest of equals, the unscored last"
     assert policy.surplus(0, crowd[:2]) == [] and [each.id for each in policy.surplus(0, crowd[:3])] == [1]
@@ -372,7 +391,10 @@ def test_settings_reach_the_policy():
         capacity=6, num_traces=9, islands=3, swap_size=4, check_interval=7, warmup_tokens=5, hard_floor=0.25,
         ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT, swap_margin=1.5, is_probability=True,
     )  # fmt: skip
-    assert Tournament.from_settings(settings) == Tournament(
-        Islands(3, 6, 9), 4, 7, 5, 0.25, ghost_parents=True, branch_point=BranchPoint.LAST_BOUNDARY, doubt=DOUBT,
-        margin=Margin(1.5, in_log_odds=True),
+    policy = Gambit.from_settings(settings)
+    tournament = Tournament(
+        6, 1, 7, 5, Margin(1.5, in_log_odds=True), 0.25, True, BranchPoint.LAST_BOUNDARY,
+        OnPressure(PressureAction.GHOST, spares_islands=True),
     )  # fmt: skip
+    assert policy == Doubting(Gambit(Islands(3, 6, 9), tournament), DOUBT)
+    assert Gambit.from_settings(dataclasses.replace(settings, doubt=None)) == policy.policy

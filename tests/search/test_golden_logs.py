@@ -15,20 +15,20 @@ import pytest
 
 from gambit import events as ev
 from gambit.config.options import BranchPoint
-from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
+from gambit.config.trust import THOUGHTS, Doubt
 from gambit.results.vote import Consensus
-from gambit.search.choice import load_policy
+from gambit.search.choice import load_policy, options_model
 from gambit.search.loop import run_searches
 from gambit.search.scores import VerifierUse
 from gambit.verifiers.base import Question, ThoughtReading
 from gambit.verifiers.thread import VerifierThread
 from support import GOLDEN
 from support.scripted import DyingVerifier, FunctionVerifier, ScriptedEngine
-from support.searching import POLICY_OPTIONS, make_search, make_settings
+from support.searching import POLICY_OPTIONS, fallback, make_search, make_settings
 
 PATH = GOLDEN / "logs.jsonl.xz"
 FULL, TIGHT = {"kv_tokens": 110}, {"kv_tokens": 80}
-POOLS = (FallbackPool(0.7, 4, 4, 6), FallbackPool(0.0, 8, 8, 9))
+POOLS = (fallback(0.7, 4, 4, 6), fallback(0.0, 8, 8, 9))
 DOUBT = Doubt(0.9, (0.01,) * len(THOUGHTS), is_probability=False, pools=POOLS)
 SECONDS = ("seconds_total", "seconds_engine", "seconds_scoring", "seconds_scheduling", "seconds_search")
 
@@ -44,7 +44,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 def _of_every_policy() -> Iterator[tuple[str, Case]]:
     for policy, ways in POLICY_OPTIONS.items():
         for i, given in enumerate(ways):
-            options = {"policy": policy, "policy_options": load_policy(policy).Options(**given)}
+            options = {"policy": policy, "policy_options": options_model(load_policy(policy))(**given)}
             yield f"{policy}-{i}", ({"seed": 1}, options, {})
             yield f"{policy}-{i}-full", ({"seed": 2, **FULL}, options, {})
 

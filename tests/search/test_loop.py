@@ -22,6 +22,7 @@ from gambit.types import (
     EndReason,
     Eviction,
     OnPressure,
+    PoolSettings,
     PressureAction,
     Sampling,
     SearchStep,
@@ -518,7 +519,7 @@ def test_a_split_puts_every_root_where_its_random_numbers_belong():
     acting = Acting(
         [Start(3, rule, island=0), Start(1, rule, island=1)],
         [Branch(2, 2, rule), Prune(1, "weak")],
-        [SplitIslands(4, 3, 7, "in doubt")],
+        [SplitIslands(PoolSettings(4, 3, 5, 7, "in doubt"))],
         [Start(1, rule, island=3), Branch(4, 4, rule)],
     )
     acting.wake = Wake(every_steps=2)

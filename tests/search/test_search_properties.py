@@ -33,7 +33,7 @@ def test_invariants_hold_after_every_event_and_at_the_end(schedule, choice, swap
     counts = result.counts
     active_at_stop = counts.cancelled + counts.ghosts
     assert counts.roots + counts.branched == counts.pruned + counts.completed + active_at_stop
-    if wanted.policy == "step" or (wanted.policy == "gambit" and wanted.islands == 1):
+    if wanted.policy == "step" or (wanted.policy == "gambit" and wanted.pool.islands == 1):
         assert engine.num_preempted == 0
     if wanted.policy in FIXED:
         assert counts.roots <= wanted.num_traces and not counts.branched and not counts.evicted
@@ -104,10 +104,10 @@ def test_a_full_round_leaves_the_pool_at_capacity(schedule, choice, swap):
     run_one(ScriptedEngine(**schedule), wanted, check=watch)
     for step, round_ in rounds.items():
         pruned, branched = split(round_)
-        assert step % wanted.check_interval == 0
+        assert step % wanted.pool.check_interval == 0
         assert len({e.parent for e in branched}) == len(branched), "one child per parent and round"
         if pruned:
-            assert len(pruned) == len(branched) <= wanted.swap_size
+            assert len(pruned) == len(branched) <= wanted.pool.swap_size
             assert not {e.trace for e in pruned} & {e.parent for e in branched}
             for victim, child in zip(pruned, branched, strict=True):
                 assert branched_at[child.trace] > (victim.score or 0.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gambit import events as ev
 from gambit.config.options import SearchConfig
-from gambit.config.trust import THOUGHTS, FallbackPool
+from gambit.config.trust import THOUGHTS
 from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.policies.base import requirements_of
 from gambit.results.record import fold, replay_log
@@ -23,7 +23,7 @@ from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.types import StopReason
 from support.scripted import FunctionVerifier, ScriptedEngine, is_sound
-from support.searching import doubt_of, make_header, make_search, make_settings, plain, run_one
+from support.searching import doubt_of, fallback, make_header, make_search, make_settings, plain, run_one
 
 QUESTION = "a = 17; b = 5; c = a * b; d = c - a; d?"
 pools = st.fixed_dictionaries({
@@ -275,7 +275,7 @@ def test_each_engine_has_a_verifier_and_their_scores_vote_together(options, tmp_
     assert replay_log(tmp_path / "run" / "events.jsonl", str.__eq__).finding is None
 
 
-WIDE = doubt_of(spread=(1e-6,) * len(THOUGHTS), pools=(FallbackPool(0.0, 8, 8, 4),))  # everything is doubted
+WIDE = doubt_of(spread=(1e-6,) * len(THOUGHTS), pools=(fallback(0.0, 8, 8, 4),))  # everything is doubted
 
 
 def test_islands_on_several_engines_stay_and_whoever_asked_is_told(solvers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections import Counter, defaultdict
@@ -17,16 +18,17 @@ import gambit
 from gambit import events as ev
 from gambit.config.options import BranchPoint
 from gambit.config.presets import SearchSettings
-from gambit.config.trust import THOUGHTS, Doubt, FallbackPool
+from gambit.config.trust import THOUGHTS, Doubt
 from gambit.engines.base import Engine, SearchSpec
-from gambit.policies.base import requirements_of
+from gambit.policies.base import TraceView, requirements_of
 from gambit.results.vote import Consensus
-from gambit.search.choice import load_policy
+from gambit.search.choice import load_policy, options_model
 from gambit.search.loop import Search, SearchBatch, run_searches
 from gambit.search.pool import Callbacks
 from gambit.search.scores import VerifierUse
 from gambit.text.boundary import BoundaryRule
-from gambit.types import Aggregation, Sampling, StepBatch
+from gambit.tree import TraceState
+from gambit.types import Aggregation, PoolSettings, Sampling, StepBatch
 
 NO_RULE = BoundaryRule(1, frozenset(), frozenset(), frozenset(), None)
 
@@ -47,8 +49,11 @@ POLICY_OPTIONS = {
 
 
 def make_settings(policy: str = "gambit", **changes: object) -> SearchSettings:
+    pool: dict[str, object] = {"islands": 1, "swap_size": 2, "check_interval": 5, "warmup_tokens": 6}
+    names = (field.name for field in dataclasses.fields(PoolSettings))
+    pool |= {name: changes.pop(name) for name in names if name in changes}
     options: dict[str, object] = {
-        "capacity": 8, "swap_size": 2, "check_interval": 5, "warmup_tokens": 6, "hard_floor": None,
+        "capacity": 8, "pool": PoolSettings(**pool), "hard_floor": None,
         "child_temperature": 1.0, "branch_point": BranchPoint.LAST_TOKEN, "ghost_parents": False,
         "max_new_tokens": 60, "sampling": Sampling(temperature=1.0, top_p=1.0, top_k=0),
         "budget_tokens": None, "budget_seconds": None, "budget_traces": None, **changes,
@@ -174,7 +179,7 @@ options = st.fixed_dictionaries({
 CONSENSUS = [None, Consensus(None, 1), Consensus(0.7, 2)]
 FIXED = [name for name in POLICY_OPTIONS if name != "gambit"]
 with_policy = st.sampled_from(
-    [(name, load_policy(name).Options(**given)) for name, ways in POLICY_OPTIONS.items() for given in ways]
+    [(name, options_model(load_policy(name))(**given)) for name, ways in POLICY_OPTIONS.items() for given in ways]
 )
 
 
@@ -233,7 +238,19 @@ def plain(events):
 
 
 SPREAD = (0.5,) * len(THOUGHTS)
-POOLS = (FallbackPool(0.6, 4, 4, 4), FallbackPool(0.0, 8, 8, 6))
+
+
+def finished_view(trace: int, answer: str | None, score: float | None = None, **known: object) -> TraceView:
+    """A trace that came to its own end, as a policy sees it."""
+    return TraceView(trace, TraceState.FINISHED, score, 1, 10, 10, 10, True, answer=answer, **known)
+
+
+def fallback(from_auc: float, islands: int, swap_size: int, warmup_tokens: int) -> tuple[float, PoolSettings]:
+    """A pool that a doubting search may turn to, with the least AUC that it suits."""
+    return from_auc, PoolSettings(islands, swap_size, 0, warmup_tokens)
+
+
+POOLS = (fallback(0.6, 4, 4, 4), fallback(0.0, 8, 8, 6))
 
 
 def doubt_of(spread=SPREAD, auc=0.9, pools=POOLS):

@@ -320,5 +320,5 @@ def _size(recipe: BenchRecipe, variant: BenchVariant, preset: Preset) -> tuple[i
     config = recipe.search_config(variant, recipe.bench.seeds[0], {})
     used = PAPER if config.preset is PresetSource.PAPER else preset
     settings, _ = resolve(with_fixed_pool(config), ModelDefaults(used), ANY_LENGTH, is_probability=True)
-    usual = used.median_length or HALVES * (used.warmup_tokens or settings.warmup_tokens)
+    usual = used.median_length or HALVES * (used.warmup_tokens or settings.pool.warmup_tokens)
     return settings.num_traces, min(int(usual), settings.max_new_tokens)

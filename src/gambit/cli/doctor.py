@@ -193,7 +193,6 @@ def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
     """What a search with the bundled model and its scorer is set to where nothing is asked for."""
     if torch is None:
         return
-    from gambit.results.result import PoolShape
     from gambit.scorers.checkpoint import load_checkpoint
 
     source = models.locate(models.BUNDLED)
@@ -201,7 +200,7 @@ def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
     trust = load_checkpoint(path).info.trust if path is not None else None
     defaults = models.defaults_of(source, models.generation_of(source))
     settings, _ = resolve(SearchConfig(), defaults, MOST_CONTEXT, is_probability=True, trust=trust)
-    yield Finding(f"pool of {models.BUNDLED}", Condition.OK, str(PoolShape.of(settings.to_json())))
+    yield Finding(f"pool of {models.BUNDLED}", Condition.OK, str(settings.pool))
 
 
 def _findings_table(findings: Iterable[Finding]) -> Table:

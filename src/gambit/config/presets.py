@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -16,7 +16,6 @@ from gambit.config.trust import (
     RULES,
     USUAL_FLOOR,
     Doubt,
-    FallbackPool,
     ScorerTrust,
     TrustRule,
     reason_for,
@@ -26,7 +25,7 @@ from gambit.errors import UserError
 from gambit.results.vote import Consensus
 from gambit.storage.files import read_object
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
-from gambit.types import Sampling
+from gambit.types import PoolSettings, Sampling
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -111,9 +110,7 @@ class SearchSettings:
     policy: str
     capacity: int
     num_traces: int
-    swap_size: int
-    check_interval: int
-    warmup_tokens: int
+    pool: PoolSettings
     hard_floor: float | None
     child_temperature: float
     branch_point: BranchPoint
@@ -125,11 +122,8 @@ class SearchSettings:
     budget_traces: int | None
     consensus: Consensus | None = None
     first_traces: int | None = None  # None: all at once
-    islands: int = 1
     is_probability: bool = False  # whether scores are
-    swap_margin: float = 0.0  # in log-odds where scores are chances
-    why: str = ""  # these islands, swaps and warm-up, in one sentence
-    doubt: Doubt | None = None  # None: they stay as they are
+    doubt: Doubt | None = None  # None: the pool stays as it is
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
     part: SearchPart | None = None  # None: all of the search
 
@@ -155,8 +149,8 @@ class SearchSettings:
         """Plain values, for the log's header, which is that of the whole search."""
         options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
         values = dataclasses.asdict(dataclasses.replace(self, policy_options=None, part=None))
-        del values["part"]
-        return values | {"policy_options": options}
+        del values["part"], values["pool"]
+        return values | dataclasses.asdict(self.pool) | {"policy_options": options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +185,17 @@ def resolve(
     thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     num_traces = _first(config.num_traces, capacity)
-    pool = _pool(config, preset, trust, capacity, min(capacity, num_traces), half_trace, is_probability=is_probability)
+    needs = _PoolNeeds(capacity, min(capacity, num_traces), half_trace, thought, is_probability)
+    pool, rule, doubt = _pool(config, preset, trust, needs)
+    usual_floor = USUAL_FLOOR if rule is None or rule.has_floor else 0.0
     settings = SearchSettings(
         policy=config.policy,
         capacity=capacity,
         num_traces=num_traces,
-        islands=pool.islands,
+        pool=pool,
         is_probability=is_probability,
-        swap_size=pool.swap_size,
-        check_interval=_first(
-            config.check_interval, preset.check_interval, max(1, round(max(thought, pool.warmup_tokens / 60)))
-        ),
-        warmup_tokens=pool.warmup_tokens,
-        why=pool.why,
-        doubt=pool.doubt,
-        swap_margin=_first(config.swap_margin, pool.margin if is_probability else 0.0),
-        hard_floor=(_first(config.hard_floor, pool.floor) or None) if is_probability else None,
+        doubt=doubt,
+        hard_floor=(_first(config.hard_floor, usual_floor) or None) if is_probability else None,
         child_temperature=config.child_temperature,
         branch_point=config.branch_point,
         ghost_parents=config.ghost_parents,
@@ -239,53 +228,60 @@ def _first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """How the pool competes: M, K and w, and why."""
+class _PoolNeeds(NamedTuple):
+    """Sizes that a pool has to fit."""
 
-    islands: int
-    swap_size: int
-    warmup_tokens: int
-    why: str
-    doubt: Doubt | None = None
-    margin: float = 0.0
-    floor: float = USUAL_FLOOR
+    capacity: int
+    most_islands: int  # each has a place and a trace to complete
+    half_trace: int  # tokens
+    thought: float  # tokens; 0 where it is not known
+    is_probability: bool
 
 
 def _pool(
-    config: SearchConfig, preset: Preset, trust: ScorerTrust | None, capacity: int, most: int, half_trace: int,
-    *, is_probability: bool,
-) -> _Pool:  # fmt: skip
-    """`most`: islands that the pool can have, each with a place and a trace to complete."""
-    swap_size = _first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16))
-    warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
+    config: SearchConfig, preset: Preset, trust: ScorerTrust | None, needs: _PoolNeeds
+) -> tuple[PoolSettings, TrustRule | None, Doubt | None]:
+    """Returns how a search's traces compete, the rule by which they do, and when the search turns to a safer one."""
+    swap_size = _first(config.swap_size, _scaled_swap(preset, needs.capacity), max(1, needs.capacity // 16))
+    warmup = _first(config.warmup_tokens, preset.warmup_tokens, needs.half_trace)
+
+    def pool(islands: int, swaps: int, warmup_tokens: int, why: str, margin: float = 0.0) -> PoolSettings:
+        usual = max(1, round(max(needs.thought, warmup_tokens / 60)))
+        interval = _first(config.check_interval, preset.check_interval, usual)
+        margin = _first(config.swap_margin, margin if needs.is_probability else 0.0)
+        return PoolSettings(islands, swaps, interval, warmup_tokens, why, margin)
+
     if config.policy != "gambit":  # only Gambit's own has several islands
-        return _Pool(1, swap_size, warmup, "")
+        return pool(1, swap_size, warmup, ""), None, None
     given, source = _given_islands(config, preset)
     if given is not None:
-        if given > most:
-            raise UserError(f"islands = {given}: a pool that completes {most} traces has at most as many islands")
-        return _Pool(given, swap_size, warmup, f"islands = {given} is {source}")
+        if given > needs.most_islands:
+            raise UserError(
+                f"islands = {given}: a pool that completes {needs.most_islands} traces has at most as many islands"
+            )
+        return pool(given, swap_size, warmup, f"islands = {given} is {source}"), None, None
 
-    def by_rule(rule: TrustRule, divides: int = 1) -> FallbackPool:
-        """`divides`: islands that there are already; the rule divides each of them into equally many."""
-        into = min(-(-max(1, most // rule.island_size) // divides), most // divides)
-        islands = into * divides
-        return FallbackPool(
-            rule.from_auc,
-            islands,
-            _first(config.swap_size, min(capacity, islands * rule.swaps_per_island)),
-            _first(config.warmup_tokens, max(warmup, round(2 * half_trace * rule.least_warmup))),
-        )
+    def by_rule(rule: TrustRule, divides: int = 1) -> tuple[int, int, int]:
+        """Returns M, K and w. `divides`: islands that there are already, each to be divided into equally many."""
+        most = needs.most_islands
+        islands = divides * min(-(-max(1, most // rule.island_size) // divides), most // divides)
+        swaps = _first(config.swap_size, min(needs.capacity, islands * rule.swaps_per_island))
+        least_warmup = max(warmup, round(2 * needs.half_trace * rule.least_warmup))
+        return islands, swaps, _first(config.warmup_tokens, least_warmup)
 
     rule = rule_for(trust)
-    pools = [by_rule(rule)]
-    for safer in RULES[RULES.index(rule) + 1 :]:  # a search may fall back more than once
-        if (pool := by_rule(safer, pools[-1].islands)).islands > pools[-1].islands:
-            pools.append(pool)
-    chosen, *rest = pools
-    doubt = Doubt(trust.halfway, trust.spread, is_probability, tuple(rest)) if trust and trust.spread and rest else None
-    return _Pool(*chosen[1:], reason_for(trust), doubt, rule.margin, USUAL_FLOOR if rule.has_floor else 0.0)
+    chosen = pool(*by_rule(rule), reason_for(trust), rule.margin)
+    safer: list[tuple[float, PoolSettings]] = []
+    if trust is not None and trust.spread:
+        divides = chosen.islands
+        for other in RULES[RULES.index(rule) + 1 :]:  # a search may fall back more than once
+            islands, swaps, warmup_tokens = by_rule(other, divides)
+            if islands > divides:
+                divides = islands
+                fallback = dataclasses.replace(chosen, islands=islands, swap_size=swaps, warmup_tokens=warmup_tokens)
+                safer.append((other.from_auc, fallback))
+    doubt = Doubt(trust.halfway, trust.spread, needs.is_probability, tuple(safer)) if trust and safer else None
+    return chosen, rule, doubt
 
 
 def _given_islands(config: SearchConfig, preset: Preset) -> tuple[int | None, str]:
@@ -316,19 +312,20 @@ def _sampling(config: SearchConfig, preset: Preset, model: Mapping[str, float]) 
 
 
 def _check(settings: SearchSettings, config: SearchConfig, context_left: int) -> list[str]:
-    check_swap(settings.swap_size, settings.capacity)
+    pool = settings.pool
+    check_swap(pool.swap_size, settings.capacity)
     warnings = []
     if config.max_new_tokens is not None and config.max_new_tokens > context_left:
         warnings.append(f"max_new_tokens {config.max_new_tokens} is cut to {context_left}, what the context leaves")
-    if settings.policy == "gambit" and settings.islands == 1 and settings.num_traces > settings.capacity:
+    if settings.policy == "gambit" and pool.islands == 1 and settings.num_traces > settings.capacity:
         warnings.append(f"num_traces {settings.num_traces} is above the capacity {settings.capacity}: one island has "
                         f"{settings.capacity} roots and adds traces by branching alone, so that it may end with fewer; "
                         "raise --capacity, or give --islands 2 or more")  # fmt: skip
     first = settings.first_traces
-    if settings.policy == "gambit" and first is not None and first * settings.islands < settings.num_traces:
+    if settings.policy == "gambit" and first is not None and first * pool.islands < settings.num_traces:
         warnings.append(f"first_traces {first} is less than an island: the search begins with a whole "
-                        f"one, {-(-settings.num_traces // settings.islands)} traces")  # fmt: skip
-    if settings.policy == "gambit" and settings.warmup_tokens >= settings.max_new_tokens:
-        warnings.append(f"the warm-up of {settings.warmup_tokens} tokens leaves a trace of at most "
+                        f"one, {-(-settings.num_traces // pool.islands)} traces")  # fmt: skip
+    if settings.policy == "gambit" and pool.warmup_tokens >= settings.max_new_tokens:
+        warnings.append(f"the warm-up of {pool.warmup_tokens} tokens leaves a trace of at most "
                         f"{settings.max_new_tokens} tokens no room: nothing can ever branch")  # fmt: skip
     return warnings

@@ -13,7 +13,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "gambit.policies": {
         "best-of-n": "gambit.policies.baselines:BestOfN",
         "deepconf": "gambit.policies.deepconf:DeepConf",
-        "gambit": "gambit.policies.tournament:Tournament",
+        "gambit": "gambit.policies.islands:Gambit",
         "sc": "gambit.policies.baselines:SelfConsistency",
         "slim-sc": "gambit.policies.slim_sc:SlimSc",
         "single": "gambit.policies.baselines:Single",

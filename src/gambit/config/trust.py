@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.stats import FEWEST_PROBLEMS, log_odds
+from gambit.types import PoolSettings
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts
 HALFWAY = SHARES.index(0.5)
@@ -175,15 +176,6 @@ def reason_for(trust: ScorerTrust | None) -> str:
 DOUBTED_SPREAD = 2.0
 
 
-class FallbackPool(NamedTuple):
-    """The pool of a rule further down the table."""
-
-    from_auc: float
-    islands: int
-    swap_size: int
-    warmup_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """When a search withdraws its trust in a scorer, and to which pool it falls back.
@@ -196,7 +188,7 @@ class Doubt:
     auc: float  # at half-way, as judged
     spread: tuple[float | None, ...]  # as judged, after each of THOUGHTS
     is_probability: bool
-    pools: tuple[FallbackPool, ...]  # from the most trusting to the safest
+    pools: tuple[tuple[float, PoolSettings], ...]  # each with the least AUC that it suits, the most trusting first
 
     def scale(self, score: float) -> float:
         """Chances as log-odds, where noise is as wide near 0 and 1 as in the middle."""
@@ -209,8 +201,9 @@ class Doubt:
             return self.auc
         return 0.5 + (self.auc - 0.5) * known / spread
 
-    def pool_at(self, auc: float) -> FallbackPool:
-        return next((pool for pool in self.pools if auc >= pool.from_auc), self.pools[-1])
+    def pool_at(self, auc: float) -> PoolSettings:
+        """Returns the pool that suits an AUC at half-way."""
+        return next((pool for from_auc, pool in self.pools if auc >= from_auc), self.pools[-1][1])
 
 
 def spread_of(scores: Sequence[Sequence[float]]) -> float:

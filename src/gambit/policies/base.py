@@ -1,23 +1,74 @@
-"""The policy protocol: what a search method sees and what it may decide."""
+"""The policy protocol: what a search method sees and what it may decide. The first half is enough to write one."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
-
-from pydantic import BaseModel, ConfigDict
+from typing import ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from gambit.config.presets import SearchSettings
 from gambit.results.vote import VoteKind
 from gambit.tree import TraceState
-from gambit.types import OnPressure, StopRule, TraceConfidence
+from gambit.types import OnPressure, PoolSettings, StopRule, TraceConfidence
+
+State = TypeVar("State")
+
+
+class Policy(Protocol[State]):
+    """A search method: `(state, view) -> (state', decisions)`, a pure function that is called when `wake` says so.
+
+    Decisions are carried out in their order. What must happen inside an engine step is declared with each trace.
+    A policy may also have `Options` (a pydantic model, all fields with defaults), `requirements` (a `Requirements`) and
+    `fixed_traces` (how many traces there are, whatever the settings say).
+    """
+
+    name: ClassVar[str]
+    default_vote: ClassVar[VoteKind]
+
+    @classmethod
+    def from_settings(cls, settings: SearchSettings) -> Policy[State]:
+        """Returns the policy for one search; `settings.options_of(Options)` has its own options."""
+
+    @property
+    def wake(self) -> Wake:
+        """When it is called."""
+
+    def initial_state(self) -> State:
+        """Returns the first state, before any trace has been started."""
+
+    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]:
+        """Returns the next state and what is to be done, from this state and the pool as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """When a policy decides, besides once at the very start."""
+
+    every_steps: int | None = None
+    on_completion: bool = False  # also when a trace was pruned inside the engine
+    on_boundary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The pool at one moment."""
+
+    step: int  # decode steps of this pool so far
+    traces: tuple[TraceView, ...]  # logically active ones, by id: ghosts and waiting ones are among them
+    num_created: int
+    finished: tuple[TraceView, ...] = ()  # all of them, in the order of their ends
+    thoughts: tuple[ThoughtView, ...] = ()  # that ended since the last view, where the policy requires them
+    num_planned: int | None = None  # traces that may be started by now; None: all
+    first_scores: tuple[tuple[float, ...], ...] = ()  # of each root's first thoughts, where the policy requires them
+
+    def most(self, num_traces: int) -> int:
+        """Returns how many of so many traces may be started by now."""
+        return num_traces if self.num_planned is None else min(num_traces, self.num_planned)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceView:
-    """A logically active trace, as a policy sees it."""
+    """A trace as a policy sees it."""
 
     id: int
     state: TraceState
@@ -28,55 +79,8 @@ class TraceView:
     boundary_tokens: int  # length at its last scored boundary, inherited part included
     is_thinking: bool
     island: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedView:
-    """A trace that came to its own end."""
-
-    id: int
-    answer: str | None
-    score: float | None
-    num_tokens: int
-    confidence: TraceConfidence | None  # where the policy requires it
-    island: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtView:
-    """A thought that ended since the policy was last asked, embedded; only where the policy requires thoughts."""
-
-    trace: int
-    num_tokens: int  # length of the trace at its end
-    vector: tuple[float, ...]  # unit norm
-
-
-class ScoreSpread(NamedTuple):
-    """How far the scores of a search's roots lie apart."""
-
-    num_thoughts: int  # after so many, one of `gambit.config.trust.THOUGHTS`
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """The pool at one moment."""
-
-    step: int  # decode steps of this pool so far
-    traces: tuple[TraceView, ...]  # the tree view, by id
-    num_created: int
-    finished: tuple[FinishedView, ...] = ()  # all of them, in the order of their ends
-    thoughts: tuple[ThoughtView, ...] = ()
-    spread: ScoreSpread | None = None  # where the settings have a doubt, and enough roots a thought
-    num_planned: int | None = None  # traces that may be started by now; None: all
-
-    def most(self, num_traces: int) -> int:
-        """How many of so many traces may be started by now."""
-        return num_traces if self.num_planned is None else min(num_traces, self.num_planned)
-
-    @property
-    def num_completed(self) -> int:
-        return len(self.finished)
+    answer: str | None = None  # once it has finished
+    confidence: TraceConfidence | None = None  # once it has finished, where the policy requires it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,15 @@ class Start:
     on_pressure: OnPressure
     stop_rule: StopRule | None = None
     island: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Begin a child that shares the parent's first `inherited` tokens."""
+
+    parent: int
+    inherited: int
+    on_pressure: OnPressure
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +119,6 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    """Begin a child that shares the parent's first `inherited` tokens."""
-
-    parent: int
-    inherited: int
-    on_pressure: OnPressure
-
-
-@dataclass(frozen=True, slots=True)
 class Discard:
     """Exclude a finished trace from the vote."""
 
@@ -124,12 +128,12 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class SplitIslands:
-    """Divide every island into as many as the others, roots with their descendants; the policy is then asked again."""
+    """Divide every island into as many as the others, roots with their descendants; the policy decides again at once.
 
-    islands: int  # in all, a multiple of today's
-    swap_size: int
-    warmup_tokens: int
-    why: str
+    The number of islands becomes that of `pool`, a multiple of today's.
+    """
+
+    pool: PoolSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,39 +141,24 @@ class Stop:
     """End the search."""
 
 
-Decision: TypeAlias = Start | Prune | Evict | Branch | Discard | SplitIslands | Stop
-State = TypeVar("State")
+Decision: TypeAlias = Start | Branch | Prune | Evict | Discard | SplitIslands | Stop
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """When a policy wants to be asked, besides once at the very start."""
-
-    every_steps: int | None = None
-    on_completion: bool = False  # also when a trace was pruned inside the engine
-    on_boundary: bool = False
-
-
-class ThoughtSplit(StrEnum):
-    """Where a thought ends."""
-
-    MARKERS = "markers"  # before a discourse marker
-    BLANK_LINES = "blank_lines"  # at the boundaries that scorers use
+def top_up(
+    view: PoolView, capacity: int, num_traces: int, on_pressure: OnPressure, stop_rule: StopRule | None = None
+) -> list[Decision]:
+    """Starts as many roots as the pool has places, `num_traces` in all."""
+    count = min(capacity - len(view.traces), view.most(num_traces) - view.num_created)
+    return [Start(count, on_pressure, stop_rule)] if count > 0 else []
 
 
-@dataclass(frozen=True, slots=True)
-class ThoughtNeed:
-    """How a policy wants the thoughts that it compares."""
-
-    split: ThoughtSplit
-    min_tokens: int
-    embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
+# -- what only some policies need ------------------------------------------------------------------------------
 
 
 class ScoreUse(StrEnum):
     """When a policy looks at scores: those of a verifier have to be waited for."""
 
-    ALWAYS = "always"  # whenever it is asked
+    ALWAYS = "always"  # whenever it decides
     ROUNDS = "rounds"  # every `Wake.every_steps` steps, and at boundaries where it wakes there
     NEVER = "never"
 
@@ -184,61 +173,44 @@ class SplitBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a policy wants of a search; everything but scores is off unless asked for, and then costs nothing."""
+    """What a policy requires of a search; everything but scores is off by default, and then costs nothing."""
 
     scores: ScoreUse = ScoreUse.ALWAYS
     has_fixed_size: bool = False  # it never creates more than num_traces traces: what is to come can be counted
     provisional_traces: int = 0  # until so many are complete it may still take votes back
     pruned_answers: bool = False  # a trace pruned under memory pressure votes if it has an answer by then
     confidence_window: int = 0  # tokens; finished traces then bring their confidence
+    first_scores: int = 0  # thoughts of each root whose scores views then bring
     thoughts: ThoughtNeed | None = None  # views then bring the thoughts that ended, embedded
     embedding_size: int = 0  # of the engine's boundary states, for thoughts that are embedded by them
     split_by: SplitBy = SplitBy.NOTHING  # how the search may be spread over several engines
 
 
-class NoOptions(BaseModel):
-    """The options of a policy that has none of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Policy(Protocol[State]):
-    """A search method: `(state, view) -> (state', decisions)`, a pure function, asked when `wake` says so.
-
-    Decisions are carried out in their order. What must happen inside an engine step is declared with each trace.
-    A policy may also have `Options` (a pydantic model, all fields with defaults; NoOptions without one), `requirements`
-    (a `Requirements`) and `fixed_traces` (how many traces there are, whatever the settings say).
-    """
-
-    name: ClassVar[str]
-    default_vote: ClassVar[VoteKind]
-
-    @classmethod
-    def from_settings(cls, settings: SearchSettings) -> Policy[State]:
-        """The policy for one search; `settings.options_of(Options)` gives its own options."""
-
-    @property
-    def wake(self) -> Wake:
-        """When it wants to be asked."""
-
-    def initial_state(self) -> State:
-        """What `decide` gets the first time, before any trace has been started."""
-
-    def decide(self, state: State, view: PoolView) -> tuple[State, list[Decision]]:
-        """The next state and what is to be done, from this state and the pool as it is."""
-
-
 def requirements_of(policy: Policy[State]) -> Requirements:
-    """What a policy asks for; nothing where it does not say."""
-    if hasattr(policy, "needs"):
-        warnings.warn(f"policy {policy.name!r}: `needs` is called `requirements` now", DeprecationWarning, stacklevel=2)
-        return cast("Requirements", policy.needs)
+    """Returns what a policy requires; a policy need not say."""
     return cast("Requirements", getattr(policy, "requirements", Requirements()))
 
 
-def top_up(
-    view: PoolView, capacity: int, num_traces: int, on_pressure: OnPressure, stop_rule: StopRule | None = None
-) -> list[Decision]:
-    """Start as many roots as the pool has places, `num_traces` in all."""
-    count = min(capacity - len(view.traces), view.most(num_traces) - view.num_created)
-    return [Start(count, on_pressure, stop_rule)] if count > 0 else []
+class ThoughtSplit(StrEnum):
+    """Where a thought ends."""
+
+    MARKERS = "markers"  # before a discourse marker
+    BLANK_LINES = "blank_lines"  # at the boundaries that scorers use
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtNeed:
+    """How a policy that compares thoughts wants them."""
+
+    split: ThoughtSplit
+    min_tokens: int
+    embedder: str | None  # a sentence-transformers model; None: the engine's own boundary states
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtView:
+    """A thought that ended since the last view, embedded."""
+
+    trace: int
+    num_tokens: int  # length of the trace at its end
+    vector: tuple[float, ...]  # unit norm

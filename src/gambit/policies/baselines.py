@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.config.presets import SearchSettings
-from gambit.policies.base import Decision, NoOptions, PoolView, Requirements, ScoreUse, SplitBy, Start, Wake, top_up
+from gambit.policies.base import Decision, PoolView, Requirements, ScoreUse, SplitBy, Start, Wake, top_up
 from gambit.results.vote import VoteKind
 from gambit.types import OnPressure, PressureAction
 
@@ -20,7 +20,6 @@ class SelfConsistency:
 
     name: ClassVar[str] = "sc"
     default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
-    Options: ClassVar[type[NoOptions]] = NoOptions
     num_traces: int
     capacity: int
 
@@ -61,7 +60,6 @@ class Single:
 
     name: ClassVar[str] = "single"
     default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
-    Options: ClassVar[type[NoOptions]] = NoOptions
     fixed_traces: ClassVar[int] = 1
 
     @classmethod

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.config.presets import SearchSettings
-from gambit.policies.base import Decision, Discard, FinishedView, PoolView, Requirements, ScoreUse, Wake, top_up
+from gambit.policies.base import Decision, Discard, PoolView, Requirements, ScoreUse, TraceView, Wake, top_up
 from gambit.results.vote import VoteKind
 from gambit.types import OnPressure, PressureAction, StopRule
 
@@ -91,12 +91,12 @@ class DeepConf:
         started = top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE), rule)
         return DeepConfState(threshold, len(view.finished)), dropped + started
 
-    def threshold(self, warmup: tuple[FinishedView, ...]) -> float:
+    def threshold(self, warmup: tuple[TraceView, ...]) -> float:
         """Linear interpolation: at 90 % of 16 values, halfway between the 14th and the 15th."""
         exact = float(np.percentile([lowest(trace) for trace in warmup], self.options.percentile))
         return exact * (1 - ROUNDING)
 
 
-def lowest(trace: FinishedView) -> float:
+def lowest(trace: TraceView) -> float:
     assert trace.confidence is not None, "the engine was asked for confidence"
     return trace.confidence.lowest

@@ -14,18 +14,18 @@ from gambit.errors import UserError
 from gambit.results.result import (
     Counts,
     EarlyEnds,
-    PoolShape,
     SearchResult,
     Seconds,
     Tokens,
     VerifierCost,
     Waiting,
     outline_of,
+    pool_of,
     sharing_of,
 )
 from gambit.results.vote import Ballot, VoteKind, VoteResult, ballots_of, count_votes, recount_votes
 from gambit.tree import TraceState, TraceTree
-from gambit.types import Aggregation, StopReason
+from gambit.types import Aggregation, PoolSettings, StopReason
 
 
 @dataclass(slots=True)
@@ -142,9 +142,8 @@ class SearchRecord:
         return Seconds(total, s.seconds_engine, s.seconds_scoring + s.seconds_scheduling + s.seconds_search)
 
     @property
-    def pool(self) -> PoolShape | None:
-        planned = PoolShape.of(self.started.settings)
-        return None if planned is None else planned.after(self.split)
+    def pool(self) -> PoolSettings | None:
+        return pool_of(self.started.settings, self.split)
 
     @property
     def early_ends(self) -> EarlyEnds | None:

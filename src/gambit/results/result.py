@@ -6,13 +6,13 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gambit import events as ev
 from gambit.results.html import result_html
 from gambit.results.vote import VoteEntry
 from gambit.tree import Trace, TraceState, TraceTree
-from gambit.types import StopReason
+from gambit.types import PoolSettings, StopReason
 
 STOP_WORDS: Mapping[StopReason, str] = {
     StopReason.COMPLETED: "the planned number of traces is complete",
@@ -92,40 +92,22 @@ class VerifierCost:
     lost: str | None = None  # why it was given up (--verifier-optional)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolShape:
-    """How the traces of a pool competed: M, K, Δ, w, and why so, in a sentence."""
+def pool_of(settings: Mapping[str, ev.Json], split: ev.IslandsSplit | None) -> PoolSettings | None:
+    """Returns the pool of a log's header, after its last split.
 
-    islands: int
-    swap_size: int
-    check_interval: int
-    warmup_tokens: int
-    why: str
-    swap_margin: float = 0.0  # least lead of a parent, in log-odds where scores are chances
-
-    @classmethod
-    def of(cls, settings: Mapping[str, ev.Json]) -> PoolShape | None:
-        """As a log's header has it; None for methods without tournaments, and for logs that do not say why."""
-        fields = dataclasses.fields(cls)
-        found = {field.name: settings[field.name] for field in fields if field.name in settings}
-        is_whole = all(field.name in found for field in fields if field.default is dataclasses.MISSING)
-        return cls(**found) if is_whole and found["why"] else None  # type: ignore[arg-type]
-
-    def after(self, split: ev.IslandsSplit | None) -> PoolShape:
-        if split is None:
-            return self
-        why = f"{split.why} ({self.islands:,} islands up to step {split.step:,})"
-        return PoolShape(
-            split.islands, split.swap_size, self.check_interval, split.warmup_tokens, why, self.swap_margin
-        )
-
-    def __str__(self) -> str:
-        islands = "1 island" if self.islands == 1 else f"{self.islands:,} islands"
-        lead = f" by a lead of {self.swap_margin:g} or more" if self.swap_margin else ""
-        return (
-            f"{islands} (M), swaps of {self.swap_size:,} (K){lead}, warm-up of {self.warmup_tokens:,} tokens (w): "
-            f"{self.why}"
-        )
+    None for methods without tournaments, and for logs that do not say why.
+    """
+    fields = dataclasses.fields(PoolSettings)
+    found: dict[str, Any] = {field.name: settings[field.name] for field in fields if field.name in settings}
+    if not found.get("why") or any(field.name not in found for field in fields[:4]):
+        return None
+    pool = PoolSettings(**found)
+    if split is None:
+        return pool
+    why = f"{split.why} ({pool.islands:,} islands up to step {split.step:,})"
+    return dataclasses.replace(
+        pool, islands=split.islands, swap_size=split.swap_size, warmup_tokens=split.warmup_tokens, why=why
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +208,7 @@ class SearchResult:
     waiting: Waiting = Waiting()
     sharing: SearchSharing = NOTHING_READ
     verifier: VerifierCost | None = None  # where the search had one
-    pool: PoolShape | None = None  # of a search with tournaments
+    pool: PoolSettings | None = None  # of a search with tournaments
     out_dir: str | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None  # why it failed, where it did

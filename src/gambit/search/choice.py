@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from gambit.config import registry
 from gambit.config.options import SearchConfig, build
 from gambit.config.presets import SearchSettings
 from gambit.errors import UserError
-from gambit.policies.base import NoOptions, Policy, Requirements, ScoreUse
+from gambit.policies.base import Policy, Requirements, ScoreUse
 from gambit.policies.slim_sc import Embed, load_embedder
 from gambit.results.vote import VoteKind, check_consensus
 from gambit.types import Aggregation
 
 GROUP = "gambit.policies"
+
+
+class NoOptions(BaseModel):
+    """The options of a policy that has none of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def load_policy(name: str) -> type[Policy[object]]:

@@ -169,7 +169,7 @@ class Search:
 
     def is_check(self, step: SearchStep, at: int) -> bool:
         """Whether a check interval is over."""
-        return step.num_generated > 0 and at % self._settings.check_interval == 0
+        return step.num_generated > 0 and at % self._settings.pool.check_interval == 0
 
     def _is_round(self, step: SearchStep, at: int) -> bool:
         every = self._wake.every_steps

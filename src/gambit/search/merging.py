@@ -93,7 +93,7 @@ class MergedSearch:
         self._parts = [_PartLog() for _ in range(num_parts)]
         self._on_event = on_event
         self._equivalent_until = equivalent_until
-        self._watch = None if doubt is None or num_parts == 1 else DoubtWatch(doubt, settings)
+        self._watch = None if doubt is None or num_parts == 1 else DoubtWatch(doubt, settings, self.record.tree)
         self._num_generated = 0
 
     # -- the parts as they run ---------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class MergedSearch:
     def _emit(self, event: ev.Event) -> None:
         self.record.apply(event)
         if self._watch is not None:
-            self._watch.note(event, self.record.tree)
+            self._watch.note(event)
         self._on_event(event)
 
     def _is_settled(self) -> bool:

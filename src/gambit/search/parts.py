@@ -100,7 +100,7 @@ class RunningPart:
     def after_step(self, step: int) -> None:
         """Reports if it is time to, and waits where the part may not go on yet."""
         self._step = step
-        if self._is_news or step % self.settings.check_interval == 0 or self._is_held(step):
+        if self._is_news or step % self.settings.pool.check_interval == 0 or self._is_held(step):
             self._report()
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held(step))
@@ -126,7 +126,7 @@ def split(settings: SearchSettings, split_by: SplitBy, num_engines: int) -> tupl
     if settings.first_traces is not None:  # whether there are more is for the vote, which no part has
         raise UserError("first_traces: a search that is spread over engines begins with all its traces; leave it out, "
                         "or search on one engine")  # fmt: skip
-    pieces = {SplitBy.ISLANDS: settings.islands, SplitBy.TRACES: min(settings.capacity, settings.num_traces)}
+    pieces = {SplitBy.ISLANDS: settings.pool.islands, SplitBy.TRACES: min(settings.capacity, settings.num_traces)}
     count = min(num_engines, pieces.get(split_by, 1))
     if count <= 1:
         return (dataclasses.replace(settings, part=SearchPart()),)
@@ -134,7 +134,7 @@ def split(settings: SearchSettings, split_by: SplitBy, num_engines: int) -> tupl
         # A search on one engine may divide its islands, by the scores of all; those of a part are not all.
         steady = dataclasses.replace(settings, doubt=None)
         return tuple(
-            dataclasses.replace(steady, part=SearchPart(islands)) for islands in ranges(settings.islands, count)
+            dataclasses.replace(steady, part=SearchPart(islands)) for islands in ranges(settings.pool.islands, count)
         )
     return tuple(_some_traces(settings, count))
 
@@ -144,10 +144,8 @@ def _some_traces(settings: SearchSettings, count: int) -> Iterator[SearchSetting
     shares = zip(ranges(settings.num_traces, count), ranges(settings.capacity, count), strict=True)
     for traces, places in shares:
         part = SearchPart(first_trace=traces.start)
-        swap_size = min(settings.swap_size, len(places))
-        yield dataclasses.replace(
-            settings, capacity=len(places), num_traces=len(traces), swap_size=swap_size, part=part
-        )
+        pool = dataclasses.replace(settings.pool, swap_size=min(settings.pool.swap_size, len(places)))
+        yield dataclasses.replace(settings, capacity=len(places), num_traces=len(traces), pool=pool, part=part)
 
 
 def ranges(total: int, count: int) -> list[range]:

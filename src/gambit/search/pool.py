@@ -16,7 +16,6 @@ from gambit.policies.base import (
     Decision,
     Discard,
     Evict,
-    FinishedView,
     PoolView,
     Prune,
     Requirements,
@@ -27,7 +26,7 @@ from gambit.policies.base import (
 from gambit.policies.islands import Islands
 from gambit.policies.slim_sc import Embed
 from gambit.results.record import SearchRecord
-from gambit.search.score_spread import SpreadMeter
+from gambit.search.score_spread import FirstScores
 from gambit.search.scores import Scores, VerifierScores, VerifierUse
 from gambit.search.thoughts import Decode, ThoughtReader
 from gambit.tree import LIVE, Trace, TraceState, TraceTree
@@ -83,12 +82,13 @@ class TracePool:
         self._search = spec.search
         self._callbacks = callbacks
         self._requirements = requirements
-        self._spread = None if settings.doubt is None else SpreadMeter(settings.doubt)
+        most = requirements.first_scores
+        self._first_scores = FirstScores(most, record.tree) if most else None
         need = requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
-        self._finished: list[FinishedView] = []  # in the order of their ends
+        self._finished: list[TraceView] = []  # in the order of their ends
         self._ghost_tokens: dict[int, tuple[int, ...]] = {}  # kept only where ghosts may be parents
-        self._num_on_island = [0] * settings.islands  # traces created so far
+        self._num_on_island = [0] * settings.pool.islands  # traces created so far
         self._root_noise: list[int] = []  # by trace: the random numbers of its root
         self._unsent: list[TraceSpec] = []  # decided on, not on the engine yet
 
@@ -96,10 +96,10 @@ class TracePool:
         """Records an event; nothing else changes the record."""
         self._record.apply(event)
         self.waits.note(event)
-        if self._spread is not None and isinstance(event, ev.Scored | ev.Verified):
-            self._spread.note(event, self._tree)
+        if self._first_scores is not None:
+            self._first_scores.note(event)
         if isinstance(event, ev.Verified | ev.IslandsSplit):  # scores or islands of traces that are complete changed
-            self._finished = [finished_view(self._tree, self._tree.traces[view.id]) for view in self._finished]
+            self._finished = [trace_view(self._tree, self._tree.traces[view.id], None) for view in self._finished]
         self._callbacks.on_event(event)
 
     def tokens_of(self, trace_id: int, start: int) -> Sequence[int]:
@@ -117,8 +117,8 @@ class TracePool:
             len(self._tree.traces),
             tuple(self._finished),
             () if self._reader is None else self._reader.collect(thinking),
-            None if self._spread is None else self._spread.found(),
             num_planned,
+            () if self._first_scores is None else self._first_scores.all(),
         )
 
     # -- what the engine did -----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class TracePool:
             return
         answer = self._callbacks.answer_of(done.tokens)
         self.emit(ev.Finished(at, done.trace, done.reason, answer, own, done.confidence))
-        self._finished.append(finished_view(self._tree, trace))
+        self._finished.append(trace_view(self._tree, trace, None))
 
     def _own(self, trace_id: int, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the tokens that an ended trace generated itself."""
@@ -237,11 +237,12 @@ class TracePool:
         The random numbers of a root decide where it belongs, however many islands there are: the roots of each are
         those it would have had from the start. Traces to come get random numbers that none has had.
         """
-        island_of = tuple(noise % decision.islands for noise in self._root_noise)
+        pool = decision.pool
+        island_of = tuple(noise % pool.islands for noise in self._root_noise)
         used = max(map(self.islands.noise_id, self.islands, self._num_on_island))
-        self.islands = dataclasses.replace(self.islands, count=decision.islands)
-        self._num_on_island = [-(-used // decision.islands)] * decision.islands
-        self.emit(ev.IslandsSplit(at, **dataclasses.asdict(decision), island_of=island_of))
+        self.islands = dataclasses.replace(self.islands, count=pool.islands)
+        self._num_on_island = [-(-used // pool.islands)] * pool.islands
+        self.emit(ev.IslandsSplit(at, pool.islands, pool.swap_size, pool.warmup_tokens, pool.why, island_of))
         live = [trace for trace in self._tree.traces if trace.is_live]
         self._engine.regroup({TraceKey(self._search, trace.id): trace.island for trace in live})
 
@@ -261,7 +262,7 @@ class TracePool:
 
 
 def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> TraceView:
-    """Returns a policy's view of a logically active trace; one without progress is a ghost."""
+    """Returns a policy's view of a trace; one without progress is a ghost, or has ended."""
     num_tokens = progress.num_tokens if progress else trace.num_tokens
     return TraceView(
         id=trace.id,
@@ -273,11 +274,9 @@ def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> Trac
         boundary_tokens=trace.boundary_tokens,
         is_thinking=progress.is_thinking if progress else True,
         island=trace.island,
+        answer=trace.answer,
+        confidence=trace.confidence,
     )
-
-
-def finished_view(tree: TraceTree, trace: Trace) -> FinishedView:
-    return FinishedView(trace.id, trace.answer, tree.score_of(trace), trace.num_tokens, trace.confidence, trace.island)
 
 
 @dataclass(slots=True)

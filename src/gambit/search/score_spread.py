@@ -1,56 +1,53 @@
-"""How far the scores of a search's roots lie apart: what its scorer does here, against where it was judged."""
+"""The scores of a search's roots, from which a policy sees how far they lie apart."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 
 from gambit import events as ev
 from gambit.config.presets import SearchSettings
-from gambit.config.trust import FEWEST_TRACES, THOUGHTS, Doubt, spread_of
-from gambit.policies.base import ScoreSpread
-from gambit.policies.tournament import Tournament
+from gambit.config.trust import THOUGHTS, Doubt
+from gambit.policies.doubt import fallback
 from gambit.tree import TraceTree
 
 
-class SpreadMeter:
-    """Keeps the scores of the roots' first thoughts; branches would only repeat those of the chosen."""
+class FirstScores:
+    """The scores of each root's first thoughts; branches would only repeat those of the chosen."""
 
-    def __init__(self, doubt: Doubt) -> None:
-        self._doubt = doubt
+    def __init__(self, most: int, tree: TraceTree) -> None:
+        self._most = most
+        self._tree = tree
         self._scores: defaultdict[int, list[float]] = defaultdict(list)  # by root
 
-    def note(self, event: ev.Scored | ev.Verified, tree: TraceTree) -> None:
+    def note(self, event: ev.Event) -> None:
+        if not isinstance(event, ev.Scored | ev.Verified):
+            return
         for trace, score in zip(event.traces, event.scores, strict=True):
-            if tree.traces[trace].parent is None and len(known := self._scores[trace]) < THOUGHTS[-1]:
-                known.append(self._doubt.scale(score))
+            if self._tree.traces[trace].parent is None and len(self._scores[trace]) < self._most:
+                self._scores[trace].append(score)
 
-    def found(self) -> ScoreSpread | None:
-        """After as many thoughts as half of the roots have; the others, pruned or slow, are left out."""
-        enough = max(FEWEST_TRACES, -(-len(self._scores) // 2))
-        for count in reversed(THOUGHTS):
-            ready = [known[:count] for known in self._scores.values() if len(known) >= count]
-            if len(ready) >= enough:
-                return ScoreSpread(count, spread_of(ready))
-        return None
+    def all(self) -> tuple[tuple[float, ...], ...]:
+        """Returns the scores of every root that has one."""
+        return tuple(map(tuple, self._scores.values()))
 
 
 class DoubtWatch:
     """Sees whether the scores of a whole search lie so far apart that its scorer should not be trusted as much."""
 
-    def __init__(self, doubt: Doubt, settings: SearchSettings) -> None:
+    def __init__(self, doubt: Doubt, settings: SearchSettings, tree: TraceTree) -> None:
         self.finding: str | None = None
-        self._meter = SpreadMeter(doubt)
-        self._policy = Tournament.from_settings(dataclasses.replace(settings, doubt=doubt))
+        self._doubt = doubt
+        self._pool = settings.pool
+        self._scores = FirstScores(THOUGHTS[-1], tree)
 
-    def note(self, event: ev.Event, tree: TraceTree) -> None:
-        if isinstance(event, ev.Scored | ev.Verified):
-            self._meter.note(event, tree)
-        is_round = isinstance(event, ev.Sample) and event.step % self._policy.check_interval == 0
-        if not is_round or self.finding is not None or (spread := self._meter.found()) is None:
+    def note(self, event: ev.Event) -> None:
+        self._scores.note(event)
+        is_round = isinstance(event, ev.Sample) and event.step % self._pool.check_interval == 0
+        if not is_round or self.finding is not None:
             return
-        if (split := self._policy.doubted(spread)) is not None:
+        pool = fallback(self._doubt, self._scores.all(), self._pool.islands)
+        if pool is not None:
             self.finding = (
-                f"{split.why}: on one engine the search would have gone on with {split.islands} islands; spread over "
-                f"several it keeps its {self._policy.islands.count}, so that --islands {split.islands} is safer here"
+                f"{pool.why}: on one engine the search would have gone on with {pool.islands} islands; spread over "
+                f"several it keeps its {self._pool.islands}, so that --islands {pool.islands} is safer here"
             )

@@ -272,7 +272,7 @@ class SearchBuilder:
 
 
 def _verifier_lag(asked: int | None, settings: SearchSettings) -> int:
-    return settings.check_interval // LAG_PARTS if asked is None else asked
+    return settings.pool.check_interval // LAG_PARTS if asked is None else asked
 
 
 def _short_context(verifier: VerifierUse | None, num_tokens: int) -> list[str]:

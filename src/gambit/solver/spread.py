@@ -153,7 +153,7 @@ class SpreadSolver:
         settings, found = plan.settings, f"of {len(self._engines)} engines {num_parts} can be used"
         if plan.requirements.split_by is SplitBy.NOTHING:
             return [f"{found}: by this method ({settings.policy}) or scorer a trace depends on all others"]
-        islands = f"{settings.islands} island{'s' * (settings.islands > 1)}"
+        islands = f"{settings.pool.islands} island{'s' * (settings.pool.islands > 1)}"
         return [f"{found}: there are {islands} and {settings.num_traces} traces; give more --islands"]
 
 

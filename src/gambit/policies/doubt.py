@@ -1,0 +1,76 @@
+"""Doubt: Gambit's policy turns to smaller islands where its scorer does less than its figures promise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gambit.config.trust import FEWEST_TRACES, THOUGHTS, Doubt, spread_of
+from gambit.policies.base import Decision, PoolView, Requirements, SplitIslands, Wake
+from gambit.types import PoolSettings
+
+if TYPE_CHECKING:
+    from gambit.policies.islands import Gambit
+
+Scores = Sequence[Sequence[float]]  # of the first thoughts of each root
+
+
+@dataclass(frozen=True, slots=True)
+class Doubting:
+    """A wrapper that looks, before each tournament, at how far the scores of the pool's roots lie apart.
+
+    Where that is much further than when the scorer was judged, the islands are divided, and the policy for these is
+    in force from then on: it is the state.
+    """
+
+    name: ClassVar[str] = "gambit"
+    policy: Gambit
+    doubt: Doubt
+
+    @property
+    def wake(self) -> Wake:
+        return dataclasses.replace(self.policy.wake, on_completion=True)  # which may end an island after a split
+
+    @property
+    def requirements(self) -> Requirements:
+        return dataclasses.replace(self.policy.requirements, first_scores=THOUGHTS[-1])
+
+    def initial_state(self) -> Gambit:
+        return self.policy
+
+    def decide(self, policy: Gambit, view: PoolView) -> tuple[Gambit, list[Decision]]:
+        if policy.tournament.is_due(view.step):
+            pool = fallback(self.doubt, view.first_scores, policy.islands.count)
+            if pool is not None:
+                return policy.with_pool(pool), [SplitIslands(pool)]
+        return policy, policy.decide(None, view)[1]
+
+
+def fallback(doubt: Doubt, scores: Scores, num_islands: int) -> PoolSettings | None:
+    """Returns the pool to turn to, with its reason; None where scores lie no further apart than they may."""
+    found = spread_in(doubt, scores)
+    if found is None or (auc := doubt.auc_at(*found)) == doubt.auc:
+        return None
+    pool = doubt.pool_at(auc)
+    if pool.islands <= num_islands:
+        return None
+    why = (
+        f"the scorer's AUC at half-way was {doubt.auc:.2f}, but its scores lie further apart here than where "
+        f"it was judged, which leaves about {auc:.2f}"
+    )
+    return dataclasses.replace(pool, why=why)
+
+
+def spread_in(doubt: Doubt, scores: Scores) -> tuple[int, float] | None:
+    """Returns a number of thoughts and how far roots lie apart after so many; None while too few have scores.
+
+    It is the largest number that half of the roots have; the others, pruned or slow, are left out.
+    """
+    enough = max(FEWEST_TRACES, -(-len(scores) // 2))
+    for count in reversed(THOUGHTS):
+        ready = [[doubt.scale(score) for score in known[:count]] for known in scores if len(known) >= count]
+        if len(ready) >= enough:
+            return count, spread_of(ready)
+    return None
