@@ -45,12 +45,12 @@ class Local:
     def __init__(self, model: str, prompt: list[int], pool: int) -> None:
         from gambit.engines.local.engine import LocalEngine
         from gambit.engines.local.model import load_model
-        from gambit.scorers.mlp import load_mlp
+        from gambit.scorers.checkpoint import load_checkpoint
         from gambit.scorers.simple import ConstantScorer
 
         pool_model, tokenizer = load_model(model, "cpu")
         own = Path(model) / SCORER_FILE
-        self._engine = LocalEngine(pool_model, tokenizer, load_mlp(own) if own.exists() else ConstantScorer())
+        self._engine = LocalEngine(pool_model, tokenizer, load_checkpoint(own) if own.exists() else ConstantScorer())
         self._rule = boundary_rule(tokenizer)
         self._prompt, self._pool, self._round = tuple(prompt), pool, 0
 

@@ -25,7 +25,8 @@ from gambit.config.options import EngineConfig, SearchConfig
 from gambit.results.record import fold, replay
 from gambit.results.result import SearchResult
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.mlp import MlpScorer, save_mlp
+from gambit.scorers.checkpoint import save_checkpoint
+from gambit.scorers.mlp import MlpScorer
 from gambit.solver import Solver
 
 pytestmark = pytest.mark.slow  # every test runs a command
@@ -271,7 +272,7 @@ def test_a_prompt_longer_than_the_context(solve) -> None:
 
 def test_a_scorer_of_another_model(solve) -> None:
     weights = (torch.zeros(8, 16), torch.zeros(8), torch.zeros(1, 8), torch.zeros(1))
-    save_mlp(MlpScorer(ScorerInfo("mlp", hidden_size=16), weights), Path("other.safetensors"))
+    save_checkpoint(MlpScorer(ScorerInfo("mlp", hidden_size=16), weights), Path("other.safetensors"))
     outcome = solve("a=1", scorer="other.safetensors")
     assert outcome.code == 2 and "the scorer expects hidden size 16, the model has 32" in outcome.err
 

@@ -72,7 +72,7 @@ def test_islands_that_somebody_chose_have_the_papers_floor_and_no_margin(given):
     ("auc", "floor", "margin"), [(0.85, 0.1, 0.0), (0.75, None, 0.0), (0.65, None, 2.0), (0.55, None, 2.0)]
 )
 def test_a_scorer_that_is_trusted_little_needs_a_clear_lead_and_takes_no_memory(auc, floor, margin):
-    trust = ScorerTrust((auc,) * 4, 50)
+    trust = ScorerTrust(auc=(auc,) * 4, num_problems=50)
 
     def settings(**options):
         defaults = ModelDefaults(Preset())

@@ -18,7 +18,8 @@ from gambit.models import files as models
 from gambit.pawn.puzzles import Level, Split, generate
 from gambit.results.record import fold
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp
+from gambit.scorers.checkpoint import load_checkpoint
+from gambit.scorers.mlp import BlendScorer, MlpScorer
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.loop import run_searches
 from gambit.types import Aggregation, StatePosition, StopReason, TraceKey
@@ -146,7 +147,7 @@ class RoundedPawn:
 
 
 def test_pawn_finds_the_same_tree_and_answer_on_local_and_vllm():
-    scorer = RoundedPawn(load_mlp(Path(models.locate("pawn")) / models.SCORER_FILE))
+    scorer = RoundedPawn(load_checkpoint(Path(models.locate("pawn")) / models.SCORER_FILE))
     question = next(generate(Split.DEV, 0, Level.HARD)).text
     found = []
     for engine, options in (("vllm", {"kv_cache_memory_bytes": 256 << 20, "self_check": False}), ("local", {})):

@@ -20,10 +20,8 @@ from gambit.config.trust import (
     Doubt,
     ScorerTrust,
     log_odds,
-    read_trust,
     spread_of,
 )
-from gambit.errors import UserError
 from gambit.policies.islands import Islands
 from gambit.results.record import fold
 from gambit.types import StopReason
@@ -32,7 +30,9 @@ from support.searching import POOLS, SPREAD, doubt_of, fallback, make_settings, 
 
 
 def judged(halfway, spread=SPREAD):
-    return ScorerTrust((0.6, halfway, 0.9, 0.9), 100, "tiny", "made.jsonl", spread)
+    return ScorerTrust(
+        auc=(0.6, halfway, 0.9, 0.9), num_problems=100, base_model="tiny", source="made.jsonl", spread=spread
+    )
 
 
 # -- how far scores lie apart ----------------------------------------------------------------------------------
@@ -106,23 +106,15 @@ def test_every_island_can_be_split_into_as_many(capacity, auc):
 
 def test_a_checkpoint_keeps_the_spread():
     trust = judged(0.8, spread=(0.1, 0.2, None, 0.4, 0.5, 0.6, 0.7, None))
-    assert ScorerTrust.from_json(json.loads(json.dumps(trust.to_json()))) == trust
+    assert ScorerTrust.model_validate(json.loads(json.dumps(trust.to_json()))) == trust
     before = {name: value for name, value in trust.to_json().items() if name != "spread"}
-    assert ScorerTrust.from_json(before).spread == ()
+    assert ScorerTrust.model_validate(before).spread == ()
 
 
 @pytest.mark.parametrize("wrong", [[0.1], {"1": -1.0}, {"1": "wide"}, {"2": math.inf}, {"4": True}, {"1": 10**400}])
 def test_a_spread_that_is_none_is_refused(wrong):
     with pytest.raises((ValueError, TypeError)):
-        ScorerTrust.from_json(judged(0.8).to_json() | {"spread": wrong})
-
-
-def test_a_checkpoint_with_a_wrong_trust_is_named():
-    for wrong, what in (({"spread": "wide"}, "spread = 'wide'"), ({"auc": {}}, "'0.25' is missing")):
-        with pytest.raises(
-            UserError, match=rf"^mine.safetensors: its trust cannot be read \({what}.*\): train it anew"
-        ):
-            read_trust(judged(0.8).to_json() | wrong, "mine.safetensors")
+        ScorerTrust.model_validate(judged(0.8).to_json() | {"spread": wrong})
 
 
 # -- the search ------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from gambit.config import registry
-from gambit.errors import UserError
-from gambit.scorers.base import ScorerInfo, ThoughtBatch, check_fit
-from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
-from gambit.scorers.mlp import BlendScorer, MlpScorer, load_mlp, save_mlp
+from gambit.errors import StorageError, UserError
+from gambit.scorers.base import MadeFor, ScorerInfo, ThoughtBatch, check_fit, made_for
+from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata, save_checkpoint
+from gambit.scorers.mlp import BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape
 from gambit.scorers.simple import ConfidenceScorer, ConstantScorer, RunScores
 from gambit.types import Aggregation, StatePosition
@@ -63,8 +65,8 @@ def test_the_mlp_is_steps():
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     scorer = make_mlp(state_position=StatePosition.BEFORE, aggregation=Aggregation.LAST)
-    save_mlp(scorer, tmp_path / "s.safetensors", {"metrics": {"auc": 0.8}})
-    loaded = load_mlp(tmp_path / "s.safetensors")
+    save_checkpoint(scorer, tmp_path / "s.safetensors", {"metrics": {"auc": 0.8}})
+    loaded = load_checkpoint(tmp_path / "s.safetensors")
     assert loaded.info == scorer.info
     assert all(torch.equal(a, b) for a, b in zip(loaded.weights, scorer.weights, strict=True))
 
@@ -78,39 +80,69 @@ def test_a_blend_comes_back_as_it_was(tmp_path):
     thoughts = ThoughtBatch(torch.randn(5, 6), torch.rand(5))
     # Not to the last bit: kernels depend on where in memory weights lie.
     torch.testing.assert_close(loaded.score(thoughts), scorer.score(thoughts))
-    with pytest.raises(UserError, match="'mlp'"):
-        load_mlp(tmp_path / "s.safetensors")
 
 
-def damaged(tmp_path, **changes):
+def damaged(path, header=True, without=(), text=None, **changes):
+    """A checkpoint with other metadata: changed or missing fields, another text, or none at all."""
     scorer = make_mlp()
-    names = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")
-    tensors = dict(zip(names, scorer.weights, strict=True))
-    metadata = {"format": 1, **dataclasses.asdict(scorer.info), **changes.get("metadata", {})}
-    for name in changes.get("without", ()):
-        tensors.pop(name, None)
-        metadata.pop(name, None)
-    path = tmp_path / "s.safetensors"
-    save_file(tensors, path, metadata={"gambit": json.dumps(metadata)} if changes.get("header", True) else None)
+    tensors = {name: tensor for name, tensor in scorer.tensors().items() if name not in without}
+    save_checkpoint(scorer, path, changes)
+    known = {name: value for name, value in read_metadata(path).items() if name not in without}
+    save_file(tensors, path, metadata={"gambit": text or json.dumps(known)} if header else None)
     return path
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"header": False}, "no Gambit metadata"),
-        ({"without": ["state_position"]}, "no Gambit metadata"),
-        ({"metadata": {"state_position": "after"}}, "no Gambit metadata"),
-        ({"metadata": {"format": 2}}, "format 2"),
-        ({"metadata": {"architecture": "sequence"}}, "'sequence'"),
-        ({"metadata": {"hidden_size": 7}}, "metadata says hidden size 7, the weights take 6"),
-        ({"without": ["net.2.bias"]}, "tensors missing: net.2.bias"),
-    ],
-)
-def test_a_checkpoint_that_is_not_one_is_refused(tmp_path, changes, message):
-    with pytest.raises(UserError) as error:
-        load_mlp(damaged(tmp_path, **changes))
-    assert message in str(error.value)
+FORGED = [
+    ({"header": False}, "it has no Gambit metadata"),
+    ({"without": ["state_position"]}, "its metadata must name state_position"),
+    ({"without": ["format"]}, "format None, this version reads 1"),
+    ({"state_position": "after"}, "state_position: Input should be 'before' or 'boundary'"),
+    ({"format": 2}, "format 2, this version reads 1"),
+    ({"architecture": "forest"}, "unknown architecture 'forest', known are mlp, mlp+confidence, sequence"),
+    ({"architecture": "sequence"}, "shape in s.safetensors is not a sequence scorer's"),
+    ({"hidden_size": 7}, "metadata says hidden size 7, the weights take 6"),
+    ({"without": ["net.2.bias"]}, "tensors missing: net.2.bias"),
+    ({"text": "[]"}, "it must be an object, not list"),
+    ({"text": "null"}, "it must be an object, not NoneType"),
+    ({"text": "5"}, "it must be an object, not int"),
+    ({"text": "[" * 100_000}, "recursion"),
+    ({"base_model_hash": 10**40}, "base_model_hash: Input should be a valid string"),
+    ({"base_model_hash": ["1"]}, "base_model_hash: Input should be a valid string"),
+    ({"base_model": 3}, "base_model: Input should be a valid string"),
+    ({"is_probability": [1]}, "is_probability: Input should be a valid boolean"),
+    ({"is_probability": 1}, "is_probability: Input should be a valid boolean"),
+    ({"layers": "-1"}, "layers: Input should be a valid"),
+    ({"trust": []}, "trust: Input should be"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), FORGED, ids=[str(i) for i in range(len(FORGED))])
+def test_a_forged_checkpoint_is_refused_by_name_with_a_remedy(tmp_path, monkeypatch, changes, message):
+    monkeypatch.chdir(tmp_path)
+    path = damaged(Path("s.safetensors"), **changes)
+    with pytest.raises(UserError, match=r"s\.safetensors") as error:
+        load_checkpoint(path)
+    assert message in str(error.value) and "train the scorer again" in str(error.value)
+
+
+def test_where_a_checkpoint_does_not_fit_on_the_disk_the_file_is_named_and_the_old_one_stays(tmp_path):
+    path, scorer = tmp_path / "s.safetensors", make_mlp()
+    save_checkpoint(scorer, path)
+    path.chmod(0o640)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for write in (lambda: save_checkpoint(scorer, path), lambda: add_metrics(path, {"test": 0.8})):
+            with pytest.raises(StorageError, match=f"^cannot write {path}: File too large$"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["s.safetensors"]
+    add_metrics(path, {"test": 0.8})
+    assert path.stat().st_mode & 0o777 == 0o640, "it stays readable for those who could read it"
+    assert read_metadata(path)["metrics"] == {"test": 0.8} and torch.equal(
+        load_checkpoint(path).weights[0], scorer.weights[0]
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -132,14 +164,34 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path):
     for content in (b"", b"\x80\x04pickle", b"{}" * 50):
         path.write_bytes(content)
         with pytest.raises(UserError, match="cannot be read as a safetensors scorer"):
-            load_mlp(path)
+            load_checkpoint(path)
     with pytest.raises(UserError, match="cannot be read"):
-        load_mlp(tmp_path / "none.safetensors")
+        load_checkpoint(tmp_path / "none.safetensors")
 
 
-def test_a_scorer_for_another_model_is_refused_with_both_values():
-    with pytest.raises(UserError, match="expects hidden size 2560, the model has 32"):
-        check_fit(ScorerInfo("mlp", hidden_size=2560), hidden_size=32)
+MODEL = MadeFor("the model", 32, "blank-line", "b" * 64)
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (ScorerInfo("mlp", hidden_size=2560), "the scorer expects hidden size 2560, the model has 32: give a scorer"),
+        (ScorerInfo("mlp", boundary_rule="marker"), "the scorer expects thoughts cut by marker, the model has blank"),
+    ],
+)
+def test_a_scorer_for_another_model_is_refused_with_both_values(info, message):
+    with pytest.raises(UserError, match=message):
+        check_fit(made_for(info), MODEL)
+
+
+def test_other_weights_are_a_warning_where_they_may_do_and_an_error_where_they_may_not():
+    info = ScorerInfo("mlp", base_model="tiny", base_model_hash="a" * 64)
+    differ = "the scorer was made for tiny with weights aaaaaaaaaaaaaaaaaaaa…, the model has bbbbbbbbbbbbbbbbbbbb…"
+    assert check_fit(made_for(info), MODEL) == f"{differ}: fine for a quantised variant, wrong for another model"
+    with pytest.raises(UserError, match=f"{differ}: give the same"):
+        check_fit(made_for(info), MODEL, "give the same", needs_weights=True)
+    for other in (ScorerInfo("mlp"), ScorerInfo("mlp", base_model_hash="b" * 64), ConstantScorer.info):
+        assert check_fit(made_for(other), MODEL) is None
 
 
 def test_quantiles_are_of_the_run_so_far():

@@ -14,7 +14,8 @@ from gambit.config.options import SearchConfig
 from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.results.record import fold, replay
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.mlp import MlpScorer, save_mlp
+from gambit.scorers.checkpoint import save_checkpoint
+from gambit.scorers.mlp import MlpScorer
 from gambit.solver import Solver
 from gambit.types import Problem, StopReason
 from support.tiny import save_tiny
@@ -188,7 +189,7 @@ def test_a_scorer_beside_the_model_is_used_and_a_wrong_one_refused(tmp_path):
             (torch.randn(512, hidden), torch.zeros(512), torch.randn(1, 512), torch.zeros(1)),
         )
 
-    save_mlp(scorer(32), folder / "scorer.safetensors")
+    save_checkpoint(scorer(32), folder / "scorer.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error", GambitWarning)
         solver = Solver(str(folder), device="cpu")
@@ -197,7 +198,7 @@ def test_a_scorer_beside_the_model_is_used_and_a_wrong_one_refused(tmp_path):
     assert result.counts.branched > 0 and seen[0].environment["scorer"] == "mlp"
     assert all(0 <= s <= 1 for e in seen if isinstance(e, ev.Scored) for s in e.scores)
     solver.close()
-    save_mlp(scorer(31), tmp_path / "other.safetensors")
+    save_checkpoint(scorer(31), tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="expects hidden size 31, the model has 32"):
         Solver(str(folder), device="cpu", scorer=str(tmp_path / "other.safetensors"))
 

@@ -71,7 +71,7 @@ def test_islands_follow_from_trust_in_the_verifier_and_not_in_the_models_own_sco
     result, _ = solved(oracle[0], PUZZLES[0], islands="auto", capacity=8)
     assert result.pool.islands == 4 and "nobody has judged the scorer" in result.pool.why
     reader = FunctionVerifier(is_sound)
-    reader.info = dataclasses.replace(reader.info, trust=ScorerTrust((0.7, 0.7, 0.8, 0.9), 30))
+    reader.info = dataclasses.replace(reader.info, trust=ScorerTrust(auc=(0.7, 0.7, 0.8, 0.9), num_problems=30))
     with solver_with(reader) as solver:
         result, _ = solved(solver, PUZZLES[0], islands="auto", capacity=8)
     assert result.pool.islands == 2 and "0.70 on 30 problems" in result.pool.why

@@ -29,6 +29,8 @@ from gambit.cli.app import app
 from gambit.config.trust import ScorerTrust
 from gambit.models.files import name_of, weight_hash
 from gambit.training.storage import ProblemRecord, TraceRecord, state_name, writing
+from gambit.types import Aggregation
+from gambit.verifiers.lora_folder import LoraInfo, Platt, write_info
 from support.collected import header
 from support.scripted import make_reading
 from support.tiny import tiny_tokenizer
@@ -194,9 +196,10 @@ def classifier(folder: Path, num_labels: int, **changes: object) -> TinyVerifier
 def own(folder: Path, offset: float = 0.75, **changes: object) -> TinyVerifier:
     """As `gambit scorer export` writes it: one label, and the rest of the calibration beside it."""
     made = classifier(folder, num_labels=1, **changes)
-    trust = ScorerTrust((0.6, 0.7, 0.8, 0.9), 40).to_json()
-    about = {"calibration": {"slope": 1.0, "offset": offset}, "aggregation": "mean", "trust": trust}
-    (folder / "verifier.json").write_text(json.dumps(about))
+    write_info(folder, LoraInfo(
+        base_model="tiny", base_model_hash=None, hidden_size=WIDTH, calibration=Platt(offset=offset),
+        aggregation=Aggregation.MEAN, trust=ScorerTrust(auc=(0.6, 0.7, 0.8, 0.9), num_problems=40),
+    ))  # fmt: skip
 
     @torch.no_grad()
     def scores(question: str, thoughts: Sequence[str]) -> list[float]:

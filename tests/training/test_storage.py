@@ -101,9 +101,9 @@ CONTRADICTIONS = [
     (changed_trace("num_steps", 3), r"shard-00001.safetensors contradicts its line in index.jsonl: states.-1.before"),
     (changed_trace("num_steps", -1), r"states.-1.before must be \d+ × 8, and is \d+ × 8; --skip-corrupted"),
     (changed_trace("num_tokens", 5), r"shard-00001.safetensors contradicts .*: tokens must be \d+, and is \d+"),
-    (changed_trace("num_steps", -99), r"index.jsonl, line 2: damaged \(problems.0.traces.0.num_steps"),
+    (changed_trace("num_steps", -99), r"index.jsonl, line 2 is not a shard.s entry: problems.0.traces.0.num_steps"),
     (lambda entry: entry["problems"].pop(), "shard-00001.safetensors contradicts its line"),
-    (lambda entry: entry.update(file="../other/shard-00001.safetensors"), "line 2: damaged .file"),
+    (lambda entry: entry.update(file="../other/shard-00001.safetensors"), "line 2 is not a shard's entry: file"),
     (lambda entry: entry["problems"][1].update(id="p0"), r"index.jsonl, line 2: the problem 'p0' is there twice"),
 ]
 
@@ -163,10 +163,10 @@ def test_what_is_no_collection_is_said_so(tmp_path):
     make_collection(tmp_path, num_problems=5)
     raw = json.loads((tmp_path / "collection.json").read_text())
     (tmp_path / "collection.json").write_text(json.dumps({**raw, "format": 9}))
-    with pytest.raises(UserError, match="format 9"):
+    with pytest.raises(UserError, match="format: Input should be 1, not 9"):
         read_header(tmp_path)
     (tmp_path / INDEX_FILE).write_text("{}\n")
-    with pytest.raises(UserError, match=r"index.jsonl, line 1: damaged"):
+    with pytest.raises(UserError, match=r"index.jsonl, line 1 is not a shard"):
         list(read_index(tmp_path))
 
 

@@ -438,8 +438,11 @@ def test_a_fit_follows_the_labels(tmp_path, objective):
             r"1 labels for trace 0 of p0, which has \d thoughts",
         ),
         ({"problem": "none", "trace": 0, "labels": [0.5]}, "labels no trace of this collection: name its problems"),
-        ({"problem": "p0", "trace": 0, "labels": [1.5]}, r"line 1: damaged \(labels.0: .*less than or equal to 1"),
-        ({"problem": "p0", "trace": -1, "labels": []}, r"line 1: damaged \(trace: .*greater than or equal to 0"),
+        (
+            {"problem": "p0", "trace": 0, "labels": [1.5]},
+            r"line 1 is not labels: labels.0: .*less than or equal to 1",
+        ),
+        ({"problem": "p0", "trace": -1, "labels": []}, r"line 1 is not labels: trace: .*greater than or equal to 0"),
     ],
 )
 def test_labels_that_fit_no_trace_are_refused(data, tmp_path, line, message):

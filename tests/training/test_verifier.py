@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from gambit.config.options import SearchConfig
-from gambit.config.trust import ScorerTrust
 from gambit.errors import GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
 from gambit.solver import Solver
@@ -91,7 +90,7 @@ def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
     assert aucs[2] > 0.95 and aucs[3] > 0.9, "the third thought tells"
     assert 0.25 < aucs[0] < 0.75 and 0.25 < aucs[1] < 0.75, "what comes before it tells nothing"
     metrics = trained[0].verifier.info.metrics
-    trust = ScorerTrust.from_json(trained[0].verifier.info.trust)
+    trust = trained[0].verifier.info.trust
     as_searched = quarter_aucs(read, passages, judged, loaded.info.aggregation)
     assert trust.auc == pytest.approx([np.nanmean(each) for each in as_searched]), "by problems it was not chosen by"
     assert trust.num_problems == np.isfinite(as_searched[0]).sum() > 0
@@ -192,7 +191,7 @@ def test_fewer_problems_may_be_held_out_than_before(checkpoint, collection, mode
 
 
 def test_other_weights_than_those_that_wrote_the_traces_are_refused(collection, tiny_folder):
-    with pytest.raises(UserError, match="give the model that wrote them"):
+    with pytest.raises(UserError, match="give the model that wrote the traces"):
         train_verifier(VerifierPlan(collection, str(tiny_folder), RECIPE, DIVISION, device="cpu"))
 
 
@@ -417,11 +416,11 @@ def test_a_verifier_says_what_it_needs(checkpoint, model, tiny_folder, tmp_path)
     with pytest.raises(UserError, match=r"trained on qwen2-tiny: name its folder with --model"):
         LoraVerifier.load(checkpoint, CPU)
     with (
-        pytest.warns(GambitWarning, match="was trained on qwen2-tiny with weights"),
+        pytest.warns(GambitWarning, match="was made for qwen2-tiny with weights"),
         pytest.raises(UserError, match="does not fit the model"),
     ):
         LoraVerifier.load(checkpoint, CPU, str(tiny_folder))
-    with pytest.raises(UserError, match=r"holds no verifier.json"):
+    with pytest.raises(UserError, match=r"verifier.json cannot be read"):
         LoraVerifier.load(tmp_path, CPU, str(model))
     (tmp_path / "verifier.json").write_text('{"rank": "many"}')
     with pytest.raises(UserError, match="not a verifier"):
@@ -455,7 +454,7 @@ def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_
     code, _, error = scorer(
         "eval", f"verifier:{out}", "--data", collection, "--model", model, "--device", "cpu", "--write"
     )
-    trust = ScorerTrust.from_json(read_info(out).trust)
+    trust = read_info(out).trust
     assert code == 0 and trust.halfway == report["rankings"][0]["auc"]["0.5"]["value"], error
     code, said, _ = scorer("show", f"verifier:{out}")
     assert code == 0 and "base_model" in said and "qwen2-tiny" in said

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from gambit.errors import UserError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
 from gambit.events import Json
 from gambit.stats import FEWEST_PROBLEMS, log_odds
 from gambit.types import PoolSettings
@@ -21,98 +20,63 @@ FEWEST_TRACES = 8  # that a spread can be told from
 LONGEST_TRACE = 100_000_000  # tokens; no model's context is as long
 
 
-@dataclass(frozen=True, slots=True)
-class ScorerTrust:
+def _by_share(raw: object) -> object:
+    """Returns the values at SHARES of an object such as {"0.25": 0.7, …}. NaN and null mean: nothing can be said."""
+    if isinstance(raw, dict):
+        if missing := [f"{share:g}" for share in SHARES if f"{share:g}" not in raw]:
+            raise ValueError(f"no AUC at {', '.join(missing)} of a trace")
+        raw = [raw[f"{share:g}"] for share in SHARES]
+    if not isinstance(raw, list | tuple):
+        return raw
+    return tuple(None if isinstance(value, float) and math.isnan(value) else value for value in raw)
+
+
+def _by_count(raw: object) -> object:
+    """Returns the values after each of THOUGHTS of an object such as {"1": 0.3, …}."""
+    return tuple(raw.get(str(count)) for count in THOUGHTS if raw) if isinstance(raw, dict) else raw
+
+
+Aucs = Annotated[
+    tuple[Annotated[float, Field(ge=0, le=1)] | None, ...],
+    Field(min_length=len(SHARES), max_length=len(SHARES)),
+    BeforeValidator(_by_share),
+    PlainSerializer(lambda auc: {f"{share:g}": value for share, value in zip(SHARES, auc, strict=True)}),
+]
+Widths = Annotated[
+    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, ...],
+    BeforeValidator(_by_count),
+    PlainSerializer(lambda widths: {str(n): width for n, width in zip(THOUGHTS, widths, strict=False)}),
+]
+
+
+class ScorerTrust(BaseModel):
     """How often a scorer puts a right trace above a wrong one of the same problem, on problems it was not fitted to."""
 
-    auc: tuple[float, ...]  # at each of SHARES, averaged over problems; 0.5 is chance, no number: nothing can be said
-    num_problems: int  # with right and wrong traces
+    model_config = ConfigDict(frozen=True, strict=True, populate_by_name=True, serialize_by_alias=True)
+
+    auc: Aucs  # at each of SHARES, averaged over problems; 0.5 is chance, None: nothing can be said
+    num_problems: int = Field(ge=0, alias="problems")  # with right and wrong traces
     base_model: str | None = None
     source: str | None = None  # where the problems came from
-    # How far the scores of a problem's traces lay apart after so many THOUGHTS (`spread_of`), averaged over problems;
+    # The deviation of the scores of a problem's traces after so many THOUGHTS (`spread_of`), averaged over problems;
     # None where too few traces had as many.
-    spread: tuple[float | None, ...] = ()
-    median_tokens: float | None = None  # of these problems' traces: a warm-up follows from how long traces are
+    spread: Widths = ()
+    # Of these problems' traces: a warm-up follows from how long traces are.
+    median_tokens: Annotated[float, Field(ge=1, le=LONGEST_TRACE)] | None = None
 
     @property
     def halfway(self) -> float:
-        return self.auc[HALFWAY]
+        found = self.auc[HALFWAY]
+        return math.nan if found is None else found
 
     @property
     def is_judged(self) -> bool:
-        """A figure of a handful of problems is a matter of luck."""
-        return self.num_problems >= FEWEST_PROBLEMS and all(map(math.isfinite, self.auc))
+        """Returns False for a figure of a handful of problems, which is a matter of luck."""
+        return self.num_problems >= FEWEST_PROBLEMS and None not in self.auc
 
     def to_json(self) -> dict[str, Json]:
-        known = (value if math.isfinite(value) else None for value in self.auc)
-        auc: dict[str, Json] = {f"{share:g}": value for share, value in zip(SHARES, known, strict=True)}
-        spread: dict[str, Json] = {str(n): value for n, value in zip(THOUGHTS, self.spread, strict=False)}
-        about: dict[str, Json] = {"base_model": self.base_model, "source": self.source}
-        length: dict[str, Json] = {} if self.median_tokens is None else {"median_tokens": self.median_tokens}
-        return {"auc": auc, "problems": self.num_problems, **about, **({"spread": spread} if spread else {}), **length}
-
-    @classmethod
-    def from_json(cls, raw: Json) -> ScorerTrust | None:
-        """None where a checkpoint says nothing; KeyError, TypeError or ValueError where it says it wrongly."""
-        if raw is None:
-            return None
-        if not isinstance(raw, dict) or not isinstance(found := raw["auc"], dict):
-            raise ValueError(f"trust = {raw!r} is no object with an auc by share")
-        auc = tuple(_checked_auc(found[f"{share:g}"]) for share in SHARES)
-        about = _text(raw.get("base_model")), _text(raw.get("source"))
-        length = None if (tokens := raw.get("median_tokens")) is None else _checked_length(tokens)
-        return cls(auc, int(_number(raw["problems"])), *about, _checked_spread(raw.get("spread")), length)
-
-
-def read_trust(raw: Json, checkpoint: Path | str) -> ScorerTrust | None:
-    """What a checkpoint says about its trust; one that says it wrongly is named."""
-    try:
-        return ScorerTrust.from_json(raw)
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{checkpoint}: its trust cannot be read ({what}): train it anew, or take \"trust\" out of its "
-                        "metadata and judge it with `gambit scorer eval --write`") from error  # fmt: skip
-
-
-def _number(raw: Json) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise ValueError(f"{raw!r} is not a number")
-    if abs(raw) > sys.float_info.max:  # JSON has integers of any size
-        raise ValueError("a number in it is too large or infinite")
-    return raw
-
-
-def _checked_auc(raw: Json) -> float:
-    if raw is None:
-        return math.nan
-    if not 0 <= (value := _number(raw)) <= 1:
-        raise ValueError(f"an AUC of {value} is not between 0 and 1")
-    return value
-
-
-def _checked_spread(raw: Json) -> tuple[float | None, ...]:
-    """Checkpoints from before have none."""
-    if raw is None:
-        return ()
-    if not isinstance(raw, dict):
-        raise ValueError(f"spread = {raw!r} is no object by number of thoughts")
-    return tuple(None if (value := raw.get(str(n))) is None else _checked_width(value) for n in THOUGHTS)
-
-
-def _checked_width(raw: Json) -> float:
-    if not 0 <= (value := _number(raw)) < math.inf:
-        raise ValueError(f"a spread of {value} is not a number from 0 on")
-    return value
-
-
-def _checked_length(raw: Json) -> float:
-    if not 1 <= (value := _number(raw)) <= LONGEST_TRACE:
-        raise ValueError(f"a trace of {value:g} tokens is none from 1 to {LONGEST_TRACE:,}")
-    return value
-
-
-def _text(raw: Json) -> str | None:
-    return None if raw is None else str(raw)
+        """Returns what a checkpoint stores."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
 
 MARGIN = 2.0  # odds of 7 to 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+from pydantic import ConfigDict
 
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 class ScorerInfo:
     """What a scorer needs from an engine and what its numbers mean; for a learned one, its checkpoint's metadata."""
 
+    __pydantic_config__: ClassVar = ConfigDict(strict=True)
+
     architecture: str
     state_position: StatePosition = StatePosition.BOUNDARY
     aggregation: Aggregation = Aggregation.MEAN
@@ -30,7 +34,7 @@ class ScorerInfo:
     layers: tuple[int, ...] = (-1,)  # several are concatenated
     base_model: str | None = None
     base_model_hash: str | None = None
-    trust: ScorerTrust | None = None  # None: nobody judged it
+    trust: ScorerTrust | None = None  # None: it was never evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +125,42 @@ class HistoryScorer(Scorer, Protocol):
         """[n] float32 scores of the next thought of n traces; fills their own slots."""
 
 
-def check_fit(info: ScorerInfo, *, hidden_size: int) -> None:
-    """Refuses a scorer that was made for another model shape."""
-    if info.hidden_size is not None and info.hidden_size != hidden_size:
-        raise UserError(
-            f"the scorer expects hidden size {info.hidden_size}, the model has {hidden_size}: "
-            "use a scorer trained for this model, or leave --scorer out"
-        )
+@dataclass(frozen=True, slots=True)
+class MadeFor:
+    """A model and a way of cutting thoughts, as a scorer, a verifier or a collection was made for, or as a run has."""
+
+    name: str  # in messages: "the scorer", "the model"
+    hidden_size: int | None = None  # None here and below: any, or not known
+    boundary_rule: str | None = None
+    weights: str | None = None  # their hash
+    model: str | None = None  # whose weights these are
+
+
+def made_for(info: ScorerInfo, name: str = "the scorer") -> MadeFor:
+    return MadeFor(name, info.hidden_size, info.boundary_rule, info.base_model_hash, info.base_model)
+
+
+def check_fit(
+    scorer: MadeFor,
+    found: MadeFor,
+    fix: str = "give a scorer that was trained for this model",
+    *,
+    needs_weights: bool = False,
+) -> str | None:
+    """Raises where a scorer cannot work.
+
+    Where only the model's weights are others, it raises if `needs_weights`, else it returns a warning.
+    """
+    for what, needed, there in (
+        ("hidden size", scorer.hidden_size, found.hidden_size),
+        ("thoughts cut by", scorer.boundary_rule, found.boundary_rule),
+    ):
+        if None not in (needed, there) and needed != there:
+            raise UserError(f"{scorer.name} expects {what} {needed}, {found.name} has {there}: {fix}")
+    if not scorer.weights or not found.weights or scorer.weights == found.weights:
+        return None
+    of_model = f"{scorer.model} with weights" if scorer.model else "weights"
+    differ = f"{scorer.name} was made for {of_model} {scorer.weights[:20]}…, {found.name} has {found.weights[:20]}…"
+    if needs_weights:
+        raise UserError(f"{differ}: {fix}")
+    return f"{differ}: fine for a quantised variant, wrong for another model"

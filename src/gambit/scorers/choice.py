@@ -10,7 +10,7 @@ from typing import cast
 from gambit.config import registry
 from gambit.errors import GambitWarning
 from gambit.models import files as models
-from gambit.scorers.base import Scorer, ScorerInfo
+from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
 from gambit.scorers.checkpoint import load_checkpoint
 
 NO_SCORER = (
@@ -48,11 +48,8 @@ def model_scorer(source: str) -> Scorer | None:
 
 def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
     """Warns where a scorer was trained on the states of other weights."""
-    if info.base_model_hash is None or (found := models.weight_hash(source)) in (None, info.base_model_hash):
+    if info.base_model_hash is None:
         return
-    warnings.warn(
-        f"the scorer was trained on {info.base_model} with weights {info.base_model_hash[:20]}…, {model} has "
-        f"{found[:20]}…: that may do for a quantised variant, not for another model; --any-weights says that you know",
-        GambitWarning,
-        stacklevel=3,
-    )  # fmt: skip
+    warning = check_fit(made_for(info), MadeFor(model, weights=models.weight_hash(source)))
+    if warning is not None:
+        warnings.warn(f"{warning}; silence this with --any-weights", GambitWarning, stacklevel=3)

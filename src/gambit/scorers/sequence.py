@@ -6,21 +6,27 @@ import copy
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import torch
+from pydantic import ConfigDict
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from gambit.errors import UserError
 from gambit.scorers.base import PastThoughts, ScorerInfo, ThoughtBatch
-from gambit.scorers.mlp import FORMAT, METADATA_KEY, check_finite, info_json, read_info
+from gambit.scorers.checkpoint import FIX, Checkpoint
+from gambit.storage.files import record_in
 from gambit.types import Aggregation
 
 ARCHITECTURE = "sequence"
-_SHAPE = "shape"  # its place in the metadata
+SHAPE = "shape"  # its place in the metadata
 _ROPE_BASE = 10_000.0
 _GATHERED = 1 << 25  # numbers, of keys or values of one layer: 128 MiB
+
+
+class ShapeError(UserError, ValueError):
+    """Refuses a shape, also one in a file, whose reader then names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,8 @@ class SequenceShape:
     happened earlier reaches a step through the layers below only.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
+
     features: int  # of a state; several layers concatenated count together
     width: int = 256
     layers: int = 2
@@ -40,7 +48,7 @@ class SequenceShape:
 
     def __post_init__(self) -> None:
         if min(dataclasses.astuple(self)) < 1 or self.width % (2 * self.heads):
-            raise UserError(f"{self}: everything must be positive, and width a multiple of twice the heads")
+            raise ShapeError(f"{self}: everything must be positive, and width a multiple of twice the heads")
 
     @property
     def mlp_width(self) -> int:
@@ -189,6 +197,13 @@ class SequenceScorer:
         network = copy.deepcopy(self.network).to(device).eval().requires_grad_(False)
         return SequenceScorer(self.info, network)
 
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.network.state_dict())
+
+    @property
+    def shape_metadata(self) -> dict[str, object]:
+        return {SHAPE: dataclasses.asdict(self.network.shape)}
+
     def memory(self, num_slots: int) -> Tensor:
         shape = self.network.shape
         weight = self.network.output.weight
@@ -212,41 +227,14 @@ def sequence_info(shape: SequenceShape, info: ScorerInfo | None = None) -> Score
     return dataclasses.replace(base, architecture=ARCHITECTURE, aggregation=Aggregation.LAST)
 
 
-def load_sequence(path: Path) -> SequenceScorer:
-    """The scorer in a checkpoint, its shapes checked against its own metadata."""
-    from safetensors import SafetensorError, safe_open
-
+def load_sequence(content: Checkpoint) -> SequenceScorer:
+    """Returns the scorer in a checkpoint, its shapes checked against its own metadata."""
+    where = f"the {SHAPE} in {content.path}"
+    shape = record_in(SequenceShape, json.dumps(content.metadata.get(SHAPE)), where, "a sequence scorer's", FIX)
+    network = SequenceNetwork(shape)
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            info = read_info(path, header, ARCHITECTURE)
-            network = SequenceNetwork(_read_shape(path, header))
-            names = file.keys()
-            tensors = {name: file.get_tensor(name).float() for name in names}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as a safetensors scorer ({error})") from error
-    check_finite(path, tensors)
-    try:
-        network.load_state_dict(tensors)
+        network.load_state_dict(content.tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: the weights are not those of {network.shape}: {reason}") from error
-    return SequenceScorer(info, network.eval().requires_grad_(False))
-
-
-def save_sequence(scorer: SequenceScorer, path: Path, extra: dict[str, object] | None = None) -> None:
-    """Write a checkpoint; `extra` (training data, metrics) joins the metadata."""
-    from safetensors.torch import save_file
-
-    shape = dataclasses.asdict(scorer.network.shape)
-    metadata = {"format": FORMAT, **info_json(scorer.info), _SHAPE: shape, **(extra or {})}
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in scorer.network.state_dict().items()}
-    save_file(tensors, path, metadata={METADATA_KEY: json.dumps(metadata)})
-
-
-def _read_shape(path: Path, header: dict[str, str]) -> SequenceShape:
-    raw = json.loads(header[METADATA_KEY]).get(_SHAPE)
-    try:
-        return SequenceShape(**raw)
-    except TypeError as error:
-        raise UserError(f"{path}: no shape of a sequence scorer in the metadata ({error})") from error
+        raise UserError(f"{content.path}: the weights are not those of {shape}: {reason}; {FIX}") from error
+    return SequenceScorer(content.info, network.eval().requires_grad_(False))

@@ -11,7 +11,7 @@ from gambit.config.options import EngineConfig
 from gambit.config.presets import ModelDefaults
 from gambit.engines.base import Engine, start_engine
 from gambit.models import files as models
-from gambit.scorers.base import Scorer, ScorerInfo, check_fit
+from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
 from gambit.scorers.choice import load_scorer, model_scorer
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.host import SearchHost
@@ -84,7 +84,8 @@ def load_parts(config: EngineConfig, scorer: str | Scorer | Verifier) -> SolverP
         ends = stop_ids(tokenizer, generation.eos_ids)
         if verifier is not None:
             verifier.wait()
-        check_fit(own_scorer.info, hidden_size=host.engine.info.hidden_size)
+        model = MadeFor("the model", host.engine.info.hidden_size)
+        check_fit(made_for(own_scorer.info), model, "give a scorer that was trained for it, or leave --scorer out")
         started.pop_all()
     return SolverParts(
         config, source, named, defaults, own_scorer, verifier, host, engine_config.memory_ratio, rule, ends

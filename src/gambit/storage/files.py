@@ -1,4 +1,4 @@
-"""Files that survive a kill or a full disk: appended lines, files that are whole or absent, JSON objects."""
+"""Files that survive a kill or a full disk: appended lines, whole or absent files, JSON objects, records."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from gambit.errors import StorageError, UserError, reason_of
 
+SomeRecord = TypeVar("SomeRecord")
 CHUNK_BYTES = 1 << 16
 PARTIAL = ".partial"  # the end of a name of what is not whole yet
 
@@ -43,6 +47,10 @@ def write_whole(path: Path, content: bytes) -> None:
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("wb") as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # as the file that it takes the place of
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # as the file that it takes the place of
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -113,13 +121,7 @@ def _end_of_last_line(file: BinaryIO, end: int) -> int:
 
 def read_object(path: Path, what: str, fix: str) -> dict[str, Any]:
     """Returns the JSON object in a file; `what` it should be and the `fix` are for the error message."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({reason_of(error)}): {fix}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not {what}: {reason_of(error)}; {fix}") from error
-    return object_in(text, str(path), what, fix)
+    return object_in(_read(path, what, fix), str(path), what, fix)
 
 
 def object_in(text: str, where: str, what: str, fix: str) -> dict[str, Any]:
@@ -131,3 +133,34 @@ def object_in(text: str, where: str, what: str, fix: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{where} is not {what}: it must be an object, not {type(found).__name__}; {fix}")
     return found
+
+
+def read_record(kind: type[SomeRecord], path: Path, what: str, fix: str) -> SomeRecord:
+    """Returns the record in a file, checked by pydantic: a model, or a dataclass."""
+    return record_in(kind, _read(path, what, fix), str(path), what, fix)
+
+
+def record_in(kind: type[SomeRecord], text: str, where: str, what: str, fix: str) -> SomeRecord:
+    """Returns the record in a text. An error names the first field that is wrong."""
+    try:
+        found: SomeRecord = _adapter(kind).validate_json(text)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        value = f", not {first['input']!r}" if first["type"] == "literal_error" else ""
+        raise UserError(f"{where} is not {what}: {place}{first['msg']}{value}; {fix}") from error
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _read(path: Path, what: str, fix: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({reason_of(error)}): {fix}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not {what}: {reason_of(error)}; {fix}") from error

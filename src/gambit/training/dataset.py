@@ -16,8 +16,8 @@ import torch
 from pydantic import Field
 
 from gambit.errors import UserError
-from gambit.storage.files import whole_lines
-from gambit.training.storage import Header, ProblemRecord, Record, Shard, parsed, read_header, read_shards, state_name
+from gambit.storage.files import record_in, whole_lines
+from gambit.training.storage import Header, ProblemRecord, Record, Shard, read_header, read_shards, state_name
 from gambit.types import StatePosition
 
 OUTCOMES = "outcomes"  # a thought's label is the outcome of its trace
@@ -229,5 +229,8 @@ def read_labels(source: str) -> Labels:
     path = Path(source)
     if not path.is_file():
         raise UserError(f"unknown labels {source!r}: use {OUTCOMES}, or a .jsonl file with a label of each thought")
-    lines = (parsed(TraceLabels, line, f"{path}, line {number}") for number, line in whole_lines(path))
+    fix = "give one object a line with problem, trace and labels from 0 to 1"
+    lines = (
+        record_in(TraceLabels, line, f"{path}, line {number}", "labels", fix) for number, line in whole_lines(path)
+    )
     return Labels(path, {(line.problem, line.trace): line.labels for line in lines})

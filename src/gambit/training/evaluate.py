@@ -149,7 +149,8 @@ def trust_of(report: ScorerReport, name: str) -> ScorerTrust | None:
         return None
     ranking = next(ranking for ranking in report.rankings if ranking.name == name)
     auc = tuple(ranking.auc[share].value for share in TRUST_SHARES)
-    return ScorerTrust(auc, report.num_mixed, report.model, report.source, ranking.spread, report.median_tokens)
+    return ScorerTrust(auc=auc, num_problems=report.num_mixed, base_model=report.model, source=report.source,
+                       spread=ranking.spread, median_tokens=report.median_tokens)  # fmt: skip
 
 
 # -- scores ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.events import Json
 from gambit.models import files as models
-from gambit.scorers.base import Scorer, ScorerInfo
+from gambit.scorers.base import Scorer, check_fit, made_for
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
 from gambit.stats import Interval, Ints
 from gambit.training.dataset import Dataset, Division, Part
@@ -59,7 +59,11 @@ def judge_scorers(
     if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
         raise UserError(f"two scorers are called {twice[0]!r}: rename one, or judge one at a time")
     for name in names:
-        _check_made_for(_label(name), _info(name), reader.header, warn)
+        info, label = _folder_info(name), _label(name)
+        scorer = made_for(_load(name).info, label) if info is None else info.made_for(label)
+        warning = check_fit(scorer, reader.header.made_for("the collection"))
+        if warning is not None:
+            warn(warning)
     data = _data_of(names[0], reader)
     traces = held_out_traces(data, part, names, folder)
     rated = {_label(name): _rated(name, reader, traces, pick_device(device), model) for name in names}
@@ -96,16 +100,6 @@ def _folder_info(name: str) -> LoraInfo | None:
     return read_info(Path(name)) if is_verifier(name) else None
 
 
-def _info(name: str) -> ScorerInfo:
-    info = _folder_info(name)
-    if info is None:
-        return _load(name).info
-    return ScorerInfo(
-        info.architecture, hidden_size=info.hidden_size, boundary_rule=info.boundary_rule,
-        base_model=info.base_model, base_model_hash=info.base_model_hash,
-    )  # fmt: skip
-
-
 def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
     """Refuse to write figures into what is no checkpoint, or figures of problems that a scorer was fitted to."""
     for name in names:
@@ -128,7 +122,7 @@ def write_figures(names: Sequence[str], report: ScorerReport) -> None:
 
 
 def _with_figures(info: LoraInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> LoraInfo:
-    trusted = {} if trust is None else {"trust": trust.to_json()}
+    trusted = {} if trust is None else {"trust": trust}
     return info.model_copy(update={"metrics": {**info.metrics, **metrics}, **trusted})
 
 
@@ -154,19 +148,6 @@ def _load(name: str) -> Scorer:
     if name.endswith(".safetensors") or Path(name).is_file():
         return load_checkpoint(Path(name))
     return cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))()
-
-
-def _check_made_for(name: str, info: ScorerInfo, header: Header, warn: Callable[[str], None]) -> None:
-    if info.hidden_size is not None and info.hidden_size != header.hidden_size:
-        raise UserError(f"{name} expects hidden size {info.hidden_size}, the collection has {header.hidden_size}")
-    if info.boundary_rule != header.boundary_rule:
-        raise UserError(
-            f"{name} expects thoughts cut by {info.boundary_rule!r}, the collection has {header.boundary_rule!r}"
-        )
-    if info.base_model_hash and header.model_hash and info.base_model_hash != header.model_hash:
-        warn(
-            f"{name} was trained on weights {info.base_model_hash[:20]}…, the collection has {header.model_hash[:20]}…"
-        )
 
 
 def _division_on(name: str, folder: Path) -> Division | None:

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
-from gambit.scorers.mlp import BLEND, BlendScorer, MlpScorer
+from gambit.scorers.mlp import BlendScorer, MlpScorer
 from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
 
 MLP_WIDTH = 512
 SLOPE_GAIN = 30.0  # one parameter beside a million with the same learning rate
 SMALLEST_SPREAD = 1e-3  # of a feature: one that hardly varies must not be amplified
-ARCHITECTURES = ("mlp", BLEND, "sequence")
+BLEND = BlendScorer.architecture
+ARCHITECTURES = (MlpScorer.architecture, BLEND, "sequence")
 
 
 @dataclass(frozen=True, slots=True)

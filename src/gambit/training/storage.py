@@ -12,18 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from gambit.errors import UserError
-from gambit.storage.files import PARTIAL, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
+from gambit.scorers.base import MadeFor
+from gambit.storage.files import (
+    PARTIAL,
+    append_synced,
+    drop_torn_line,
+    opened_to_append,
+    read_record,
+    record_in,
+    whole_lines,
+    write_whole,
+)
 from gambit.storage.folders import locked
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1
 HEADER_FILE, INDEX_FILE = "collection.json", "index.jsonl"
 _MAY_DIFFER = ("id", "source")  # more problems may join a collection; how its traces were made may not change
 
@@ -37,7 +46,7 @@ class Record(BaseModel):
 class Header(Record):
     """How every trace of a collection was made."""
 
-    format: int = FORMAT
+    format: Literal[1] = 1
     id: str
     source: str  # where the problems come from: a file's name, or pawn:<split>
     model: str
@@ -49,6 +58,10 @@ class Header(Record):
     traces_per_problem: int
     has_confidence: bool
     sampling: dict[str, float | int | str | None]
+
+    def made_for(self, name: str) -> MadeFor:
+        """Returns what a scorer trained on these traces is made for."""
+        return MadeFor(name, self.hidden_size, self.boundary_rule, self.model_hash, self.model)
 
 
 class TraceRecord(Record):
@@ -214,39 +227,25 @@ def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, obje
 
 # -- reading ---------------------------------------------------------------------------------------------------
 
-SomeRecord = TypeVar("SomeRecord", bound=Record)
-
 
 def read_header(folder: Path) -> Header:
     path = folder / HEADER_FILE
     if not path.is_file():
         raise UserError(f"no {HEADER_FILE} in {folder}: give a folder that `gambit scorer collect` wrote")
-    header = parsed(Header, path.read_bytes(), str(path))
-    if header.format != FORMAT:
-        raise UserError(f"{path}: format {header.format}, this version reads {FORMAT}")
-    return header
+    return read_record(Header, path, "a collection's header", "copy the collection again, or collect it anew")
 
 
 def read_index(folder: Path) -> Iterator[ShardEntry]:
     """Every complete line of the index; a problem that is there twice would count twice."""
     path, seen = folder / INDEX_FILE, set[str]()
     for number, line in whole_lines(path):
-        entry = parsed(ShardEntry, line, f"{path}, line {number}")
+        entry = record_in(ShardEntry, line, f"{path}, line {number}", "a shard's entry", "collect its problems anew")
         for problem in entry.problems:
             if problem.id in seen:
                 raise UserError(f"{path}, line {number}: the problem {problem.id!r} is there twice: delete that line, "
                                 "and collect what is missing then")  # fmt: skip
             seen.add(problem.id)
         yield entry
-
-
-def parsed(kind: type[SomeRecord], content: str | bytes, where: str) -> SomeRecord:
-    """Returns a record from its JSON; `where` is named where it is damaged."""
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{where}: damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})") from error
 
 
 def read_shards(folder: Path, *, skip_corrupted: bool, on_skip: list[str] | None = None) -> Iterator[Shard]:

@@ -14,11 +14,10 @@ from gambit.config.trust import ScorerTrust
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
-from gambit.scorers.mlp import BLEND
 from gambit.training.dataset import OUTCOMES, Dataset, Division, Part, load_dataset, read_labels
 from gambit.training.evaluate import evaluate, trust_of
 from gambit.training.fit import Fitted, Say, fit
-from gambit.training.networks import ARCHITECTURES
+from gambit.training.networks import ARCHITECTURES, BLEND
 from gambit.training.objectives import AGGREGATIONS, CANDIDATES, RIDGE, FitRecipe, recipe_for
 from gambit.training.ridge import fit_ridge
 from gambit.training.storage import read_header

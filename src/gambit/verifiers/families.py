@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gambit.config.options import EngineConfig
-from gambit.config.trust import ScorerTrust, read_trust
+from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
 from gambit.storage.files import read_object
 from gambit.text.boundary import THINK_END, THINK_START
@@ -17,6 +16,7 @@ from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
 from gambit.text.tokenizers import Tokenizer, load_tokenizer, single_token
 from gambit.types import Aggregation, ChatMessage
 from gambit.verifiers.base import ThoughtReading, VerifierInfo
+from gambit.verifiers.lora_folder import INFO_FILE, read_info
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,6 @@ QWEN_STEP = "<extra_0>"
 SHEPHERD_STEP = "ки"
 GOOD, BAD = "+", "-"
 INDEX = "model.safetensors.index.json"
-VERIFIER_FILE = "verifier.json"  # beside a sequence classifier that `gambit scorer export` wrote
 
 
 class PromptFormat(Protocol):
@@ -218,8 +217,10 @@ def _files_with(folder: Path, names: Sequence[str]) -> list[Path]:
         if not files:
             raise UserError(f"{folder}: no weights in safetensors files")
         return files
-    places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    return sorted({folder / places[name] for name in names if name in places})
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise UserError(f"{index} has no weight_map: copy the model's files again")
+    return sorted({folder / str(places[name]) for name in names if name in places})
 
 
 def has_tensor(folder: Path, name: str) -> bool:
@@ -316,16 +317,11 @@ class OwnSettings:
 
 
 def own_settings(folder: Path) -> OwnSettings:
-    """Those of the folder, or none."""
-    path = folder / VERIFIER_FILE
-    if not path.is_file():
+    """Returns the settings in a folder that `gambit scorer export` wrote, else the defaults."""
+    if not (folder / INFO_FILE).is_file():
         return OwnSettings()
-    found = _read_json(path)
-    try:
-        offset = float(found["calibration"]["offset"])
-        return OwnSettings(offset, Aggregation(found["aggregation"]), read_trust(found.get("trust"), path))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not what `gambit scorer` writes beside a verifier ({error})") from error
+    info = read_info(folder)
+    return OwnSettings(info.calibration.offset, info.aggregation, info.trust)
 
 
 def verifier_info(name: str, family: Family, settings: OwnSettings, config: EngineConfig, **where: Any) -> VerifierInfo:
@@ -359,7 +355,7 @@ def _name_of(folder: Path, architecture: str) -> str | None:
     if architecture.endswith("ForPrmModel") or has_tensor(folder, "v_head.summary.weight"):
         return "skywork"
     if architecture.endswith("ForSequenceClassification"):
-        return "gambit" if (folder / VERIFIER_FILE).is_file() else "classifier"
+        return "gambit" if (folder / INFO_FILE).is_file() else "classifier"
     return _name_of_language_model(folder) if architecture.endswith("ForCausalLM") else None
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gambit.errors import GambitWarning, UserError
 from gambit.models import files as models
+from gambit.scorers.base import MadeFor, check_fit
 from gambit.storage.folders import cache_folder
 from gambit.verifiers.families import Head, Linear
 from gambit.verifiers.lora_folder import (
@@ -201,14 +202,10 @@ def base_of(info: LoraInfo, model: str | None) -> str:
     except UserError as error:
         hint = "" if model else f"; the verifier was trained on {info.base_model}: name its folder with --model"
         raise UserError(f"{error}{hint}") from error
-    size = models.hidden_size_on_disk(source)
-    if size not in (None, info.hidden_size):
-        raise UserError(f"the verifier was trained on {info.base_model} with hidden size {info.hidden_size}, "
-                        f"{models.name_of(source)} has {size}: name the right model with --model")  # fmt: skip
-    found = models.weight_hash(source)
-    if info.base_model_hash and found and found != info.base_model_hash:
-        warnings.warn(f"the verifier was trained on {info.base_model} with weights {info.base_model_hash[:20]}…, "
-                      f"{models.name_of(source)} has {found[:20]}…", GambitWarning, stacklevel=2)  # fmt: skip
+    found = MadeFor(models.name_of(source), models.hidden_size_on_disk(source), None, models.weight_hash(source))
+    warning = check_fit(info.made_for(), found, f"name {info.base_model} with --model")
+    if warning is not None:
+        warnings.warn(warning, GambitWarning, stacklevel=2)
     return source
 
 

@@ -5,68 +5,36 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
+from gambit.scorers.base import MadeFor
 from gambit.stats import sigmoid
+from gambit.storage.files import read_record, write_whole
 from gambit.storage.identity import files_hash
 from gambit.types import Aggregation
 
 if TYPE_CHECKING:
     import torch
-FORMAT = 1
 INFO_FILE = "verifier.json"
 WEIGHTS = "weights-*.safetensors"
 MOST_BYTES = 15_000_000  # of one file
 HEAD = "head.weight"
 ALL_LINEAR = "all-linear"
+WHAT = "a verifier's description"
+FIX = "give a folder that `gambit scorer train --architecture verifier` wrote"
 
 
-class CheckpointRecord(BaseModel):
-    """What a checkpoint's JSON is made of: an unknown field is an error."""
+class VerifierRecord(BaseModel):
+    """A JSON object in the files of a verifier. An unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class CheckpointDescription(CheckpointRecord):
-    """A whole file of it."""
-
-    format: int
-
-
-class _FormatOnly(BaseModel):
-    format: int
-
-
-Description = TypeVar("Description", bound=CheckpointDescription)
-
-
-def read_description(path: Path, kind: type[Description], name: str, known_format: int) -> Description:
-    """`name`: what `gambit scorer train --architecture` calls it."""
-    try:
-        content = path.read_bytes()
-        found = _FormatOnly.model_validate_json(content).format
-        if found != known_format:  # before its fields, which may be others
-            raise UserError(f"{path}: format {found}, this version reads {known_format}: write it anew with `gambit "
-                            f"scorer train --architecture {name}`")  # fmt: skip
-        return kind.model_validate_json(content)
-    except OSError as error:
-        raise UserError(f"{path.parent} holds no {path.name}: give a folder that `gambit scorer train --architecture "
-                        f"{name}` wrote") from error  # fmt: skip
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: not a {name} ({where}{': ' if where else ''}{first['msg']})") from error
-
-
-def write_description(path: Path, info: CheckpointDescription) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
-
-
-class Platt(CheckpointRecord):
+class Platt(VerifierRecord):
     """From a verifier's logit to the chance that the trace ends right: sigmoid(slope × logit + offset)."""
 
     slope: float = 1.0
@@ -79,10 +47,10 @@ class Platt(CheckpointRecord):
         return sigmoid(self.logit(logit))
 
 
-class LoraInfo(CheckpointDescription):
+class LoraInfo(VerifierRecord):
     """What a verifier was made from and how its numbers are read."""
 
-    format: int = FORMAT
+    format: Literal[1] = 1
     architecture: str = "verifier"
     base_model: str
     base_model_hash: str | None
@@ -94,8 +62,11 @@ class LoraInfo(CheckpointDescription):
     aggregation: Aggregation = Aggregation.LAST  # of a trace's thoughts: the logit of the latest one, or their mean
     calibration: Platt = Platt()
     training: dict[str, object] = Field(default_factory=dict)  # data, recipe, division
-    trust: dict[str, object] | None = None  # a `ScorerTrust`: how it ranks problems that it was not fitted to
+    trust: ScorerTrust | None = None
     metrics: dict[str, object] = Field(default_factory=dict)  # what it reached on held-out problems
+
+    def made_for(self, name: str = "the verifier") -> MadeFor:
+        return MadeFor(name, self.hidden_size, self.boundary_rule, self.base_model_hash, self.base_model)
 
 
 def is_verifier(path: str | Path) -> bool:
@@ -104,22 +75,23 @@ def is_verifier(path: str | Path) -> bool:
 
 
 def read_info(folder: Path) -> LoraInfo:
-    return read_description(folder / INFO_FILE, LoraInfo, "verifier", FORMAT)
+    return read_record(LoraInfo, folder / INFO_FILE, WHAT, FIX)
 
 
 def write_info(folder: Path, info: LoraInfo) -> None:
-    write_description(folder / INFO_FILE, info)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / INFO_FILE, f"{info.model_dump_json(indent=1)}\n".encode())
 
 
 def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> list[Path]:
     """Files named `weights-i-of-n`; those of an earlier verifier in this folder are removed."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     _remove_weights(folder)
     parts = list(_parts(tensors))
     paths = [folder / f"weights-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
     for path, part in zip(paths, parts, strict=True):
-        save_file(part, path)
+        write_whole(path, save(part))
     return paths
 
 

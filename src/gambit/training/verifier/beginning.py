@@ -9,6 +9,7 @@ import torch
 
 from gambit.errors import UserError
 from gambit.models import files as models
+from gambit.scorers.base import check_fit
 from gambit.training.dataset import Division
 from gambit.training.storage import Header
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
@@ -21,9 +22,8 @@ def beginning(plan: VerifierPlan, header: Header, device: torch.device) -> LoraV
     recipe = plan.recipe
     info = info_for(plan.model, rank=recipe.rank, alpha=recipe.alpha, targets=recipe.targets,
                     boundary_rule=header.boundary_rule)  # fmt: skip
-    if header.model_hash and info.base_model_hash and header.model_hash != info.base_model_hash:
-        raise UserError(f"{plan.data} holds traces of {header.model} with weights {header.model_hash[:20]}…, "
-                        f"{plan.model} has {info.base_model_hash[:20]}…: give the model that wrote them")  # fmt: skip
+    found = info.made_for(plan.model)
+    check_fit(header.made_for(f"{plan.data}"), found, "give the model that wrote the traces", needs_weights=True)
     if plan.start is None:
         return LoraVerifier.fresh(models.locate(plan.model), info, device)
     _check_same(plan.start, read_info(plan.start), info)
@@ -36,10 +36,9 @@ def beginning(plan: VerifierPlan, header: Header, device: torch.device) -> LoraV
 
 
 def _check_same(start: Path, before: LoraInfo, now: LoraInfo) -> None:
-    if before.base_model_hash and now.base_model_hash and before.base_model_hash != now.base_model_hash:
-        raise UserError(f"{start} was trained on {before.base_model} with weights {before.base_model_hash[:20]}…, "
-                        f"this model has {now.base_model_hash[:20]}…: an adapter fits its own model only")  # fmt: skip
-    for name in ("hidden_size", "rank", "alpha", "targets", "boundary_rule"):
+    own = "an adapter fits its own model only"
+    check_fit(before.made_for(f"{start}"), now.made_for("this model"), own, needs_weights=True)
+    for name in ("rank", "alpha", "targets"):
         mine, theirs = getattr(now, name), getattr(before, name)
         if mine != theirs:
             raise UserError(f"{start} has {name} {theirs}, {mine} was asked for: leave that out, or begin anew "

@@ -292,7 +292,7 @@ class _TrainingRun:
             "held_out_problems": num_problems,
             "by_aggregation": {str(each): float(np.nanmean(found)) for each, found in aucs.items()},
         }
-        trust = self._trust(plan.division, quarters, chosen).to_json()
+        trust = self._trust(plan.division, quarters, chosen)
         verifier = self._verifier.with_info(
             aggregation=chosen, calibration=calibration, training=described, metrics=metrics, trust=trust
         )
@@ -313,7 +313,8 @@ class _TrainingRun:
         reached = tuple(float(np.nanmean(each)) for each in quarters)
         length = float(np.median(data.traces.num_tokens[traces]))
         num_problems = int(np.isfinite(quarters[0]).sum())
-        return ScorerTrust(reached, num_problems, data.header.model, data.header.source, median_tokens=length)
+        return ScorerTrust(auc=reached, num_problems=num_problems, base_model=data.header.model,
+                           source=data.header.source, median_tokens=length)  # fmt: skip
 
 
 def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
