@@ -1,4 +1,4 @@
-"""From a finished search to what a client gets: the winners' texts, why they ended, what they cost."""
+"""The answer to a client: the texts of the winning traces, why they ended, and what they cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_TEXT = "the winning trace gave its answer inside its thinking and said nothin
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One of the answers: what its trace thought, and what it said then."""
+    """One of the answers, with the thinking of its trace and the text after it."""
 
     reasoning: str | None
     content: str
@@ -34,7 +34,7 @@ class AnswerChoice:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """As the event log counts: every generated token, whichever trace it belongs to."""
+    """Token counts as in the event log: every generated token of every trace."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -51,18 +51,16 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class SearchAnswer:
-    """Everything that the formats of the API are made of."""
+    """The answers of a search, in no format yet."""
 
     choices: tuple[AnswerChoice, ...]
     usage: TokenUsage
-    gambit: Mapping[str, object]
+    gambit: Mapping[str, object]  # the field of that name
     result: SearchResult
 
 
-def answer_of(
-    search_id: str, ask: SearchAsk, pending: AnySearch, result: SearchResult, solver: AnySolver
-) -> SearchAnswer:
-    """The best-voted answers; where none can be read, the text of the trace with the best score."""
+def answer_of(ask: SearchAsk, pending: AnySearch, result: SearchResult, solver: AnySolver) -> SearchAnswer:
+    """Returns the best-voted answers, or the text of the trace with the best score where no answer can be read."""
     tree, warnings = pending.record.tree, [*ask.warnings, *pending.notes]
     picked = _winners(result.votes[: ask.fields.n], pending.record.ballots())
     if not picked:
@@ -70,19 +68,19 @@ def answer_of(
         warnings.append(note)
     elif len(picked) < ask.fields.n:
         warnings.append(f"n = {ask.fields.n}: the traces gave {len(picked)} different answers")
+    texts = {trace: _texts(solver, tree, trace, pending.thinks) for trace, _ in picked if trace is not None}
     is_cut = result.stop_reason in CUT_SHORT
-    choices = [_choice(ask, pending, solver, trace, answer, is_cut=is_cut) for trace, answer in picked]
-    if any(answer is not None and choice.trace is not None and not _said(solver, tree, choice.trace, pending.thinks)[1]
-           for choice, (_, answer) in zip(choices, picked, strict=True)):  # fmt: skip
+    choices = [_choice(ask, tree, texts, trace, answer, is_cut=is_cut) for trace, answer in picked]
+    if any(trace is not None and answer is not None and not texts[trace][1] for trace, answer in picked):
         warnings.append(NO_TEXT)
-    said = sum(_num_said(solver, tree, choice.trace, pending.thinks) for choice in choices if choice.trace is not None)
+    num_after = sum(_num_after_thinking(solver, tree, trace, pending.thinks) for trace in texts)
     generated = result.tokens.generated
-    usage = TokenUsage(len(pending.record.started.prompt_tokens), generated, max(generated - said, 0))
-    return SearchAnswer(tuple(choices), usage, _gambit(search_id, result, warnings), result)
+    usage = TokenUsage(len(pending.record.started.prompt_tokens), generated, max(generated - num_after, 0))
+    return SearchAnswer(tuple(choices), usage, _search_fields(result, warnings), result)
 
 
 def _winners(entries: Sequence[VoteEntry], ballots: Sequence[Ballot]) -> list[tuple[int | None, str | None]]:
-    """For each answer the trace that weighs most, the first of equals."""
+    """Returns each answer with its trace of most weight, the first among equals."""
     found: list[tuple[int | None, str | None]] = []
     for entry in entries:
         voters = [ballot for ballot in ballots if ballot.answer in entry.forms]
@@ -92,7 +90,7 @@ def _winners(entries: Sequence[VoteEntry], ballots: Sequence[Ballot]) -> list[tu
 
 
 def _best_scored(tree: TraceTree) -> tuple[list[tuple[int | None, str | None]], str]:
-    """Completed traces before others; a trace without a score comes last."""
+    """Returns the trace with the best score, completed ones first, and a warning."""
     spoken = [trace for trace in tree.traces if trace.num_tokens]
     best = max(spoken, key=lambda trace: _standing(tree, trace), default=None)
     if best is None:
@@ -106,12 +104,17 @@ def _standing(tree: TraceTree, trace: Trace) -> tuple[bool, bool, float, int]:
 
 
 def _choice(
-    ask: SearchAsk, pending: AnySearch, solver: AnySolver, trace: int | None, answer: str | None, *, is_cut: bool
+    ask: SearchAsk,
+    tree: TraceTree,
+    texts: Mapping[int, tuple[str | None, str]],
+    trace: int | None,
+    answer: str | None,
+    *,
+    is_cut: bool,
 ) -> AnswerChoice:
     if trace is None:
         return AnswerChoice(None, "", "length", None, answer)
-    tree = pending.record.tree
-    reasoning, content = _said(solver, tree, trace, pending.thinks)
+    reasoning, content = texts[trace]
     if not content and answer is not None:
         content = f"\\boxed{{{answer}}}" if ask.config.answer is AnswerKind.BOXED else answer
     content, is_stopped = _cut_at(content, ask.fields.stop)
@@ -119,8 +122,8 @@ def _choice(
     return AnswerChoice(reasoning, content, "stop" if is_whole else "length", trace, answer)
 
 
-def _said(solver: AnySolver, tree: TraceTree, trace: int, thinks: bool) -> tuple[str | None, str]:
-    """What a trace thought, without tags, and what it said after that."""
+def _texts(solver: AnySolver, tree: TraceTree, trace: int, thinks: bool) -> tuple[str | None, str]:
+    """Returns a trace's thinking, without its tags, and the text after it."""
     text = solver.text_of(tree.tokens_of(trace))
     before, tag, after = text.partition(THINK_END)
     if not tag and not thinks:
@@ -128,8 +131,7 @@ def _said(solver: AnySolver, tree: TraceTree, trace: int, thinks: bool) -> tuple
     return before.strip().removeprefix(THINK_START).strip(), after.strip()
 
 
-def _num_said(solver: AnySolver, tree: TraceTree, trace: int, thinks: bool) -> int:
-    """Tokens after the thinking."""
+def _num_after_thinking(solver: AnySolver, tree: TraceTree, trace: int, thinks: bool) -> int:
     tokens = tree.tokens_of(trace)
     end = solver.think_end
     if end is not None and end in tokens:
@@ -142,12 +144,14 @@ def _cut_at(content: str, stops: Sequence[str]) -> tuple[str, bool]:
     return (content[: min(places)], True) if places else (content, False)
 
 
-def _gambit(search_id: str, result: SearchResult, warnings: Sequence[str]) -> dict[str, object]:
-    """What no field of OpenAI's tells."""
-    votes = [{"answer": entry.answer, "weight": entry.weight, "traces": entry.traces, "roots": entry.roots}
-             for entry in result.votes]  # fmt: skip
+def _search_fields(result: SearchResult, warnings: Sequence[str]) -> dict[str, object]:
+    """Returns the results of the search for which OpenAI's formats have no fields."""
+    votes = [
+        {"answer": entry.answer, "weight": entry.weight, "traces": entry.traces, "roots": entry.roots}
+        for entry in result.votes
+    ]
     return {
-        "search_id": search_id,
+        "search_id": result.problem_id,
         "answer": result.answer,
         "votes": votes,
         "margin": result.margin,

@@ -1,4 +1,4 @@
-"""The application: the door in front of every request, the endpoints behind it, and what they share."""
+"""The application: a gateway that every request passes, the endpoints behind it, and how they are put together."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ from gambit.serve.settings import ServeSettings, is_loopback
 from gambit.storage.identity import package_version
 
 OPEN_PATHS = ("/health", "/ping")
-PAGE_PATHS = ("/", "/login", "/logout")  # and all under /page/: these ask for a session
+PAGE_PATHS = ("/", "/login", "/logout")  # these and all under /page/ need a session
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)  # it goes back in a header
 SAFE_METHODS = ("GET", "HEAD")
 KNOWN_PATHS = (*OPEN_PATHS, *PAGE_PATHS, "/version", "/metrics", "/v1/models", "/v1/chat/completions",
                "/v1/completions", "/v1/responses")  # fmt: skip
 
 
-class Front:
-    """Every request passes here before any handler sees it."""
+class Gateway:
+    """Checks key, origin and framing of every request, gives errors their form, and writes metrics and the log."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: ServerMetrics) -> None:
         self._app = app
@@ -83,7 +83,7 @@ class Front:
             self._check_origin(scope, headers)
             if key is not NOBODY or not self._settings.needs_key:
                 scope["state"]["admit"]()
-            scope["app"] = self  # then the router raises what it does not find, instead of answering in its own words
+            scope["app"] = self  # makes the router raise for unknown paths, instead of answering itself
             await self._app(scope, receive, reply)
         except GoneError:
             pass
@@ -96,7 +96,7 @@ class Front:
                 logger.info("%s", note.line(has_prompts=self._settings.log_prompts))
 
     def _key(self, path: str, headers: Headers) -> ApiKey:
-        """Who asks. The page looks at its sessions itself."""
+        """Returns the key of the client; raises without one, except for the page, which checks its sessions itself."""
         if not self._settings.needs_key or path in OPEN_PATHS:
             return NOBODY
         scheme, _, presented = headers.get("authorization", "").partition(" ")
@@ -105,24 +105,28 @@ class Front:
             return found
         if is_page(path):
             return NOBODY
-        said = "the API key is not one of this server's" if presented else "this server asks for an API key"
-        raise ApiError(401, f"{said}: send it as `Authorization: Bearer KEY`", code="invalid_api_key",
-                       headers={"www-authenticate": "Bearer"})  # fmt: skip
+        problem = "the API key is not one of this server's" if presented else "this server needs an API key"
+        raise ApiError(
+            401,
+            f"{problem}: send it as `Authorization: Bearer KEY`",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Other sites in a browser on this machine must not use a server that asks for no key, nor the page's forms."""
+        """Refuses other web sites in a browser on this machine, where no key is needed, and for forms of the page."""
         if self._settings.needs_key and not is_page(scope["path"]):
             return
         host = _hostname(headers.get("host", ""))
         if not self._settings.needs_key and is_loopback(self._settings.host) and not is_loopback(host):
-            raise ApiError(403, f"this server is for this machine alone, and was asked for as {host[:80]!r}")
+            raise ApiError(403, f"this server is for this machine alone, not for requests to {host[:80]!r}")
         origin = headers.get("origin")
         if scope["method"] not in SAFE_METHODS and origin and origin.partition("://")[2] != headers.get("host"):
-            raise ApiError(403, "requests of other sites are refused")
+            raise ApiError(403, "requests from other sites are refused")
 
 
 class _Reply:
-    """Sends, and knows what was sent."""
+    """Sends the answer of a request, and remembers its status."""
 
     def __init__(self, send: Send, note: RequestNote) -> None:
         self._send = send
@@ -158,10 +162,10 @@ def _note(scope: Scope, headers: Headers) -> RequestNote:
 
 
 def _check_framing(headers: Headers) -> None:
-    """Two ways to say where a body ends are how one request is smuggled inside another through a proxy."""
+    """Refuses two lengths of one body, with which a request can be smuggled inside another through a proxy."""
     lengths = headers.getlist("content-length")
     if ("transfer-encoding" in headers and lengths) or len(set(lengths)) > 1:
-        raise closing(400, "the request says twice where its body ends")
+        raise closing(400, "the request has two lengths of its body")
     if len(headers.getlist("host")) > 1:
         raise closing(400, "the request names two hosts")
 
@@ -170,7 +174,7 @@ def _hostname(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        raise bad_request(f"the Host {host[:80]!r} is none") from None
+        raise bad_request(f"cannot read the Host {host[:80]!r}") from None
 
 
 def _shown(error: Exception) -> ApiError:
@@ -180,7 +184,7 @@ def _shown(error: Exception) -> ApiError:
         sentence = "there is no such path" if error.status_code == 404 else error.detail
         return ApiError(error.status_code, sentence, headers=error.headers)
     if isinstance(error, UnicodeError):
-        return bad_request("the request holds text that is none")
+        return bad_request("the request holds text that cannot be encoded")
     if isinstance(error, GambitError):
         return as_api_error(error)
     logging.getLogger("gambit.serve").error("a request failed", exc_info=error)  # not among the lines of requests
@@ -192,7 +196,7 @@ def is_page(path: str) -> bool:
 
 
 def route_of(path: str) -> str:
-    """The path without ids, for metrics: what a stranger types makes no new series."""
+    """Returns the path without ids, for metrics: unknown paths make no new series."""
     if path in KNOWN_PATHS:
         return path
     for known in ("/v1/models", "/v1/responses", "/page"):
@@ -203,7 +207,7 @@ def route_of(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The handlers, with what they need."""
+    """The endpoints of OpenAI's and vLLM's APIs."""
 
     desk: SearchDesk
     reader: AskReader
@@ -236,7 +240,7 @@ class Api:
         return JSONResponse(self.ids.card(request.path_params["model"]))
 
     async def health(self, request: Request) -> Response:
-        """Whether searches are taken: what a balancer asks."""
+        """Answers a balancer: 200 while searches are taken."""
         if self.desk.engine_failure is not None:
             return JSONResponse({"status": "the engine has failed"}, 503)
         if self.desk.is_draining:
@@ -246,7 +250,7 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def ping(self, request: Request) -> Response:
-        """Whether the process does its work: who fails here is to be restarted."""
+        """Answers a supervisor: 200 unless the process must be restarted."""
         is_dead = self.desk.engine_failure is not None
         return JSONResponse({"status": "the engine has failed" if is_dead else "ok"}, 503 if is_dead else 200)
 
@@ -277,9 +281,9 @@ class Api:
         return self.reader.read(kind, parse_object(body), key_of_request(request).limits)
 
     def _open(self, request: Request, ask: SearchAsk) -> ServedSearch:
-        """Begin a search, after everything that can be refused without the engine."""
+        """Begins a search, after all checks that need no engine."""
         self.desk.solver.check_question(ask.last_message)
-        search = self.desk.open(ask, key_of_request(request), is_told=ask.fields.stream)
+        search = self.desk.open(ask, key_of_request(request), has_reader=ask.fields.stream)
         note_of_request(request).search = search
         return search
 
@@ -309,7 +313,7 @@ class Api:
             self.responses.keep(kept)
         if ask.fields.stream:
             parts = kept.stream(self.settings.sse_keep_alive_interval)
-            if fields.background:  # goes on when its reader leaves
+            if fields.background:  # it goes on when its client leaves
                 return http.EventStream(parts, lambda: None, has_done=False)
             return self._streamed(request, kept.search, parts, has_done=False)
         if not fields.background:
@@ -318,7 +322,7 @@ class Api:
 
     async def response(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
-            raise ApiError(400, "a response cannot be streamed again: ask for it without stream", param="stream")
+            raise ApiError(400, "a response cannot be streamed again: leave stream out", param="stream")
         return JSONResponse(self._kept(request).to_json())
 
     async def cancel_response(self, request: Request) -> Response:
@@ -346,14 +350,14 @@ MOST_TRACES_AT_A_TIME = 1024  # where the engine names no limit of its own
 
 @dataclass(frozen=True, slots=True)
 class ServedApp:
-    """The ASGI application, and the desk behind it."""
+    """The ASGI application, and its searches."""
 
-    front: Front
+    gateway: Gateway
     desk: SearchDesk
 
 
 def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> ServedApp:
-    """To be called on the event loop that will run it."""
+    """Puts the application together; called on the event loop that will run it."""
     metrics = ServerMetrics()
     max_traces = settings.max_traces or solver.most_traces or MOST_TRACES_AT_A_TIME
     desk = SearchDesk(solver, settings, metrics, max_traces)
@@ -363,4 +367,4 @@ def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> 
     api = Api(desk, reader, ids, settings, ResponseStore(settings.response_seconds, settings.max_responses))
     page = LivePage(desk, reader, ids, settings)
     router = Router([*api.routes(), *page.routes()], redirect_slashes=False)
-    return ServedApp(Front(router, settings, metrics), desk)
+    return ServedApp(Gateway(router, settings, metrics), desk)

@@ -20,7 +20,7 @@ WINNER = "\n[trace {trace} won the vote]\n"
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """One of the two formats: their envelopes are alike, their choices differ."""
+    """Chat completions or completions: their envelopes are alike, their choices differ."""
 
     prefix: str
     kind: str
@@ -46,7 +46,7 @@ class CompletionFormat:
     # -- a stream ----------------------------------------------------------------------------------------------
 
     async def stream(self, search: ServedSearch, keep_alive: float) -> AsyncIterator[bytes]:
-        """The role, what is going on, the winner's thinking, its answer, the end; usage where it is asked for."""
+        """Yields the role, notes of the search, the winner's thinking and answer, the end, and usage if requested."""
         if self.is_chat:
             yield self._chunk(search, self._delta(0, {"role": "assistant", "content": ""}))
         async for note in search.notes(keep_alive):
@@ -85,7 +85,7 @@ COMPLETION = CompletionFormat("cmpl-", "text_completion", "text_completion", is_
 
 
 def reasoning(text: str | None) -> dict[str, object]:
-    """Under both names that clients look for."""
+    """Returns thinking under both names that clients know."""
     return {} if text is None else {"reasoning": text, "reasoning_content": text}
 
 
@@ -104,7 +104,7 @@ STATUS = {
 
 @dataclass(slots=True, eq=False)
 class KeptResponse:
-    """A response that can be asked for again."""
+    """A response that can be fetched again."""
 
     search: ServedSearch
     fields: ResponseFields
@@ -181,46 +181,46 @@ class KeptResponse:
     # -- a stream ----------------------------------------------------------------------------------------------
 
     async def stream(self, keep_alive: float) -> AsyncIterator[bytes]:
-        """Typed events, numbered: created, the reasoning as it comes, the message, the end."""
-        say = _Numbered()
-        yield say("response.created", response=self.to_json())
-        yield say("response.in_progress", response=self.to_json())
-        yield say("response.output_item.added", output_index=0, item=self.reasoning_item(None))
+        """Yields numbered events with types: created, the reasoning as it comes, the message, the end."""
+        made = _Numbered()
+        yield made("response.created", response=self.to_json())
+        yield made("response.in_progress", response=self.to_json())
+        yield made("response.output_item.added", output_index=0, item=self.reasoning_item(None))
         place = {"item_id": self.reasoning_item(None)["id"], "output_index": 0, "content_index": 0}
-        told = ""
+        notes = ""
         async for note in self.search.notes(keep_alive):
             if note is None:
                 yield http.KEEP_ALIVE
                 continue
-            told += note
-            yield say("response.reasoning_text.delta", **place, delta=note)
+            notes += note
+            yield made("response.reasoning_text.delta", **place, delta=note)
         if self.search.answer is None:
-            yield self._broken(say)
+            yield self._broken(made)
             return
         choice = self.search.answer.choices[0]
         thinking = WINNER.format(trace=choice.trace) + choice.reasoning if choice.reasoning else ""
         for piece in pieces(thinking):
-            yield say("response.reasoning_text.delta", **place, delta=piece)
-        yield say("response.reasoning_text.done", **place, text=told + thinking)
-        yield say("response.output_item.done", output_index=0, item=self.reasoning_item(told + thinking))
-        for part in self._message(choice, say):
+            yield made("response.reasoning_text.delta", **place, delta=piece)
+        yield made("response.reasoning_text.done", **place, text=notes + thinking)
+        yield made("response.output_item.done", output_index=0, item=self.reasoning_item(notes + thinking))
+        for part in self._message(choice, made):
             yield part
         end = "response.incomplete" if self.status == "incomplete" else "response.completed"
-        yield say(end, response=self.to_json())
+        yield made(end, response=self.to_json())
 
-    def _broken(self, say: _Numbered) -> bytes:
-        return say("response.failed", response={**self.to_json(), "status": "failed"})
+    def _broken(self, made: _Numbered) -> bytes:
+        return made("response.failed", response={**self.to_json(), "status": "failed"})
 
-    def _message(self, choice: AnswerChoice, say: _Numbered) -> Iterator[bytes]:
+    def _message(self, choice: AnswerChoice, made: _Numbered) -> Iterator[bytes]:
         item = self.message_item(None, "in_progress")
         place = {"item_id": item["id"], "output_index": 1, "content_index": 0}
-        yield say("response.output_item.added", output_index=1, item=item)
-        yield say("response.content_part.added", **place, part=text_part(""))
+        yield made("response.output_item.added", output_index=1, item=item)
+        yield made("response.content_part.added", **place, part=text_part(""))
         for piece in pieces(choice.content):
-            yield say("response.output_text.delta", **place, delta=piece, logprobs=[])
-        yield say("response.output_text.done", **place, text=choice.content, logprobs=[])
-        yield say("response.content_part.done", **place, part=text_part(choice.content))
-        yield say("response.output_item.done", output_index=1, item=self.message_item(choice.content, "completed"))
+            yield made("response.output_text.delta", **place, delta=piece, logprobs=[])
+        yield made("response.output_text.done", **place, text=choice.content, logprobs=[])
+        yield made("response.content_part.done", **place, part=text_part(choice.content))
+        yield made("response.output_item.done", output_index=1, item=self.message_item(choice.content, "completed"))
 
 
 def text_part(text: str) -> dict[str, object]:
@@ -228,7 +228,7 @@ def text_part(text: str) -> dict[str, object]:
 
 
 class _Numbered:
-    """Events of one stream, numbered from 0."""
+    """Makes the events of one stream, numbered from 0."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -240,7 +240,7 @@ class _Numbered:
 
 @dataclass(slots=True)
 class ResponseStore:
-    """Responses by id, each of one key alone, for a set time after their end."""
+    """Responses by id, for a set time after their end; each can be seen with its own key alone."""
 
     seconds: float
     most: int

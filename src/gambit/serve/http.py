@@ -31,7 +31,7 @@ KINDS = {
 
 
 class ApiError(Exception):
-    """An answer that is an error: its status, its sentence, and the parameter that caused it."""
+    """An error for a client: the status of its answer, a sentence, and the parameter that is wrong."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def closing(status: int, message: str) -> ApiError:
-    """After which the connection ends: the rest of the request is not read."""
+    """Returns an error after which the connection is closed, so that the rest of the request is not read."""
     return ApiError(status, message, headers={"connection": "close"})
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of what ended its search."""
+    """Returns the error that a client gets when its search has failed."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):
@@ -78,7 +78,7 @@ Fields = dict[str, object]
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """The whole body; one that is too large or too slow ends the connection."""
+    """Returns the whole body; one that is too large or too slow ends the connection."""
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > max_bytes:
         raise closing(413, f"the body has {declared[:20]} bytes: at most {max_bytes} are taken (--max-body-bytes)")
@@ -147,17 +147,17 @@ HEADERS = [
 
 
 class GoneError(Exception):
-    """The client has ended the connection: there is nobody to answer."""
+    """Raised when the client has ended the connection, so that no answer is needed."""
 
 
 def event(data: object, name: str | None = None) -> bytes:
-    """One event; JSON has no raw newlines, so that it is one line."""
+    """Returns an event, whose data are one line because JSON has no raw newlines."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 class EventStream:
-    """An ASGI response made of parts as they come. An error in the middle is an event; then the stream ends whole."""
+    """An ASGI response of parts as they come. An error in the middle is sent as an event before the stream ends."""
 
     def __init__(self, parts: AsyncIterator[bytes], on_gone: Callable[[], None], *, has_done: bool = True) -> None:
         self._parts = parts
@@ -193,7 +193,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def while_connected(request: Request, work: Awaitable[T], on_gone: Callable[[], None]) -> T:
-    """The result of some work, unless the client goes away before it is there."""
+    """Returns the result of the work; raises if the client goes away before."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:

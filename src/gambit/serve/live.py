@@ -1,4 +1,4 @@
-"""A search while it runs: its log in memory, the words of its leading traces, a bell for those who wait for more."""
+"""A search while it runs: its log in memory, notes of its progress, and bells for readers that wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gambit.text.boundary import THINK_END, THINK_START
 
 SECONDS_BETWEEN_NOTES = 1.0
 MOST_THOUGHT_TOKENS = 400  # read back to find where a thought began
-MOST_THOUGHT_LENGTH = 600  # characters of it that are told
+MOST_THOUGHT_LENGTH = 600  # characters of a note
 MOST_ANSWERS = 4
 
 
@@ -24,20 +24,20 @@ TextOf = Callable[[int, int, int], str]  # of a live trace, from a token to anot
 
 
 class Bell:
-    """Wakes whoever waits on the event loop, rung from any thread."""
+    """Wakes coroutines that listen on the event loop; any thread may ring."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: list[asyncio.Future[None]] = []
 
     def listen(self) -> asyncio.Future[None]:
-        """Done at the next ring. Listen first and look then: nothing is missed in between."""
+        """Returns a future of the next ring. Listening before looking at the state misses nothing."""
         heard: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(heard)
         return heard
 
     def ring(self) -> None:
-        """On the loop's own thread."""
+        """Wakes all listeners; called on the loop's own thread."""
         waiting, self._waiting = self._waiting, []
         for heard in waiting:
             if not heard.done():
@@ -45,7 +45,7 @@ class Bell:
 
     def ring_from_thread(self) -> None:
         if self._waiting:
-            with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            with suppress(RuntimeError):  # the loop has ended, and with it all listeners
                 self._loop.call_soon_threadsafe(self.ring)
 
 
@@ -77,7 +77,7 @@ class MemoryLog:
         return zlib.decompress(packed).decode().split("\n")[start:]
 
     def seal(self) -> None:
-        """Nothing more comes."""
+        """Compresses the log of a search that is over."""
         if self._packed is None and self._lines:
             self._packed = zlib.compress("\n".join(self._lines).encode(), 1)
             self._lines = []
@@ -88,9 +88,9 @@ class MemoryLog:
 
 
 class Commentary:
-    """Puts a running search into words: the newest thought of a leading trace, and the answers so far.
+    """Writes notes about a running search: the newest thought of a leading trace, and the answers so far.
 
-    All calls come from the engine's thread; readers take `notes` as far as it goes.
+    The engine's thread makes all calls; readers on other threads may read `notes` meanwhile.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +101,7 @@ class Commentary:
         self._num_completed = 0
 
     def follow(self, event: ev.Event, record: SearchRecord, text_of: TextOf) -> bool:
-        """Whether there is something new to read."""
+        """Takes an event; returns whether it led to a note."""
         if isinstance(event, ev.Finished):
             self._num_completed += 1
             if event.answer is not None:
@@ -116,7 +116,7 @@ class Commentary:
         return True
 
     def _thought(self, event: ev.Scored, record: SearchRecord, text_of: TextOf) -> str | None:
-        """Of the best among the traces that finished a thought in this step."""
+        """Returns the new thought of the trace with the best score, among those that ended a thought in this step."""
         tree = record.tree
         leader = max(event.traces, key=lambda trace: tree.score_of(tree.traces[trace]) or 0.0)
         length = event.num_tokens[event.traces.index(leader)]

@@ -1,4 +1,4 @@
-"""What a server reports of its requests: Prometheus metrics, a log line for each, and spans of OpenTelemetry."""
+"""Reports about requests: Prometheus metrics, a log line for each request, and spans of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gambit.serve.queue import SearchDesk, ServedSearch
 
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-GONE = 499  # nginx's number for a client that did not wait
+GONE = 499  # nginx's status for a client that did not wait
 logger = logging.getLogger("gambit.serve.requests")
 
 
@@ -78,7 +78,7 @@ class ServerMetrics:
 
 @dataclass(slots=True)
 class RequestNote:
-    """What is known of a request; handlers add to it."""
+    """Facts about a request, to which its handlers add."""
 
     request_id: str
     method: str
@@ -91,7 +91,7 @@ class RequestNote:
     first_seconds: float | None = None  # until the first words of a stream
 
     def attributes(self) -> dict[str, object]:
-        """Plain values, for the line and for the span."""
+        """Returns plain values, for the log line and for the span."""
         found: dict[str, object] = {
             "request_id": self.request_id,
             "method": self.method,
@@ -128,7 +128,7 @@ class RequestNote:
 
 
 class RequestSpan:
-    """One request as a span, child of the one that the client names in `traceparent`."""
+    """A request as a span, child of the one that the client names in `traceparent`; none without the library."""
 
     def __init__(self, name: str, headers: Mapping[str, str]) -> None:
         self._span: Any = None

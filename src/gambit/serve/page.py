@@ -1,4 +1,4 @@
-"""The page at `/`: running and recent searches live, over server-sent events; asking a question; logging in."""
+"""The page at `/`: running and recent searches live over server-sent events, new questions, and a login."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOGIN_COOKIE = "gambit_login"  # holds the token of the login form, before there
 SECONDS_BETWEEN = 0.4  # snapshots of one search
 SNAPSHOT_SHARE = 0.1  # at most, of a thread's time, goes into making them
 LIST_SECONDS = 1.0
-LOGIN_SECONDS = 0.5  # that a wrong key costs whoever tries
+LOGIN_SECONDS = 0.5  # until the answer to a wrong key
 MAX_FORM_BYTES = 8192
 QUESTION_LENGTH = 200
 RUNNING_NOTICE = "The search is running; the texts of its traces come with its end."
@@ -49,7 +49,7 @@ RUNNING_NOTICE = "The search is running; the texts of its traces come with its e
 
 @dataclass(frozen=True, slots=True)
 class LivePage:
-    """The page's own endpoints. They ask for a session, or for a key as the API does."""
+    """The page's own endpoints, which need a session, or a key as the API does."""
 
     desk: SearchDesk
     reader: AskReader
@@ -57,7 +57,7 @@ class LivePage:
     settings: ServeSettings
     sessions: Sessions = field(default_factory=Sessions)
     painters: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "gambit-page"))
-    open_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # where nobody has to log in
+    open_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # where no login is needed
 
     def routes(self) -> list[Route]:
         return [
@@ -72,7 +72,7 @@ class LivePage:
             Route("/page/searches/{id}/cancel", self.cancel, methods=["POST"]),
         ]
 
-    # -- who looks ---------------------------------------------------------------------------------------------
+    # -- access ---------------------------------------------------------------------------------------------
 
     def _viewer(self, request: Request) -> ApiKey | None:
         if not self.settings.needs_key:
@@ -96,7 +96,7 @@ class LivePage:
         return self.open_token if session is None else session.csrf_token
 
     def _check_token(self, request: Request, sent: str) -> None:
-        """Who sends a key needs no token: no other site can make a browser send that."""
+        """Checks the token of a form. A request with a key needs none: other sites cannot make a browser send it."""
         has_key = self.settings.needs_key and key_of_request(request) is not NOBODY
         if not has_key and not are_equal(sent, self._token(request)):
             raise ApiError(403, "the request does not come from this server's page: load it again", code="csrf")
@@ -162,7 +162,7 @@ class LivePage:
         return JSONResponse({"id": search.id})
 
     async def cancel(self, request: Request) -> Response:
-        """The best vote so far is its answer."""
+        """Ends a search with the best vote so far."""
         search = self._found(request)
         self._check_token(request, request.headers.get("x-csrf-token", ""))
         self.desk.stop(search)
@@ -175,14 +175,14 @@ class LivePage:
         return JSONResponse([_row(search) for search in self.desk.visible(self._known_viewer(request))])
 
     async def log(self, request: Request) -> Response:
-        """Its event log, as far as it goes, for `gambit view` and `gambit replay`."""
+        """Returns the event log so far, for `gambit view` and `gambit replay`."""
         search = self._found(request)
         text = await asyncio.to_thread(lambda: "".join(f"{line}\n" for line in search.log.lines()))
         headers = {"content-disposition": f'attachment; filename="{search.id}.events.jsonl"'}
         return Response(text, headers=headers, media_type="application/x-ndjson")
 
     async def events(self, request: Request) -> ASGIApp:
-        """The list of searches, whenever it changes."""
+        """Streams the list of searches whenever it changes."""
         return http.EventStream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
 
     async def _lists(self, viewer: ApiKey) -> AsyncIterator[bytes]:
@@ -198,7 +198,7 @@ class LivePage:
                 yield http.KEEP_ALIVE
 
     async def live(self, request: Request) -> ASGIApp:
-        """One search, growing."""
+        """Streams one search as it grows."""
         return http.EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
 
     async def _snapshots(self, search: ServedSearch) -> AsyncIterator[bytes]:
@@ -222,7 +222,7 @@ class LivePage:
     def _snapshot(
         self, search: ServedSearch, growing: GrowingHistory, lines: Sequence[str], is_last: bool
     ) -> tuple[bytes, float]:
-        """The event, and the processor seconds that it took: on a busy machine the clock would say more."""
+        """Returns the event and the processor seconds that it took; on a busy machine the clock would count more."""
         began = time.thread_time()
         growing.add(map(ev.from_json, lines))
         history = growing.history()
@@ -277,7 +277,7 @@ def _row(search: ServedSearch) -> dict[str, object]:
 
 
 def _page(name: str, parts: dict[str, str], status: int = 200) -> Response:
-    """With a policy that lets nothing in but this server's own script."""
+    """Returns a page of this server, with a policy that allows no scripts but its own."""
     nonce = secrets.token_urlsafe(16)
     style = asset("page.css") + _own_asset("live.css")
     policy = (

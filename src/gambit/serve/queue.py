@@ -1,4 +1,4 @@
-"""Searches of a server: their queue, their way through the engine, and the recent ones to look at."""
+"""Searches of a server: the queue before the engine, their way through it, and the recent ones for the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_RETRY_SECONDS = 60
 
 @dataclass(slots=True, eq=False)
 class QueueTicket:
-    """One search in the line, then among those that run."""
+    """A search in its key's line, then among the running ones."""
 
     key: ApiKey
     num_traces: int
@@ -41,8 +41,8 @@ class QueueTicket:
 class AdmissionQueue:
     """Admits searches while fewer than `max_running` run, with `max_traces` traces in all; the rest wait.
 
-    A search that alone is larger than `max_traces` runs alone. Nobody overtakes whoever's turn it is, so that a large
-    search is not passed by small ones for ever.
+    The key with the fewest running traces has the next turn. A search that alone is larger than `max_traces` runs
+    alone. None overtakes the one whose turn it is, so that small searches cannot hold up a large one for ever.
     """
 
     def __init__(self, max_running: int, max_traces: int, max_waiting: int) -> None:
@@ -64,7 +64,7 @@ class AdmissionQueue:
         return sum(ticket.num_traces for ticket in self.running)
 
     def join(self, key: ApiKey, num_traces: int) -> QueueTicket:
-        """Queue up; refused with 429 where the line is full. Await `turn`, then `leave`."""
+        """Adds a search, whose turn can be awaited, and which must leave; raises an error of status 429 if full."""
         ticket = QueueTicket(key, num_traces)
         line = self._lines.setdefault(key.name, deque())
         line.append(ticket)
@@ -75,7 +75,7 @@ class AdmissionQueue:
         return ticket
 
     def leave(self, ticket: QueueTicket, seconds: float | None = None) -> None:
-        """It has ended, or wants its turn no more; a second call does nothing."""
+        """Removes a search that has ended or gives up its turn; a second call does nothing."""
         line = self._lines.get(ticket.key.name, ())
         if ticket in line:
             line.remove(ticket)  # type: ignore[union-attr] # an empty tuple holds no ticket
@@ -104,13 +104,13 @@ class AdmissionQueue:
             ticket = line.popleft()
             self._num_turns += 1
             self._last_turns[ticket.key.name] = self._num_turns
-            if not ticket.turn.done():  # else nobody waits for it any more
+            if not ticket.turn.done():  # else it was cancelled while it waited
                 self.running.add(ticket)
                 ticket.turn.set_result(None)
         self._lines = {name: line for name, line in self._lines.items() if line}
 
     def _next_line(self) -> deque[QueueTicket] | None:
-        """Of the key with the fewest running traces, the one that waited longest for a turn on a tie."""
+        """Returns the line of the key with the fewest running traces, on a tie of the one that waited longest."""
         traces = Counter[str]()
         for ticket in self.running:
             traces[ticket.key.name] += ticket.num_traces
@@ -122,7 +122,7 @@ class AdmissionQueue:
         return min(self._open_lines(), key=urgency, default=None)
 
     def _open_lines(self) -> Iterable[deque[QueueTicket]]:
-        """Lines of keys that may run one more."""
+        """Yields the lines of keys that may run one more search."""
         searches = Counter(ticket.key.name for ticket in self.running)
         for name, line in self._lines.items():
             own = line[0].key.limits.max_running if line else None
@@ -135,7 +135,7 @@ class AdmissionQueue:
         return not self.running or self.num_traces + ticket.num_traces <= self._max_traces
 
 
-LAST_SECONDS = 10.0  # for votes and farewells after the deadline of a shutdown
+LAST_SECONDS = 10.0  # for votes and last messages after the deadline of a shutdown
 
 
 class SearchStatus(StrEnum):
@@ -148,16 +148,16 @@ class SearchStatus(StrEnum):
 
 @dataclass(eq=False)
 class ServedSearch:
-    """One search that somebody asked for, from the queue to its answer."""
+    """One search of a client, from the queue to its answer."""
 
-    id: str
     ask: SearchAsk
     key: ApiKey
-    bell: Bell  # there are new notes, or its status has changed
-    log_bell: Bell  # its log has grown
+    bell: Bell  # rings for new notes and when the search is over
+    log_bell: Bell  # rings when the log has grown
     ticket: QueueTicket
     num_traces: int
-    is_told: bool  # whether anybody reads its notes
+    has_reader: bool  # a stream that shows its notes
+    id: str = field(default_factory=lambda: f"search-{secrets.token_hex(12)}")
     status: SearchStatus = SearchStatus.QUEUED
     answer: SearchAnswer | None = None
     error: ApiError | None = None
@@ -178,7 +178,7 @@ class ServedSearch:
         return (self.began or self.ended or time.monotonic()) - self.arrived
 
     def outcome(self) -> SearchAnswer:
-        """Of a search that is over."""
+        """Returns the answer of a search that is over, or raises its error."""
         if self.error is not None:
             raise self.error
         if self.answer is None:
@@ -191,13 +191,13 @@ class ServedSearch:
         return self.outcome()
 
     async def notes(self, seconds: float) -> AsyncIterator[str | None]:
-        """What there is to tell, until it is over; None where there was nothing for so long."""
-        told = 0
+        """Yields notes until the search is over, and None after so many seconds without one."""
+        num_sent = 0
         while True:
             heard = self.bell.listen()
-            while told < len(self.commentary.notes):
-                yield self.commentary.notes[told]
-                told += 1
+            while num_sent < len(self.commentary.notes):
+                yield self.commentary.notes[num_sent]
+                num_sent += 1
             if self.is_over:
                 return
             if not await heard_within(heard, seconds):
@@ -226,7 +226,7 @@ class SearchDesk:
 
     @property
     def has_engine(self) -> bool:
-        """Whether there is one to search on: replicas may all be on their way back."""
+        """Returns whether an engine takes searches; under Ray, all of them may be restarting."""
         return self.num_engines > 0
 
     @property
@@ -237,17 +237,15 @@ class SearchDesk:
 
     @property
     def num_open(self) -> int:
-        """Searches that are not over, and those that still have to leave the engine."""
+        """Counts searches that are not over, and those that have not left the engine yet."""
         return len(self._tasks) + len(self.queue.running)
 
-    def open(self, ask: SearchAsk, key: ApiKey, *, is_told: bool = False) -> ServedSearch:
-        """Take a search in; refused where the line is full or the server is going down."""
+    def open(self, ask: SearchAsk, key: ApiKey, *, has_reader: bool = False) -> ServedSearch:
+        """Begins a search; raises where the line is full, the server shuts down, or no engine is there."""
         self._check_open()
         num_traces = self.solver.capacity_of(ask.config)
         ticket = self.queue.join(key, num_traces)
-        search = ServedSearch(
-            f"search-{secrets.token_hex(12)}", ask, key, Bell(self._loop), Bell(self._loop), ticket, num_traces, is_told
-        )
+        search = ServedSearch(ask, key, Bell(self._loop), Bell(self._loop), ticket, num_traces, has_reader)
         self.searches[search.id] = search
         task = self._tasks[search] = self._loop.create_task(self._drive(search))
         task.add_done_callback(lambda done: self._settle(search, done))
@@ -264,23 +262,23 @@ class SearchDesk:
             raise as_api_error(NoEngineError("all engines have died and are being started again"))
 
     def stop(self, search: ServedSearch) -> None:
-        """End it with the best vote so far; one that has not begun has none."""
+        """Ends a search with the best vote so far; one that has not begun is cancelled."""
         if search.pending is None:
             self.abandon(search)
         else:
             search.pending.cancel()
 
     def abandon(self, search: ServedSearch) -> None:
-        """Nobody wants it any more: it leaves the engine within two steps."""
+        """Cancels a search, which leaves the engine within two steps."""
         if (task := self._tasks.get(search)) is not None:
             task.cancel()
 
     def kv_usage(self) -> float:
-        """Share of the KV cache in use, as of the last sample that a running search took."""
+        """Returns the share of the KV cache in use, as of the last sample of a running search."""
         return self._kv_usage if self.queue.running else 0.0
 
     def visible(self, key: ApiKey) -> list[ServedSearch]:
-        """The searches of one key, the newest first."""
+        """Returns the searches of one key, the newest first."""
         return [search for search in reversed(self.searches.values()) if search.key.name == key.name]
 
     def find(self, search_id: str, key: ApiKey) -> ServedSearch:
@@ -297,13 +295,11 @@ class SearchDesk:
         self.changed.ring()
         try:
             result = await self._search(search, config)
-        except NoEngineError:  # the one it was sent to had just died: another has it, but not the next after that
+        except NoEngineError:  # its engine had just died: one other engine is tried
             await self._engine_is_there()
             result = await self._search(search, config)
         assert search.pending is not None
-        search.answer = await asyncio.to_thread(
-            answer_of, search.id, search.ask, search.pending, result, self.solver
-        )  # fmt: skip
+        search.answer = await asyncio.to_thread(answer_of, search.ask, search.pending, result, self.solver)
 
     async def _search(self, search: ServedSearch, config: SearchConfig) -> SearchResult:
         out = self._settings.out_dir
@@ -316,7 +312,7 @@ class SearchDesk:
         return await result_of(search.pending)
 
     async def _turn(self, search: ServedSearch) -> SearchConfig:
-        """Wait in the line; what is left of the request's time is the search's."""
+        """Waits in the line; the search may use the rest of the request's time."""
         config, limit = search.ask.config, self._settings.request_timeout
         try:
             async with asyncio.timeout(limit):
@@ -331,7 +327,7 @@ class SearchDesk:
         return config.model_copy(update={"budget_seconds": min(left, config.budget_seconds or left)})
 
     async def _engine_is_there(self) -> None:
-        """Who has waited for a turn is not turned away while an engine comes back."""
+        """Waits for an engine that is being restarted, so that searches that have queued are not refused."""
         while True:
             heard = self.changed.listen()
             if self.has_engine or self.engine_failure is not None:
@@ -339,13 +335,13 @@ class SearchDesk:
             await heard
 
     def _on_event(self, search: ServedSearch, event: ev.Event) -> None:
-        """On the engine's thread."""
+        """Records an event; called on the engine's thread."""
         search.log.write(event)
         if isinstance(event, ev.Sample):
             self._kv_usage = event.kv_used_tokens / max(event.kv_capacity_tokens, 1)
         search.log_bell.ring_from_thread()
         pending = search.pending
-        if not search.is_told or pending is None:
+        if not search.has_reader or pending is None:
             return
 
         def text_of(trace: int, start: int, end: int) -> str:
@@ -373,22 +369,18 @@ class SearchDesk:
         self.changed.ring()
 
     def _when_off_the_engine(self, search: ServedSearch, then: Callable[[], None]) -> None:
-        """A cancelled search holds its place until its KV cache is free."""
+        """Calls a function once the engine has freed the KV cache of a search, which holds its place until then."""
         if search.pending is None or search.pending.ticket.result.done():
             then()
             return
         search.pending.cancel()
 
-        def tell(_: object) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(then)
-
-        search.pending.ticket.result.add_done_callback(tell)
+        search.pending.ticket.result.add_done_callback(lambda _: self._from_thread(then))
 
     def _release(self, search: ServedSearch) -> None:
         took = None if search.began is None else time.monotonic() - search.began
         self.queue.leave(search.ticket, took)
-        search.pending = None  # its tree may be large, and all that is wanted of it is in the answer
+        search.pending = None  # its tree may be large, and the answer holds what is needed of it
         self._loop.run_in_executor(None, search.log.seal)
         self._forget_oldest()
         search.log_bell.ring()
@@ -403,17 +395,17 @@ class SearchDesk:
             del self.searches[oldest.id]
 
     def _look_after_engine(self, search: ServedSearch, error: BaseException) -> None:
-        """An error of the engine's, which all running searches get: is it only this batch, or the engine itself?"""
+        """Probes the engine after an error that all running searches got: the next ones may do well."""
         pending = search.pending
         if pending is None or pending.ticket.failed_alone or isinstance(error, ApiError):
             return
         if pending.ticket.result.done() and pending.ticket.result.exception() is None:
-            return  # it failed after the engine was done with it
+            return  # it failed after it had left the engine
         if self._probing is None or self._probing.done():
             self._probing = self._loop.create_task(self._probe(search, error))
 
     async def _probe(self, search: ServedSearch, error: BaseException) -> None:
-        """One token of one trace: an engine that cannot even do that is dead."""
+        """Generates one token; an engine that cannot do that is dead."""
         probe = search.ask.config.model_copy(update={"policy": "single", "policy_options": {}, "max_new_tokens": 1})
         try:
             await result_of(self.solver.submit(Problem(search.ask.question, id="probe"), probe))
@@ -421,9 +413,12 @@ class SearchDesk:
             self._die(error)
 
     def _lose_engines(self, error: BaseException) -> None:
-        """On a thread of the replicas'."""
+        """Ends the server; called on a thread of the engines."""
+        self._from_thread(lambda: self._die(error))
+
+    def _from_thread(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._die, error)
+            self._loop.call_soon_threadsafe(function)
 
     def _die(self, error: BaseException) -> None:
         self.engine_failure = error
@@ -432,7 +427,7 @@ class SearchDesk:
     # -- going down --------------------------------------------------------------------------------------------
 
     async def drain(self, seconds: float) -> None:
-        """Let what is there end; at the deadline running searches give their best vote, waiting ones are refused."""
+        """Lets all searches end; at the deadline running ones give their best vote and waiting ones are refused."""
         self.is_draining = True
         self.changed.ring()
         await self._until_idle(seconds)

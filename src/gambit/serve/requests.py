@@ -1,4 +1,4 @@
-"""Requests as clients send them, checked: every field is used, or refused by name where it asks for something else."""
+"""Requests as clients send them, checked: every field is used, or refused by name unless it changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gambit.types import ChatMessage, Problem
 
 @dataclass(frozen=True, slots=True)
 class ModelIds:
-    """`M` searches as the server was told to, `M:sc` by self-consistency, `M:single` takes one plain sample."""
+    """The ids of a server: `M` for its own policy, `M:sc` for self-consistency, `M:single` for one plain sample."""
 
     names: tuple[str, ...]
     policies: tuple[str, ...]
@@ -39,7 +39,7 @@ class ModelIds:
         return [*self.names, *(f"{name}:{policy}" for name in self.names for policy in self.policies)]
 
     def policy_of(self, model: str) -> str | None:
-        """The search method that an id names; None: the server's own."""
+        """Returns the policy that an id names, None for the server's own; raises an error of status 404."""
         if model in self.names:
             return None
         name, _, policy = model.rpartition(":")
@@ -204,7 +204,7 @@ User = Annotated[str, Field(max_length=MOST_USER_LENGTH)]
 
 
 class SearchFields(RequestModel):
-    """Fields that all formats share."""
+    """Fields of all three formats."""
 
     model: NonEmpty
     gambit: dict[str, Any] = {}
@@ -312,7 +312,7 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SearchAsk:
-    """One request, checked: what to search, how, and how the answer is wanted."""
+    """A request that was checked, with its question and how it is searched."""
 
     fields: AnyRequest
     question: str | tuple[ChatMessage, ...]
@@ -338,7 +338,7 @@ class SearchAsk:
 
 @dataclass(frozen=True, slots=True)
 class AskReader:
-    """Reads requests for one server: its ids, how it searches by default, and what it allows at most."""
+    """Reads requests by the server's ids, its own options of the search, and its limits."""
 
     ids: ModelIds
     base: SearchConfig
@@ -408,7 +408,7 @@ def _search_options(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named_field(sentence: str, own: Mapping[str, object]) -> str:
-    """Which field an error of the config is about."""
+    """Returns the field that an error of the config names."""
     name = sentence.partition(" = ")[0]
     if name in own:
         return f"gambit.{name}"
@@ -435,7 +435,7 @@ def _length(request: AnyRequest) -> dict[str, object]:
 
 
 def _ceilings(asked: Mapping[str, object], base: SearchConfig, limits: KeyLimits) -> dict[str, float]:
-    """Budgets: the least of what is asked for and what server and key allow."""
+    """Returns budgets: the least of the request's, the server's and the key's."""
     found = {}
     for name in ("budget_tokens", "budget_seconds", "budget_traces"):
         values = [asked.get(name), getattr(base, name), getattr(limits, name, None)]

@@ -1,4 +1,4 @@
-"""Runs the application on uvicorn: sockets, slow and too many connections, signals, a graceful end."""
+"""The process of a server: sockets, deadlines of connections, signals, a graceful end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gambit.serve.queue import SearchDesk
 from gambit.serve.settings import ServeSettings
 
 MAX_HEADER_BYTES = 32 * 1024
-FAREWELL_SECONDS = 5  # for streams of the page to end
+LAST_STREAM_SECONDS = 5  # for streams of the page to end
 OTHER_DESCRIPTORS = 256  # files and sockets of the process beside its clients' connections
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Bound, but not listening yet: a taken port is found before the model is loaded, and nobody waits on it."""
+    """Binds without listening, so that a taken port is found before the model is loaded, and no client waits on it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -48,7 +48,7 @@ def serve(
     bound: socket.socket,
     on_start: Callable[[DrainingServer], None] = lambda server: None,
 ) -> BaseException | None:
-    """Until a signal ends it; gives what made the engine fail, where it did."""
+    """Serves until a signal comes; returns the error that made the engine fail, if it did."""
     return asyncio.run(_serve(solver, settings, base, bound, on_start))
 
 
@@ -61,7 +61,7 @@ async def _serve(
 ) -> BaseException | None:
     app = make_app(solver, settings, base)
     config = uvicorn.Config(
-        app.front,
+        app.gateway,
         http=_protocol(settings),
         ws="none",
         lifespan="off",
@@ -69,7 +69,7 @@ async def _serve(
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.idle_timeout,  # type: ignore[arg-type] # it takes fractions as well
-        timeout_graceful_shutdown=FAREWELL_SECONDS,
+        timeout_graceful_shutdown=LAST_STREAM_SECONDS,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ssl_certfile=None if settings.ssl_certfile is None else str(settings.ssl_certfile),
         ssl_keyfile=None if settings.ssl_keyfile is None else str(settings.ssl_keyfile),
@@ -103,7 +103,7 @@ class DrainingServer(uvicorn.Server):
         self.ask_to_end()
 
     def ask_to_end(self) -> None:
-        """Drain, then end; from any thread."""
+        """Begins to drain and then end; any thread may call it."""
         self._is_asked_to_end = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -164,7 +164,7 @@ class LimitedConnection(H11Protocol):
         super().__init__(config, server_state, {**app_state, "admit": self.admit}, _loop)
 
     def admit(self) -> None:
-        """Notes that the client may make its request; its body has as long as any body, and the answer no limit."""
+        """Gives an accepted request as long for its body as any, and no limit for its answer."""
         self._is_admitted = True
         self._set_deadline(self.body_timeout + self.header_timeout)  # the answer 408 comes before
         self._lift_deadline_if_whole()
