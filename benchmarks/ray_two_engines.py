@@ -31,7 +31,6 @@ from gambit.bench.folder import (  # noqa: E402
     identity_of,
     make_plan,
 )
-from gambit.bench.problem_table import union_seconds  # noqa: E402
 from gambit.bench.recipe import recipe_from  # noqa: E402
 from gambit.bench.rows import Row, RowWriter, read_rows  # noqa: E402
 from gambit.bench.run import (  # noqa: E402
@@ -41,6 +40,7 @@ from gambit.bench.run import (  # noqa: E402
     Runner,
     StampQuestion,
 )
+from gambit.bench.summary import union_seconds  # noqa: E402
 from gambit.cli.options import key_values  # noqa: E402
 from gambit.cli.session import solver_maker  # noqa: E402
 from gambit.cluster.engines import EnginePool, EngineState  # noqa: E402

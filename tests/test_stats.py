@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gambit import stats as st
-from gambit.bench.problem_table import union_seconds
+from gambit.bench.summary import union_seconds
 
 
 def by_enumeration(differences: list[Fraction]) -> float:

@@ -14,11 +14,10 @@ from rich.console import Console
 from gambit import events as ev
 from gambit.bench import figures
 from gambit.bench.folder import BenchmarkInfo, BenchPlan, create
-from gambit.bench.problem_table import ProblemTable
 from gambit.bench.recipe import BenchVariant, recipe_from
 from gambit.bench.report import made_with, write_report
 from gambit.bench.rows import NUM_MOMENTS, Row, RowWriter, Series, Spent, productive_tokens, series_of
-from gambit.bench.summary import BenchSummary, summarise
+from gambit.bench.summary import BenchSummary, ProblemTable, summarise
 from gambit.bench.tables import all_tables, cautions, findings
 from gambit.cli.progress import BenchScreen
 from gambit.errors import UserError

@@ -44,7 +44,7 @@ def is_available() -> bool:
 
 
 def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
-    """Every figure that the rows allow, benchmark by benchmark."""
+    """Draws every figure that the rows allow, benchmark by benchmark."""
     styles = styles_for(summary.variants)
     for benchmark in summary.benchmarks:
         on = "" if len(summary.benchmarks) == 1 else f" ({benchmark})"
@@ -71,7 +71,7 @@ def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
 
 
 def picture(name: str, caption: str, draw: Callable[[], Figure], max_width: str = "980px") -> Picture:
-    """`max_width` is that of the figure on the page, as CSS."""
+    """Draws a figure as PNG and SVG; `max_width` on the page is a CSS length."""
     import matplotlib
 
     style = {
@@ -99,7 +99,7 @@ def _for_page(svg: str, caption: str, max_width: str) -> Markup:
 
 
 def new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:
-    """Panels under each other: side by side their text would be too small for a narrow page."""
+    """Makes panels under each other: side by side their text would be too small for a narrow page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(FIGURE_WIDTH, height * rows), layout="constrained")
@@ -107,14 +107,14 @@ def new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:
-    """Below the panels, each name once."""
+    """Puts a legend below the panels, with each name once."""
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     columns = LEGEND_COLUMNS if max(map(len, named), default=0) <= 10 else 2
     figure.legend(named.values(), named, loc="outside lower center", ncols=columns)
 
 
 def _few_ticks(axes: Axes) -> None:
-    """Numbers along the bottom that do not run into each other."""
+    """Keeps numbers along the bottom from running into each other."""
     axes.locator_params(axis="x", nbins=5)
 
 
@@ -160,7 +160,7 @@ def _pool(rows: Sequence[Row], styles: Styles) -> Figure:
 
 
 def mean_curve(rows: Sequence[Row], grid: Floats, values: Callable[[Row], Sequence[float]]) -> Floats:
-    """Over searches; one that has ended counts as 0."""
+    """Returns the mean over searches; one that has ended counts as 0."""
     curves = [np.interp(grid, row.series.seconds, values(row), right=0.0) for row in rows]
     mean: Floats = np.mean(curves, axis=0)
     return mean
@@ -182,7 +182,7 @@ def _lengths(rows: Sequence[Row], styles: Styles) -> Figure:
 
 
 def _distribution(axes: Axes, lengths: Sequence[int], style: SeriesStyle, label: str) -> None:
-    """The cumulative share."""
+    """Draws the cumulative share of lengths."""
     if not lengths:
         return
     shares = np.linspace(0, 1, 201)
@@ -222,7 +222,7 @@ def _decomposition(cells: Sequence[Cell]) -> Figure:
 
 
 def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], styles: Styles) -> Figure:
-    """Two panels per swept option, under each other: accuracy and tokens."""
+    """Draws accuracy and tokens of each swept option, under each other."""
     places = list(dict.fromkeys((point.policy, point.option) for point in points))
     figure, axes = new_figure(2 * len(places), height=1.9)
     for row, (policy, option) in enumerate(places):

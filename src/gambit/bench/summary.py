@@ -1,10 +1,12 @@
-"""From rows to the figures of a bench report, each with its interval."""
+"""The figures of a bench report: rows are grouped by problem, and each figure has its interval."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -12,23 +14,110 @@ from functools import partial
 import numpy as np
 
 from gambit import stats as st
-from gambit.bench.problem_table import Measure, ProblemTable, mean_of, union_seconds
 from gambit.bench.recipe import BenchVariant, Scalar
 from gambit.bench.rows import Row
 from gambit.results.result import EarlyEnds
 from gambit.stats import Floats, Interval, supports_claim
 
 Turns = Sequence[st.Ints]
+Measure = Callable[[Row], float]
 
 MOST_FOR_ALL_PAIRS = 6
 MOST_READ = 1.3  # tokens that a verifier computes for each that is generated; more, and its cache does not hold
 FEWEST_TURNS = 6  # with fewer no paired test can reach 0.05, so that nothing is claimed about seconds
 PARTS = ("engine", "scoring", "tree", "scheduling", "other")
+# Fields of rows that a report gives as means.
+MEANS = (
+    "completed", "reused", "recomputed", "kv_peak", "queued", "waited_steps", "waited_seconds", "evicted", "pruned",
+    "branched", "verifier_thoughts", "verifier_tokens", "verifier_seconds", "verifier_waited",
+)  # fmt: skip
+
+
+# -- rows by problem -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemTable:
+    """The rows of one benchmark by variant and problem, for the problems and seeds that all variants have searched."""
+
+    problems: tuple[str, ...]
+    rows: Mapping[tuple[str, str], list[Row]]
+    draws: Floats
+    num_left_out: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], variants: Sequence[str]) -> ProblemTable:
+        """Groups rows; of a run that was cut short, each problem keeps the seeds that every variant has done."""
+        searched = Counter((row.problem, row.seed) for row in rows)
+        found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in sorted(rows, key=lambda row: row.seed):
+            if searched[row.problem, row.seed] == len(variants):
+                found[row.variant, row.problem].append(row)
+        whole = sorted({problem for _, problem in found})
+        draws = st.resamples(len(whole)) if whole else np.zeros((0, 0))
+        return cls(tuple(whole), found, draws, len({row.problem for row in rows}) - len(whole))
+
+    def turns(self) -> list[st.Ints]:
+        """Returns blocks of problems, by index, that ran side by side: their seconds are not independent.
+
+        The order of methods changes from block to block, so that one method may go through two blocks without a break.
+        The other methods separate them.
+        """
+        goes: dict[str, list[int]] = defaultdict(list)
+        for number, names in enumerate(self._searched_in_one_go()):
+            for name in names:
+                goes[name].append(number)
+        blocks: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for place, name in enumerate(self.problems):
+            blocks[tuple(goes[name])].append(place)
+        return [np.array(block) for block in blocks.values()]
+
+    def _searched_in_one_go(self) -> Iterator[list[str]]:
+        whole = set(self.problems)
+        rows = [row for (_, name), found in self.rows.items() if name in whole for row in found]
+        rows.sort(key=lambda row: (row.shard, row.engine, row.began))
+        for _, turn in itertools.groupby(rows, key=lambda row: (row.shard, row.engine, row.variant)):
+            yield [row.problem for row in turn]
+
+    def of_variant(self, variant: str) -> list[Row]:
+        return [row for name in self.problems for row in self.rows[variant, name]]
+
+    def means(self, variant: str, measure: Measure) -> Floats:
+        """Returns a measure by problem, averaged over seeds."""
+        return np.array([mean_of(measure(row) for row in self.rows[variant, name]) for name in self.problems])
+
+    def costs(self, variant: str, measure: Measure) -> Floats:
+        """Returns the same over searches that did not fail; NaN for a problem without one."""
+        good = [[row for row in self.rows[variant, name] if row.error is None] for name in self.problems]
+        return np.array([mean_of(map(measure, rows)) for rows in good])
+
+    def known(self, *columns: Floats) -> tuple[list[Floats], Floats]:
+        """Drops the problems that lack a number in some column; returns the columns and the resamples of the others."""
+        are_known = ~np.isnan(columns).any(axis=0)
+        draws = self.draws if are_known.all() else st.resamples(int(are_known.sum()))
+        return [column[are_known] for column in columns], draws
+
+
+def mean_of(values: Iterable[float]) -> float:
+    listed = list(values)
+    return float(np.mean(listed)) if listed else float("nan")
+
+
+def union_seconds(spans: Sequence[tuple[float, float]]) -> float:
+    """Returns the length of the union of spans of time: the wall clock's, for searches that ran side by side."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One variant on one benchmark. Costs are means per search over searches that did not fail."""
+    """One variant on one benchmark. Costs are means over searches that did not fail."""
 
     variant: str
     benchmark: str
@@ -40,6 +129,7 @@ class Cell:
     trace_accuracy: Interval | None  # of a single completed trace
     trace_gain: Interval | None  # that, minus the baseline's, paired by problem
     coverage: Interval  # how often some completed trace is right
+    means: Mapping[str, float]  # of MEANS
     tokens: Interval | None
     token_ratio: Interval | None  # to the baseline's, paired by problem
     seconds: Interval | None
@@ -47,28 +137,14 @@ class Cell:
     parts: Mapping[str, float]  # mean seconds per search
     wall_seconds: float  # that engines were busy with its searches, summed over engines; those of a batch share them
     engine_seconds: float | None  # the same for one search: its cost
-    completed: float
     completed_per_second: float | None
     tokens_per_second: float | None
     productive_share: float | None  # of generated tokens, in completed traces
     read_total: float | None  # by decode steps; rows from before do not tell
     read_unique: float | None  # each token of a shared prefix once in a step
     sharing: float | None  # the ratio of the two
-    reused: float
-    recomputed: float
-    kv_peak: float
     kv_capacity: int
-    queued: float
-    waited_steps: float
-    waited_seconds: float
-    verifier_thoughts: float
     verifier_in_time: float | None  # share of the thoughts that a tournament needed
-    verifier_tokens: float
-    verifier_seconds: float
-    verifier_waited: float
-    evicted: float
-    pruned: float
-    branched: float
     winning_islands: float  # behind the answer
     pools: tuple[str, ...]  # what its searches were set to, each once, and why
     warmup: EarlyEnds | None  # of a method with tournaments
@@ -76,13 +152,13 @@ class Cell:
 
     @property
     def read_per_generated(self) -> float | None:
-        """Tokens that the verifier computed for each that was generated: little more than 1 if its cache holds."""
-        return None if not self.tokens or not self.tokens.value else self.verifier_tokens / self.tokens.value
+        """Returns tokens that the verifier computed for each generated one: little more than 1 if its cache holds."""
+        return None if not self.tokens or not self.tokens.value else self.means["verifier_tokens"] / self.tokens.value
 
 
 @dataclass(frozen=True, slots=True)
 class MethodComparison:
-    """Two variants on the problems that both have searched; `gain` is the first's accuracy minus the second's."""
+    """Two variants on the problems that both have searched; `gain` is the accuracy of the first minus the second's."""
 
     benchmark: str
     first: str
@@ -96,7 +172,7 @@ class MethodComparison:
 
     @property
     def is_shown(self) -> bool:
-        """Whether both the interval and the corrected test support the difference."""
+        """Returns whether both the interval and the corrected test support the difference."""
         is_supported = supports_claim(self.gain.low, self.gain.high, self.num_problems)
         return is_supported and self.p_corrected < st.SIGNIFICANT
 
@@ -192,6 +268,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
     wall = sum(_busy_seconds(group) * group[0].engines for group in _by_engine(good))
     generated = sum(row.generated for row in good)
     measured = [row for row in good if row.read_unique]
+    answered = [row.winning_islands for row in good if row.answer is not None]
     return Cell(
         variant=variant,
         benchmark=benchmark,
@@ -203,6 +280,7 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         trace_accuracy=_trace_accuracy(table, variant),
         trace_gain=_trace_gain(table, variant, baseline),
         coverage=st.share_interval(table.means(variant, lambda row: row.right_traces > 0), table.draws),
+        means={name: mean_of(getattr(row, name) for row in good) if good else 0.0 for name in MEANS},
         tokens=_cost(table, variant, _tokens),
         token_ratio=_ratio(table, variant, baseline, _tokens),
         seconds=_mean_seconds(table, variant, turns),
@@ -210,29 +288,15 @@ def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turn
         parts={part: mean_of(getattr(row.seconds, part) for row in good) if good else 0.0 for part in PARTS},
         wall_seconds=wall,
         engine_seconds=wall / len(good) if good else None,
-        completed=_average(good, lambda row: row.completed),
         completed_per_second=sum(row.completed for row in good) / wall if wall else None,
         tokens_per_second=generated / wall if wall else None,
         productive_share=sum(row.productive for row in good) / generated if generated else None,
-        read_total=_average(measured, lambda row: row.read_total) if measured else None,
-        read_unique=_average(measured, lambda row: row.read_unique) if measured else None,
+        read_total=mean_of(row.read_total for row in measured) if measured else None,
+        read_unique=mean_of(row.read_unique for row in measured) if measured else None,
         sharing=_share_of(sum(row.read_total for row in measured), sum(row.read_unique for row in measured)),
-        reused=_average(good, lambda row: row.reused),
-        recomputed=_average(good, lambda row: row.recomputed),
-        kv_peak=_average(good, lambda row: row.kv_peak),
         kv_capacity=max((row.kv_capacity for row in good), default=0),
-        queued=_average(good, lambda row: row.queued),
-        waited_steps=_average(good, lambda row: row.waited_steps),
-        waited_seconds=_average(good, lambda row: row.waited_seconds),
-        verifier_thoughts=_average(good, lambda row: row.verifier_thoughts),
         verifier_in_time=_share_of(sum(row.verifier_in_time for row in good), sum(row.verifier_needed for row in good)),
-        verifier_tokens=_average(good, lambda row: row.verifier_tokens),
-        verifier_seconds=_average(good, lambda row: row.verifier_seconds),
-        verifier_waited=_average(good, lambda row: row.verifier_waited),
-        evicted=_average(good, lambda row: row.evicted),
-        pruned=_average(good, lambda row: row.pruned),
-        branched=_average(good, lambda row: row.branched),
-        winning_islands=_average([row for row in good if row.answer is not None], lambda row: row.winning_islands),
+        winning_islands=mean_of(answered) if answered else 0.0,
         pools=tuple(dict.fromkeys(row.pool for row in good if row.pool)),
         warmup=EarlyEnds.of(
             (length, row.warmup_tokens) for row in good if row.warmup_tokens for length in row.total_lengths
@@ -251,10 +315,6 @@ def _tokens(row: Row) -> float:
 
 def _seconds(row: Row) -> float:
     return row.seconds.total
-
-
-def _average(rows: Sequence[Row], measure: Measure) -> float:
-    return mean_of(map(measure, rows)) if rows else 0.0
 
 
 def _cost(table: ProblemTable, variant: str, measure: Measure) -> Interval | None:
@@ -293,9 +353,9 @@ def _seconds_ratio(table: ProblemTable, variant: str, baseline: str, turns: Turn
 
 
 def _by_turn(above: st.Floats, below: st.Floats, turns: Turns) -> Interval | None:
-    """Of a ratio of two sums over the problems that have both, with turns resampled as wholes.
+    """Returns the ratio of two sums over the problems that have both, with turns resampled as wholes.
 
-    What else the machine did is the same for all problems of a turn. Too few turns cannot show it: then the unit is a
+    The machine's other work is the same for all problems of a turn. Too few turns cannot show it: then the unit is a
     problem, and nothing is claimed.
     """
     if len(turns) < FEWEST_TURNS:
@@ -320,7 +380,7 @@ def _trace_gain(table: ProblemTable, variant: str, baseline: str) -> Interval | 
 
 
 def _right_shares(table: ProblemTable, variant: str) -> st.Floats:
-    """Of the completed traces, by problem; not a number where there is none."""
+    """Returns the share of completed traces that are right, by problem; NaN where none is complete."""
     rows = ([row for row in table.rows[variant, name] if row.completed] for name in table.problems)
     return np.array([mean_of(row.right_traces / row.completed for row in found) for found in rows])
 
@@ -355,7 +415,7 @@ def _mean_value(intervals: Sequence[Interval | None]) -> float | None:
 
 
 def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], baseline: str) -> list[MethodComparison]:
-    """All pairs of a few variants; of many, each with the baseline."""
+    """Compares all pairs of a few variants; of many, each with the baseline."""
     pairs = [(second, first) for first, second in itertools.combinations(variants, 2)]
     if len(variants) > MOST_FOR_ALL_PAIRS:
         pairs = [(variant, baseline) for variant in variants if variant != baseline]

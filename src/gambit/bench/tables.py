@@ -35,7 +35,7 @@ class Table:
 
 
 def all_tables(summary: BenchSummary) -> list[Table]:
-    """In the order of the page."""
+    """Returns the tables in the order of the page."""
     tables = [_main(summary), _comparisons(summary), _latency(summary), _decomposition(summary), _throughput(summary)]
     tables += [_memory(summary), *_verifier(summary), _traces(summary), _pools(summary), _revotes(summary)]
     if summary.overall:
@@ -47,7 +47,7 @@ def all_tables(summary: BenchSummary) -> list[Table]:
 
 
 def findings(summary: BenchSummary) -> list[str]:
-    """One sentence per comparison with the baseline, and one per cost; sweeps are counted, not listed."""
+    """Returns a sentence per comparison with the baseline and per cost; sweeps are counted, not listed."""
     with_baseline = [c for c in summary.comparisons if summary.baseline in (c.first, c.second)]
     plain = [c for c in with_baseline if not {c.first, c.second} & set(summary.swept)]
     sentences = [_accuracy_sentence(comparison, summary) for comparison in plain]
@@ -88,7 +88,7 @@ def _cost_sentence(cell: Cell, ratio: Interval | None, what: str, summary: Bench
 
 
 def cautions(summary: BenchSummary) -> list[str]:
-    """What a reader must know before believing the tables."""
+    """Returns what readers must know before they trust the tables."""
     found = []
     if summary.num_rows < summary.num_expected:
         found.append(f"The run is incomplete: {summary.num_rows:,} of {summary.num_expected:,} searches are done.")
@@ -129,6 +129,10 @@ def _cells(summary: BenchSummary, title: str, note: str, columns: Sequence[Colum
         for cell in summary.cells
     ]
     return Table(title, note, (*names, *(name for name, _ in columns)), tuple(rows), len(names))
+
+
+def _mean(title: str, name: str, digits: int) -> Column:
+    return title, lambda cell: f"{cell.means[name]:,.{digits}f}"
 
 
 def _main(summary: BenchSummary) -> Table:
@@ -200,7 +204,7 @@ def _throughput(summary: BenchSummary) -> Table:
         "Sharing: tokens that attention reads in decode steps, divided by what it would read if each token of a shared "
         "prefix were read once in a step; 1: nothing is shared.",
         [
-            ("completed traces", lambda c: f"{c.completed:,.1f}"),
+            _mean("completed traces", "completed", 1),
             ("completed traces/s", lambda c: _plain(c.completed_per_second, 3)),
             ("tokens/s", lambda c: _plain(c.tokens_per_second)),
             ("productive %", lambda c: _plain(None if c.productive_share is None else 100 * c.productive_share, 1)),
@@ -215,20 +219,20 @@ def _memory(summary: BenchSummary) -> Table:
         "Means a search. Peak KV is the most tokens seen in the engine's cache at sampled moments. Queued: a running "
         "trace lost its memory and waited to be recomputed; waiting is summed over traces.",
         [
-            ("peak KV tokens", lambda c: f"{c.kv_peak:,.0f}"),
-            ("of capacity", lambda c: _share(c.kv_peak, c.kv_capacity)),
-            ("queued", lambda c: f"{c.queued:,.1f}"),
-            ("steps waited", lambda c: f"{c.waited_steps:,.0f}"),
-            ("seconds waited", lambda c: f"{c.waited_seconds:,.1f}"),
-            ("evicted", lambda c: f"{c.evicted:,.1f}"),
-            ("tokens recomputed", lambda c: f"{c.recomputed:,.0f}"),
+            _mean("peak KV tokens", "kv_peak", 0),
+            ("of capacity", lambda c: _share(c.means["kv_peak"], c.kv_capacity)),
+            _mean("queued", "queued", 1),
+            _mean("steps waited", "waited_steps", 0),
+            _mean("seconds waited", "waited_seconds", 1),
+            _mean("evicted", "evicted", 1),
+            _mean("tokens recomputed", "recomputed", 0),
         ],
     )  # fmt: skip
 
 
 def _verifier(summary: BenchSummary) -> list[Table]:
-    """Nothing for a run without one."""
-    if not any(cell.verifier_thoughts for cell in summary.cells):
+    """Returns the verifier's table; none for a run without a verifier."""
+    if not any(cell.means["verifier_thoughts"] for cell in summary.cells):
         return []
     table = _cells(
         summary, "Verifier",
@@ -236,11 +240,11 @@ def _verifier(summary: BenchSummary) -> list[Table]:
         "by the thoughts that it read together. In time: of the thoughts that a tournament needed, those whose scores "
         "were there when it came; waited: the search stood still for the others.",
         [
-            ("thoughts read", lambda c: f"{c.verifier_thoughts:,.1f}"),
+            _mean("thoughts read", "verifier_thoughts", 1),
             ("in time %", lambda c: _plain(None if c.verifier_in_time is None else 100 * c.verifier_in_time, 1)),
-            ("tokens read", lambda c: f"{c.verifier_tokens:,.0f}"),
-            ("verifier's seconds", lambda c: f"{c.verifier_seconds:,.2f}"),
-            ("seconds waited", lambda c: f"{c.verifier_waited:,.2f}"),
+            _mean("tokens read", "verifier_tokens", 0),
+            _mean("verifier's seconds", "verifier_seconds", 2),
+            _mean("seconds waited", "verifier_waited", 2),
         ],
     )  # fmt: skip
     return [table]
@@ -252,10 +256,10 @@ def _traces(summary: BenchSummary) -> Table:
         "Means a search. One trace right: how often a single completed trace is, and how much more often than the "
         f"{summary.baseline} method's, paired by problem; some trace right: how often at least one of them is.",
         [
-            ("completed", lambda c: f"{c.completed:,.1f}"),
-            ("branched", lambda c: f"{c.branched:,.1f}"),
-            ("pruned", lambda c: f"{c.pruned:,.1f}"),
-            ("tokens reused", lambda c: f"{c.reused:,.0f}"),
+            _mean("completed", "completed", 1),
+            _mean("branched", "branched", 1),
+            _mean("pruned", "pruned", 1),
+            _mean("tokens reused", "reused", 0),
             ("one trace right %", lambda c: percent(c.trace_accuracy)),
             (f"against {summary.baseline}", lambda c: points(c.trace_gain)),
             ("some trace right %", lambda c: percent(c.coverage)),
@@ -264,7 +268,7 @@ def _traces(summary: BenchSummary) -> Table:
 
 
 def _pools(summary: BenchSummary) -> Table:
-    """Only methods with tournaments have one."""
+    """Returns the pools of methods with tournaments; others have none."""
     rows = [
         (cell.benchmark, cell.variant, "; ".join(cell.pools[:MOST_POOLS]), f"{cell.winning_islands:,.1f}")
         for cell in summary.cells
