@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gambit.cli.app import COMMANDS, app
 from gambit.cli.commands import ADVANCED, without_flag_types
-from gambit.cli.options import FROM_PRESET, PANELS
+from gambit.cli.options import FROM_PRESET, SEARCH_PANELS
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.config.presets import Preset
 
@@ -27,10 +27,8 @@ def help_of(*args):
 
 def real_commands():
     """Every command and subcommand, as it is when it is called."""
-    import importlib
-
     for name, lazy in COMMANDS.items():
-        command = importlib.import_module(lazy.module).command()
+        command = lazy.made(name)
         subcommands = getattr(command, "commands", None)
         yield from (
             ((f"{name} {each}", made) for each, made in subcommands.items()) if subcommands else [(name, command)]
@@ -39,13 +37,13 @@ def real_commands():
 
 def test_every_config_field_stands_in_one_panel():
     for model in (SearchConfig, EngineConfig):
-        shown = [name for panel in PANELS if panel.model is model for name in panel.fields]
+        shown = [name for panel in SEARCH_PANELS if panel.model is model for name in panel.fields]
         assert sorted(shown) == sorted(model.model_fields)
 
 
 def test_help_shows_the_basic_options_and_help_all_the_advanced_ones_too():
     basic, everything = help_of("solve", "--help"), help_of("solve", "--help-all")
-    for panel in PANELS:
+    for panel in SEARCH_PANELS:
         assert panel.title in everything
         assert (panel.title in basic) != panel.title.startswith(ADVANCED)
     assert "--capacity" in basic and "--swap-size" not in basic and "--swap-size" in everything

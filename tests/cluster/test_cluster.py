@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from gambit.cli.app import app
 from gambit.cli.commands import with_values
 from gambit.cli.progress import engine_lines
-from gambit.cli.session import flags_of
 from gambit.cluster.actor import Done, EngineActor, EngineReport, JobDesk, News, Raised
 from gambit.cluster.engines import EngineSlot, EngineState, RemoteJob
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, engine_needs
@@ -162,10 +161,9 @@ def test_one_machine_is_not_filled_with_engines_that_wait_for_its_cores(monkeypa
 
 
 def test_a_run_is_gone_on_with_by_the_flags_that_began_it() -> None:
-    assert flags_of(None) == ""
-    assert flags_of(ClusterPlan(num_engines=2, is_spread=True)) == " --ray --engines 2 --spread"
+    assert ClusterPlan(num_engines=2, is_spread=True).flags == " --ray --engines 2 --spread"
     flags = " --ray head:6379 --engines 4 --gpus-per-engine 0.5 --cpus-per-engine 3"
-    assert flags_of(ClusterPlan("head:6379", 4, 0.5, 3)) == flags
+    assert ClusterPlan("head:6379", 4, 0.5, 3).flags == flags
 
 
 def test_options_fit_into_a_part_of_a_gpu_and_vllm_starts_its_own_workers() -> None:

@@ -10,47 +10,53 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gambit.cli.commands import PlainGroup
+from gambit.cli.commands import PlainGroup, made_command
 from gambit.cli.terminal import OK, exit_code
 from gambit.errors import check_host
 
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command as `gambit --help` lists it; `command()` of its module makes the real one."""
+    """A command as `gambit --help` lists it; its function or app is imported when it is called."""
 
-    module: str
+    target: str  # module of this package:name
     panel: str
     about: str
 
+    def made(self, name: str) -> Any:
+        """Imports the real command."""
+        module, _, attribute = self.target.partition(":")
+        found = getattr(importlib.import_module(f"gambit.cli.{module}"), attribute)
+        return typer.main.get_command(found) if isinstance(found, typer.Typer) else made_command(found, name)
+
 
 COMMANDS: Mapping[str, LazyCommand] = {
-    "solve": LazyCommand("gambit.cli.solve", "Search", "Search for the answer to a problem, or to each of a file."),
-    "demo": LazyCommand("gambit.cli.demo", "Search", "Solve a puzzle that the bundled model has not seen."),
-    "serve": LazyCommand("gambit.cli.serve", "Search", "Serve a model behind OpenAI's API, with a live page."),
-    "policies": LazyCommand("gambit.cli.policies", "Search", "List the search methods with their options."),
-    "view": LazyCommand("gambit.cli.view", "Runs", "Write one HTML page that shows what a search did."),
-    "replay": LazyCommand("gambit.cli.replay", "Runs", "Rebuild a run's result from its event log alone."),
-    "bench": LazyCommand("gambit.cli.bench", "Benchmarks", "Compare search methods on benchmarks."),
-    "report": LazyCommand("gambit.cli.bench_report", "Benchmarks", "Make tables, figures and a page of a bench run."),
-    "merge": LazyCommand("gambit.cli.bench_merge", "Benchmarks", "Put the shards of a bench run together."),
-    "prefix-value": LazyCommand("gambit.cli.prefix_value", "Benchmarks", "Measure what the best prefixes gain."),
-    "scorer": LazyCommand("gambit.cli.scorer", "Set-up", "Make a scorer for a model."),
-    "doctor": LazyCommand("gambit.cli.doctor", "Set-up", "Say which engines and devices are here, what is missing."),
+    "solve": LazyCommand("solve:solve", "Search", "Search for the answer to a problem, or to each of a file."),
+    "demo": LazyCommand("demo:demo", "Search", "Solve a puzzle that the bundled model has not seen."),
+    "serve": LazyCommand("serve:serve", "Search", "Serve a model behind OpenAI's API, with a live page."),
+    "policies": LazyCommand("policies:policies", "Search", "List the search methods with their options."),
+    "view": LazyCommand("view:view", "Runs", "Write one HTML page that shows what a search did."),
+    "replay": LazyCommand("replay:replay", "Runs", "Rebuild a run's result from its event log alone."),
+    "bench": LazyCommand("bench:bench", "Benchmarks", "Compare search methods on benchmarks."),
+    "report": LazyCommand("bench_report:report", "Benchmarks", "Make tables, figures and a page of a bench run."),
+    "merge": LazyCommand("bench_merge:merge", "Benchmarks", "Put the shards of a bench run together."),
+    "prefix-value": LazyCommand("prefix_value:prefix_value", "Benchmarks", "Measure what the best prefixes gain."),
+    "scorer": LazyCommand("scorer:app", "Set-up", "Make a scorer for a model."),
+    "doctor": LazyCommand("doctor:doctor", "Set-up", "Say which engines and devices are here, what is missing."),
 }
 
 
 class LazyGroup(PlainGroup):
-    """Imports a command when it is called: `gambit --help` waits for none of what they need."""
+    """A group that imports a command when it is called, so that `gambit --help` is quick."""
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def] # typer's context class moves between releases
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and name in COMMANDS:
-            command = importlib.import_module(COMMANDS[name].module).command()
+            command = COMMANDS[name].made(name)
         return name, command, rest
 
 

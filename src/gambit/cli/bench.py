@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import given, with_config_options
-from gambit.cli.session import CpusPerEngine, Engines, GpusPerEngine, Ray, Spread, check_alone, cluster_plan, flags_of
-from gambit.cli.terminal import NO_ANSWER, OK, exit_with, is_watched, put, say, stderr, warn
+from gambit.bench.recipe import NOT_VARIED
+from gambit.cli.options import SEARCH_PANELS, SPREAD_PANEL, given, picked, with_options
+from gambit.cli.terminal import NO_ANSWER, OK, is_watched, put, say, stderr, warn
+from gambit.cluster.plan import ClusterConfig
 from gambit.config import registry
 from gambit.config.options import EngineConfig, build, overlaid
 from gambit.errors import StorageError, UserError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MANY = 10_000_000
 
 
+@with_options(SPREAD_PANEL, *SEARCH_PANELS, without=NOT_VARIED)
 def bench(
     *,
     benchmark: Annotated[
@@ -69,49 +70,34 @@ def bench(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report at the end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print where the report is and nothing else.")] = False,
-    ray: Ray = None,
-    engines: Engines = None,
-    gpus_per_engine: GpusPerEngine = None,
-    cpus_per_engine: CpusPerEngine = None,
-    spread: Spread = False,
-    help_all: HelpAll = False,
     **flags: str | bool | None,
-) -> None:
+) -> int:
     """Compare search methods on benchmarks."""
 
-    def body() -> int:
-        from gambit.storage.problems import columns_of
+    from gambit.storage.problems import columns_of
 
-        if list_benchmarks:
-            return _list_benchmarks()
-        named = {
-            "benchmarks": benchmark,
-            "seeds": _named(seeds, "--seeds"),
-            "limit": limit,
-            "concurrency": concurrency,
-            "block": block,
-            "shard": shard,
-            "logs": False if no_logs else None,
-            "columns": columns_of(columns) or None,
-            **flags,
-        }
-        methods = _named(policies, "--policies")
-        folder, plan_recipe = _recipe(recipe, given(named), methods, out, resume)
-        if dry_run:
-            return _show_plan(plan_recipe)
-        engine = build(EngineConfig, plan_recipe.engine)
-        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine, spread=spread)
-        check_alone(cluster, plan_recipe.bench.concurrency)
-        return _run(plan_recipe, engine, cluster, folder, resume, not no_report, is_quiet=quiet)
-
-    exit_with(body)
-
-
-def command() -> object:
-    """With an option for every field of the configs."""
-    from gambit.bench.recipe import NOT_VARIED
-
-    return made_command(with_config_options(bench, without=NOT_VARIED), "bench", BriefCommand)
+    if list_benchmarks:
+        return _list_benchmarks()
+    named = {
+        "benchmarks": benchmark,
+        "seeds": _named(seeds, "--seeds"),
+        "limit": limit,
+        "concurrency": concurrency,
+        "block": block,
+        "shard": shard,
+        "logs": False if no_logs else None,
+        "columns": columns_of(columns) or None,
+        **{name: value for name, value in flags.items() if name not in ClusterConfig.model_fields},
+    }
+    methods = _named(policies, "--policies")
+    folder, plan_recipe = _recipe(recipe, given(named), methods, out, resume)
+    if dry_run:
+        return _show_plan(plan_recipe)
+    engine = build(EngineConfig, plan_recipe.engine)
+    cluster = picked(ClusterConfig, flags).plan(engine)
+    if cluster is not None:
+        cluster.check_alone(plan_recipe.bench.concurrency)
+    return _run(plan_recipe, engine, cluster, folder, resume, not no_report, is_quiet=quiet)
 
 
 def _list_benchmarks() -> int:
@@ -274,7 +260,7 @@ def _search(
         done = {row.key for row in before}
         searches = opened.searches(stop)
         runner = Runner(plan, benchmarks, searches, writer, done, on_row=progress.on_row, should_stop=stop)
-        again = f"gambit bench --resume --out {folder}{flags_of(cluster)}"
+        again = f"gambit bench --resume --out {folder}{'' if cluster is None else cluster.flags}"
         try:
             runner.run()
         except StorageError as error:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.commands import made_command
 from gambit.cli.session import sole_writer
-from gambit.cli.terminal import OK, exit_with, say
+from gambit.cli.terminal import OK, say
 
 
 def merge(
@@ -17,22 +16,15 @@ def merge(
         list[Path], typer.Argument(metavar="FOLDER...", help="The folders of the shards.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the whole run.")],
-) -> None:
+) -> int:
     """Put the shards of a bench run together."""
 
-    def body() -> int:
-        from gambit.bench.folder import merge_shards
-        from gambit.storage.run_folder import check_writable
+    from gambit.bench.folder import merge_shards
+    from gambit.storage.run_folder import check_writable
 
-        check_writable(out)
-        with sole_writer(out):
-            notes = merge_shards(folders, out)
-        for note in notes:
-            say(note)
-        return OK
-
-    exit_with(body)
-
-
-def command() -> object:
-    return made_command(merge, "merge")
+    check_writable(out)
+    with sole_writer(out):
+        notes = merge_shards(folders, out)
+    for note in notes:
+        say(note)
+    return OK

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.commands import made_command
-from gambit.cli.terminal import OK, exit_with
+from gambit.cli.terminal import OK
 
 
 def report(
@@ -17,18 +16,11 @@ def report(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,
-) -> None:
+) -> int:
     """Make tables, figures and a page of a bench run."""
 
-    def body() -> int:
-        from gambit.bench.report import write_report
+    from gambit.bench.report import write_report
 
-        made = write_report(folder, with_trees=not no_trees)
-        typer.echo(made.json if as_json else made.markdown)
-        return OK
-
-    exit_with(body)
-
-
-def command() -> object:
-    return made_command(report, "report")
+    made = write_report(folder, with_trees=not no_trees)
+    typer.echo(made.json if as_json else made.markdown)
+    return OK

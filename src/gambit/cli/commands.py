@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gambit.cli.terminal import exit_code
+
 ADVANCED = "Advanced"  # how the title of a panel begins that `--help` leaves out
 
 
 class PlainCommand(TyperCommand):
-    """Without `<bool>` beside its flags, and with options whose value may be left out."""
+    """A command without `<bool>` beside its flags, and with options whose value may be left out."""
 
     def get_params(self, ctx):  # type: ignore[no-untyped-def] # typer's own classes move between releases
         return without_flag_types(super().get_params(ctx))
@@ -22,13 +25,14 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """The same for a group."""
+    """A group without `<bool>` beside its flags."""
 
     def get_params(self, ctx):  # type: ignore[no-untyped-def]
         return without_flag_types(super().get_params(ctx))
 
 
 def without_flag_types(params: list[Any]) -> list[Any]:
+    """Takes the type from the help of flags."""
     for each in params:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
@@ -39,7 +43,7 @@ MAY_STAND_ALONE = ("--ray",)  # which typer does not provide for
 
 
 def with_values(args: list[str]) -> list[str]:
-    """With an empty value for every option that may stand alone and does."""
+    """Inserts an empty value after each option that may stand alone and does."""
     end = args.index("--") if "--" in args else len(args)
     found = []
     for place, arg in enumerate(args):
@@ -51,7 +55,7 @@ def with_values(args: list[str]) -> list[str]:
 
 
 class BriefCommand(PlainCommand):
-    """`--help` shows the basic options, `--help-all` the advanced ones too; both kinds can be completed by a shell."""
+    """A command whose `--help` leaves out the advanced options; `--help-all` shows them, and shells complete both."""
 
     def format_help(self, ctx, formatter):  # type: ignore[no-untyped-def]
         params: list[Any] = self.params
@@ -81,8 +85,19 @@ HelpAll = Annotated[
 ]
 
 
-def made_command(function: Callable[..., None], name: str, kind: type[TyperCommand] = PlainCommand) -> object:
-    """The command of a function, as `LazyGroup` takes it."""
+def runs(function: Callable[..., int]) -> Callable[..., None]:
+    """Returns the function as typer calls it: it leaves with the exit code that the function returns."""
+
+    @functools.wraps(function)
+    def run(**values: object) -> None:
+        raise typer.Exit(exit_code(lambda: function(**values)))
+
+    return run
+
+
+def made_command(function: Callable[..., int], name: str) -> object:
+    """Makes the command of a function, as `LazyGroup` takes it."""
     full = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    full.command(name=name, cls=kind)(function)
+    kind = BriefCommand if getattr(function, "is_brief", False) else PlainCommand
+    full.command(name=name, cls=kind)(runs(function))
     return typer.main.get_command(full)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gambit.answers import Equivalent
-from gambit.cli.commands import made_command
 from gambit.cli.results import Shown, Style
 from gambit.cli.session import sole_writer
 from gambit.cli.solve import open_session
-from gambit.cli.terminal import exit_with, put
+from gambit.cli.terminal import put
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.events import Event
 from gambit.pawn import Level, Split, generate
@@ -45,22 +44,15 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For the logs (default: a new one in runs/).")
     ] = None,
-) -> None:
+) -> int:
     """Solve a puzzle that the bundled model has not seen, and see what plain voting makes of it."""
 
-    def body() -> int:
-        folder = out or new_run_folder()
-        check_writable(folder)
-        with sole_writer(folder):
-            for each in (folder, *(folder / policy for policy in POLICIES)):
-                check_free(each)
-            return _run(random.randrange(1000) if seed is None else seed, folder)
-
-    exit_with(body)
-
-
-def command() -> object:
-    return made_command(demo, "demo")
+    folder = out or new_run_folder()
+    check_writable(folder)
+    with sole_writer(folder):
+        for each in (folder, *(folder / policy for policy in POLICIES)):
+            check_free(each)
+        return _run(random.randrange(1000) if seed is None else seed, folder)
 
 
 def _run(number: int, folder: Path) -> int:

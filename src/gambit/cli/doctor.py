@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.commands import made_command
-from gambit.cli.terminal import FAILURE, OK, exit_with, put
+from gambit.cli.terminal import FAILURE, OK, put
 from gambit.config import registry
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolve
@@ -37,24 +36,17 @@ RAY_HINT = "not installed: pip install 'gambit-search[ray]' (engines on many GPU
 VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> int:
     """Say which engines and devices are here, what is missing."""
 
-    def body() -> int:
-        findings = examine()
-        is_fit = can_run(findings)
-        if as_json:
-            rows = [dataclasses.asdict(finding) for finding in findings]
-            typer.echo(json.dumps({"can_run": is_fit, "findings": rows}))
-        else:
-            put(_findings_table(findings))
-        return OK if is_fit else FAILURE
-
-    exit_with(body)
-
-
-def command() -> object:
-    return made_command(doctor, "doctor")
+    findings = examine()
+    is_fit = can_run(findings)
+    if as_json:
+        rows = [dataclasses.asdict(finding) for finding in findings]
+        typer.echo(json.dumps({"can_run": is_fit, "findings": rows}))
+    else:
+        put(_findings_table(findings))
+    return OK if is_fit else FAILURE
 
 
 class Condition(StrEnum):

@@ -1,9 +1,9 @@
-"""Command-line options made from the fields of the config models, in panels; `--help-all` shows the advanced ones."""
+"""Command-line options made from the fields of pydantic models, in panels; `--help-all` shows the advanced ones."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -12,11 +12,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
-from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig
+from gambit.cli.commands import ADVANCED, HelpAll
+from gambit.cluster.plan import ClusterConfig
+from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig, build
 from gambit.config.presets import Preset
+from gambit.errors import UserError
 from gambit.events import Json
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 FROM_PRESET = "default: from the model's preset"
 # Options that switch off what is on by default, with words of their own.
 OFF_SWITCHES = {
@@ -35,7 +39,7 @@ class Panel:
     fields: tuple[str, ...]
 
 
-PANELS = (
+SEARCH_PANELS = (
     Panel("Model", EngineConfig, ("model", "scorer", "engine", "device")),
     Panel("Search", SearchConfig, ("policy", "policy_options", "capacity", "num_traces", "max_new_tokens",
                                    "temperature", "seed", "answer", "vote")),
@@ -56,40 +60,50 @@ PANELS = (
 )  # fmt: skip
 
 
-def with_config_options(
-    command: Callable[..., None], without: Collection[str] = (), further: Sequence[Panel] = ()
-) -> Callable[..., None]:
-    """The command with one option per config field, but those it is `without`, in place of its `**flags`.
+SPREAD_PANEL = Panel("Many engines", ClusterConfig, tuple(ClusterConfig.model_fields))
+RAY_PANEL = Panel("Many engines", ClusterConfig, tuple(name for name in ClusterConfig.model_fields if name != "spread"))
 
-    `further` panels hold options from fields of other models.
+
+def with_options(*panels: Panel, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Gives a command one option per field of the panels, but those it is `without`, in place of its `**flags`.
 
     Every option is text and None where it was not given: pydantic checks the values, and a preset fills the gaps.
     """
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
 
-    def wrapped(**values: object) -> None:
-        turned_off = {name: False for name in OFF_SWITCHES if values.get(name)}
-        given = {name: texts for name in PAIRS if isinstance(texts := values.get(name), list)}
-        pairs = {name: key_values(texts, PAIRS[name]) for name, texts in given.items()}
-        command(**{**values, **turned_off, **pairs})
+    def decorated(command: Callable[..., int]) -> Callable[..., int]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+        is_brief = any(panel.title.startswith(ADVANCED) for panel in panels)
 
-    wrapped.__doc__ = command.__doc__
-    wrapped.__signature__ = inspect.Signature([*named, *_parameters([*further, *PANELS], without)])  # type: ignore[attr-defined]
-    return wrapped
+        def wrapped(**values: object) -> int:
+            values.pop(HELP_ALL.name, None)
+            turned_off = {name: False for name in OFF_SWITCHES if values.get(name)}
+            given = {name: texts for name in PAIRS if isinstance(texts := values.get(name), list)}
+            pairs = {name: key_values(texts, PAIRS[name]) for name, texts in given.items()}
+            return command(**{**values, **turned_off, **pairs})
+
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        made = [parameter for panel in panels for parameter in _parameters(panel, without)]
+        wrapped.__signature__ = inspect.Signature([*named, *[HELP_ALL] * is_brief, *made])  # type: ignore[attr-defined]
+        wrapped.is_brief = is_brief  # type: ignore[attr-defined]
+        return wrapped
+
+    return decorated
 
 
-def _parameters(panels: Sequence[Panel], without: Collection[str]) -> Iterator[inspect.Parameter]:
-    schemas = {model: model.model_json_schema()["properties"] for model in {panel.model for panel in panels}}
-    for panel in panels:
-        for name in panel.fields:
-            if name in without:
-                continue
-            field = panel.model.model_fields[name]
-            option = _option(name, field, _metavar(name, field, schemas[panel.model][name]), panel.title)
-            kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
-            annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written
-            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+HELP_ALL = inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
+
+
+def _parameters(panel: Panel, without: Collection[str]) -> Iterator[inspect.Parameter]:
+    schema = panel.model.model_json_schema()["properties"]
+    for name in panel.fields:
+        if name in without:
+            continue
+        field = panel.model.model_fields[name]
+        option = _option(name, field, _metavar(name, field, schema[name]), panel.title)
+        kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
+        annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> OptionInfo:
@@ -105,7 +119,7 @@ def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> Opt
 
 
 def _default(name: str, field: FieldInfo) -> str | None:
-    """What holds where an option is not given."""
+    """Returns what holds where an option is not given."""
     if field.default is None and name in Preset.__slots__:
         return FROM_PRESET
     is_plain = isinstance(field.default, str | int | float) and not isinstance(field.default, bool)
@@ -113,9 +127,11 @@ def _default(name: str, field: FieldInfo) -> str | None:
 
 
 def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | None:
-    """The kind of value; choices are named in the description."""
+    """Returns the kind of value; choices are named in the description."""
     if field.annotation is bool:
         return None
+    if isinstance(own := schema.get("metavar"), str):
+        return own
     if name in PAIRS:
         return "KEY=VALUE"
     branches = schema.get("anyOf", [schema])
@@ -124,26 +140,31 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
     return "INT" if "integer" in kinds else "NUMBER" if "number" in kinds and "string" not in kinds else "TEXT"
 
 
+def picked(model: type[Model], flags: Mapping[str, object]) -> Model:
+    """Builds a model from those flags that are its fields."""
+    return build(model, {name: value for name, value in given(flags).items() if name in model.model_fields})
+
+
 def given(options: Mapping[str, T | None]) -> dict[str, T]:
-    """Those that the user named; the others are left to whoever has the defaults."""
+    """Returns the options that the user named; the models have defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def key_values(texts: list[str], flag: str) -> dict[str, object]:
-    """`key=value` pairs; values are read as in a YAML recipe, so that 2 is a number and true a truth."""
+    """Reads `key=value` pairs, with values as in a YAML recipe."""
     pairs = [text.partition("=") for text in texts]
     for key, equals, _ in pairs:
         if not key or not equals:
-            raise typer.BadParameter(f"{key!r} is not of the form key=value", param_hint=flag)
+            raise UserError(f"{flag} {key!r} is not of the form key=value")
     return {key: yaml_value(value, flag) for key, _, value in pairs}
 
 
 def yaml_value(text: str, flag: str) -> object:
-    """As in a YAML recipe: 2 is a number and true a truth."""
+    """Reads a value as in a YAML recipe: 2 is a number and true a truth value."""
     import yaml
 
     try:
         value: object = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise typer.BadParameter(f"{text!r} is neither a number, a truth nor plain text", param_hint=flag) from error
+        raise UserError(f"{flag}: cannot parse {text!r}: expected a number, true, false or text") from error
     return value

@@ -8,28 +8,20 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.commands import made_command
-from gambit.cli.terminal import OK, exit_with, put
+from gambit.cli.terminal import OK, put
 
 
 def policies(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False,
-) -> None:
+) -> int:
     """List the search methods with their options (for `solve --policy NAME --policy-option KEY=VALUE`)."""
 
-    def body() -> int:
-        for name in _names():
-            if as_json:
-                typer.echo(json.dumps(_describe(name)))
-            else:
-                _put_policy(_describe(name))
-        return OK
-
-    exit_with(body)
-
-
-def command() -> object:
-    return made_command(policies, "policies")
+    for name in _names():
+        if as_json:
+            typer.echo(json.dumps(_describe(name)))
+        else:
+            _put_policy(_describe(name))
+    return OK
 
 
 def _names() -> list[str]:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import with_config_options
+from gambit.cli.options import SEARCH_PANELS, with_options
 from gambit.cli.scorer_collect import MANY, MemoryRatio, TracesAtOnce, usual_traces_at_once
 from gambit.cli.session import check_model, only_our_warnings, prepare_libraries, sole_writer
-from gambit.cli.terminal import OK, exit_with, put, say
+from gambit.cli.terminal import OK, put, say
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.errors import UserError
 
@@ -21,15 +20,14 @@ if TYPE_CHECKING:
 SAMPLING = (
     "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "answer", "system_prompt", "enable_thinking",
 )  # fmt: skip
+UNUSED = {
+    *(set(SearchConfig.model_fields) - set(SAMPLING)),
+    *(name for name in EngineConfig.model_fields if name.startswith("verifier_")),
+    *("scorer", "any_weights", "memory_ratio"),
+}
 
 
-def command() -> object:
-    """Returns the command with an option for every field of the configs that it uses."""
-    unused = set(SearchConfig.model_fields) - set(SAMPLING) | {"scorer", "any_weights", "memory_ratio"}
-    unused |= {name for name in EngineConfig.model_fields if name.startswith("verifier_")}
-    return made_command(with_config_options(prefix_value, without=unused), "prefix-value", BriefCommand)
-
-
+@with_options(*SEARCH_PANELS, without=UNUSED)
 def prefix_value(
     *,
     benchmark: Annotated[
@@ -53,66 +51,62 @@ def prefix_value(
     memory_ratio: MemoryRatio = 0.6,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
-    help_all: HelpAll = False,
     **flags: str | bool | None,
-) -> None:
+) -> int:
     """Measure what the best prefixes gain, continued instead of random ones."""
 
-    def body() -> int:
-        from gambit.bench.datasets import benchmark_for
-        from gambit.bench.prefix_value import PrefixPlan, is_done, run, summarise, write_prefix_report
-        from gambit.cli.progress import progress_bar
-        from gambit.cli.terminal import StopSignal
-        from gambit.engines.base import check_engine
-        from gambit.storage.run_folder import check_writable
-        from gambit.training.collect import CollectPlan
-        from gambit.training.sampling import Task
-        from gambit.types import Problem
+    from gambit.bench.datasets import benchmark_for
+    from gambit.bench.prefix_value import PrefixPlan, is_done, run, summarise, write_prefix_report
+    from gambit.cli.progress import progress_bar
+    from gambit.cli.terminal import StopSignal
+    from gambit.engines.base import check_engine
+    from gambit.storage.run_folder import check_writable
+    from gambit.training.collect import CollectPlan
+    from gambit.training.sampling import Task
+    from gambit.types import Problem
 
-        if keep >= traces:
-            raise UserError(f"--keep {keep} of --traces {traces}: keep fewer, so that there is something to choose")
-        plan = PrefixPlan(_shares(cuts), rollouts, keep)
-        found = benchmark_for(benchmark)
-        tasks = [Task(Problem(item.question, item.id), item.answer) for item in found.first(limit)]
-        given = {"memory_ratio": memory_ratio, **{k: v for k, v in flags.items() if v is not None}}
-        if found.answer is not None:
-            given.setdefault("answer", found.answer)
-        engine = build(EngineConfig, {key: given[key] for key in given if key in EngineConfig.model_fields})
-        search = build(SearchConfig, {key: given[key] for key in given if key in SearchConfig.model_fields})
-        check_engine(engine)
-        check_model(engine.model, is_quiet=quiet)
-        scorers = _scorers(scorer, engine)
-        layers = tuple(dict.fromkeys((-1, *(layer for each in scorers.values() for layer in each.info.layers))))
-        collecting = CollectPlan(
-            out, found.name, engine, search, traces, traces_at_once or usual_traces_at_once(engine.device), layers
-        )
-        check_writable(out)
-        with sole_writer(out, is_quiet=quiet):
-            out.mkdir(parents=True, exist_ok=True)
-            if not is_done(out, plan, tasks):
-                prepare_libraries()
-                with (
-                    only_our_warnings(is_quiet=quiet),
-                    progress_bar("traces", is_quiet=quiet) as on_traces,
-                    progress_bar("prefixes", is_quiet=quiet) as on_prefixes,
-                    StopSignal(lambda: None) as stop,
-                ):
-                    refused = run(out, plan, tasks, collecting, on_traces, on_prefixes, stop)
-                for reason in refused[:5]:
-                    say(f"left out: {reason}", style="yellow")
-                if stop():
-                    say("stopped early: the same command goes on")
-                    return stop.exit_code
-            report = write_prefix_report(out, found.name, plan, summarise(out, plan, tasks, scorers, engine.device))
-        if as_json:
-            typer.echo(report.json)
-            return OK
-        for sentence in report.sentences:
-            put(sentence)
-        put(f"report: {out / 'report.html'}")
+    if keep >= traces:
+        raise UserError(f"--keep {keep} of --traces {traces}: keep fewer, so that there is something to choose")
+    plan = PrefixPlan(_shares(cuts), rollouts, keep)
+    found = benchmark_for(benchmark)
+    tasks = [Task(Problem(item.question, item.id), item.answer) for item in found.first(limit)]
+    given = {"memory_ratio": memory_ratio, **{k: v for k, v in flags.items() if v is not None}}
+    if found.answer is not None:
+        given.setdefault("answer", found.answer)
+    engine = build(EngineConfig, {key: given[key] for key in given if key in EngineConfig.model_fields})
+    search = build(SearchConfig, {key: given[key] for key in given if key in SearchConfig.model_fields})
+    check_engine(engine)
+    check_model(engine.model, is_quiet=quiet)
+    scorers = _scorers(scorer, engine)
+    layers = tuple(dict.fromkeys((-1, *(layer for each in scorers.values() for layer in each.info.layers))))
+    collecting = CollectPlan(
+        out, found.name, engine, search, traces, traces_at_once or usual_traces_at_once(engine.device), layers
+    )
+    check_writable(out)
+    with sole_writer(out, is_quiet=quiet):
+        out.mkdir(parents=True, exist_ok=True)
+        if not is_done(out, plan, tasks):
+            prepare_libraries()
+            with (
+                only_our_warnings(is_quiet=quiet),
+                progress_bar("traces", is_quiet=quiet) as on_traces,
+                progress_bar("prefixes", is_quiet=quiet) as on_prefixes,
+                StopSignal(lambda: None) as stop,
+            ):
+                refused = run(out, plan, tasks, collecting, on_traces, on_prefixes, stop)
+            for reason in refused[:5]:
+                say(f"left out: {reason}", style="yellow")
+            if stop():
+                say("stopped early: the same command goes on")
+                return stop.exit_code
+        report = write_prefix_report(out, found.name, plan, summarise(out, plan, tasks, scorers, engine.device))
+    if as_json:
+        typer.echo(report.json)
         return OK
-
-    exit_with(body)
+    for sentence in report.sentences:
+        put(sentence)
+    put(f"report: {out / 'report.html'}")
+    return OK
 
 
 def _shares(text: str) -> tuple[float, ...]:

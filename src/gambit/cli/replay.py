@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.commands import made_command
 from gambit.cli.results import Shown, Style
-from gambit.cli.terminal import FAILURE, OK, exit_with, put, say
+from gambit.cli.terminal import FAILURE, OK, put, say
 
 
 def replay(
@@ -23,30 +22,23 @@ def replay(
     verify: Annotated[
         bool, typer.Option("--verify", help="Say whether the log is whole and its vote is that of its traces.")
     ] = False,
-) -> None:
+) -> int:
     """Rebuild a run's result from its event log alone."""
 
-    def body() -> int:
-        from gambit.answers import Grader
-        from gambit.results.record import replay_log
-        from gambit.storage.run_folder import find_logs
+    from gambit.answers import Grader
+    from gambit.results.record import replay_log
+    from gambit.storage.run_folder import find_logs
 
-        logs, code = find_logs(run), OK
-        style = Style(as_json, has_titles=len(logs) > 1)
-        with Grader() as grader:
-            for log in logs:
-                replayed = replay_log(log, grader.equivalent)
-                if verify:
-                    put(f"{log}: {replayed.verdict}")
-                    code = code if replayed.finding is None else FAILURE
-                    continue
-                style.show(Shown(replayed.result))
-                if replayed.finding is not None:
-                    say(f"warning: {log}: {replayed.finding}", style="yellow")
-        return code
-
-    exit_with(body)
-
-
-def command() -> object:
-    return made_command(replay, "replay")
+    logs, code = find_logs(run), OK
+    style = Style(as_json, has_titles=len(logs) > 1)
+    with Grader() as grader:
+        for log in logs:
+            replayed = replay_log(log, grader.equivalent)
+            if verify:
+                put(f"{log}: {replayed.verdict}")
+                code = code if replayed.finding is None else FAILURE
+                continue
+            style.show(Shown(replayed.result))
+            if replayed.finding is not None:
+                say(f"warning: {log}: {replayed.finding}", style="yellow")
+    return code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gambit.cli.commands import PlainCommand, PlainGroup
+from gambit.cli.commands import PlainCommand, PlainGroup, runs
 from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
 from gambit.cli.scorer_verifier import VERIFIER, export, train_verifier
 from gambit.cli.session import only_our_warnings, prepare_libraries
@@ -28,7 +28,7 @@ app = typer.Typer(
 SkipCorrupted = Annotated[bool, typer.Option(help="Go on without shards whose checksum is wrong.")]
 MOST_SEED = 2**63 - 1
 CHECKPOINT = ".safetensors"
-app.command(cls=PlainCommand)(collect)
+app.command(cls=PlainCommand)(runs(collect))
 app.command(cls=PlainCommand)(merge)
 app.command(cls=PlainCommand)(export)
 

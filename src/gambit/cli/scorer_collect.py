@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gambit.cli.options import RAY_PANEL, given, key_values, picked, with_options
 from gambit.cli.session import (
-    CpusPerEngine,
-    Engines,
-    GpusPerEngine,
-    Ray,
     check_model,
-    cluster_plan,
     needs_in_cluster,
     only_our_warnings,
     prepare_libraries,
@@ -25,6 +21,7 @@ from gambit.cli.session import (
     solver_maker,
 )
 from gambit.cli.terminal import OK, exit_with, put, say
+from gambit.cluster.plan import ClusterConfig
 from gambit.errors import EngineError, StorageError, UserError
 
 if TYPE_CHECKING:
@@ -60,6 +57,7 @@ MemoryRatio = Annotated[
 Graders = Annotated[int, typer.Option(min=1, max=64, metavar="INT", help="Processes that compare answers.")]
 
 
+@with_options(RAY_PANEL)
 def collect(
     problems: Annotated[
         str,
@@ -117,56 +115,49 @@ def collect(
         int | None, typer.Option(min=1, max=10**9, metavar="INT", help="Tokens a pass of the states' model.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no warnings.")] = False,
-    ray: Ray = None,
-    engines: Engines = None,
-    gpus_per_engine: GpusPerEngine = None,
-    cpus_per_engine: CpusPerEngine = None,
-) -> None:
+    **flags: str | None,
+) -> int:
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
 
-    def body() -> int:
-        from gambit.cli.options import given, key_values
-        from gambit.config.options import EngineConfig, SearchConfig, build
-        from gambit.engines.base import check_engine
-        from gambit.storage.problems import check_not_empty, columns_of, shard_of
-        from gambit.storage.run_folder import check_writable
-        from gambit.text.boundary import check_boundary_rule
-        from gambit.training.collect import CollectPlan
-        from gambit.training.sampling import PAWN_SOURCE
-        from gambit.types import StatePosition
+    from gambit.config.options import EngineConfig, SearchConfig, build
+    from gambit.engines.base import check_engine
+    from gambit.storage.problems import check_not_empty, columns_of, shard_of
+    from gambit.storage.run_folder import check_writable
+    from gambit.text.boundary import check_boundary_rule
+    from gambit.training.collect import CollectPlan
+    from gambit.training.sampling import PAWN_SOURCE
+    from gambit.types import StatePosition
 
-        check_boundary_rule(boundary)
-        first, every = shard_of(shard)
-        tasks = _tasks(problems, columns_of(columns), limit, seed)[first::every]
-        check_not_empty(shard, len(tasks))
-        settings = {"seed": seed, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
-                    "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
-        options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
-                   "engine_options": key_values(engine_option or [], "--engine-option")}  # fmt: skip
-        plan = CollectPlan(
-            out=out,
-            source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
-            engine=build(EngineConfig, options),
-            search=build(SearchConfig, given(settings)),
-            traces_per_problem=traces,
-            traces_at_once=traces_at_once or usual_traces_at_once(device),
-            layers=() if layers == NONE else layers_of(layers, NONE),
-            positions=tuple(StatePosition) if state_position is Positions.BOTH else (StatePosition(state_position),),
-            with_confidence=confidence,
-            boundary=boundary,
-            batch_tokens=batch_tokens,
-            num_graders=graders,
-        )
-        check_engine(plan.engine)
-        check_model(plan.engine.model, is_quiet=quiet)
-        check_writable(out)
-        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, plan.engine)
-        with sole_writer(out, is_quiet=quiet):
-            if cluster is None:
-                return _collect(tasks, plan, quiet)
-            return _collect_on_ray(tasks, plan, cluster, quiet, is_size_open=traces_at_once is None)
-
-    exit_with(body)
+    check_boundary_rule(boundary)
+    first, every = shard_of(shard)
+    tasks = _tasks(problems, columns_of(columns), limit, seed)[first::every]
+    check_not_empty(shard, len(tasks))
+    settings = {"seed": seed, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
+                "top_k": top_k, "system_prompt": system_prompt, "answer": answer}  # fmt: skip
+    options = {"model": model, "engine": engine, "device": device, "dtype": dtype, "memory_ratio": memory_ratio,
+               "engine_options": key_values(engine_option or [], "--engine-option")}  # fmt: skip
+    plan = CollectPlan(
+        out=out,
+        source=problems if problems.startswith(PAWN_SOURCE) else Path(problems).name,
+        engine=build(EngineConfig, options),
+        search=build(SearchConfig, given(settings)),
+        traces_per_problem=traces,
+        traces_at_once=traces_at_once or usual_traces_at_once(device),
+        layers=() if layers == NONE else layers_of(layers, NONE),
+        positions=tuple(StatePosition) if state_position is Positions.BOTH else (StatePosition(state_position),),
+        with_confidence=confidence,
+        boundary=boundary,
+        batch_tokens=batch_tokens,
+        num_graders=graders,
+    )
+    check_engine(plan.engine)
+    check_model(plan.engine.model, is_quiet=quiet)
+    check_writable(out)
+    cluster = picked(ClusterConfig, flags).plan(plan.engine)
+    with sole_writer(out, is_quiet=quiet):
+        if cluster is None:
+            return _collect(tasks, plan, quiet)
+        return _collect_on_ray(tasks, plan, cluster, quiet, is_size_open=traces_at_once is None)
 
 
 def merge(

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,22 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import Panel, given, with_config_options
+from gambit.cli.options import RAY_PANEL, SEARCH_PANELS, Panel, given, picked, with_options
 from gambit.cli.session import (
-    CpusPerEngine,
-    Engines,
-    GpusPerEngine,
-    Ray,
     check_model,
-    cluster_plan,
     loaded,
     needs_in_cluster,
     only_our_warnings,
     solver_maker,
 )
 from gambit.cli.solve import read_configs
-from gambit.cli.terminal import FAILURE, OK, exit_with, failed, say
+from gambit.cli.terminal import FAILURE, OK, failed, say
+from gambit.cluster.plan import ClusterConfig
 from gambit.errors import UserError
 from gambit.serve.keys import ApiKey, check_keys, made_key, read_keys
 from gambit.serve.settings import ServeSettings, check_binding
@@ -47,6 +42,7 @@ LIMITS = Panel("Limits of the server", ServeSettings, (
 option = partial(typer.Option, rich_help_panel="Server")
 
 
+@with_options(RAY_PANEL, LIMITS, *SEARCH_PANELS)
 def serve(
     model_tag: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Folder or hub name; pawn is the bundled model.")
@@ -77,13 +73,8 @@ def serve(
         bool, option("--log-prompts", help="Write questions and answers into the request log.")
     ] = False,
     config: Annotated[Path | None, option(metavar="FILE", help="YAML of options; flags override it.")] = None,
-    ray: Ray = None,
-    engines: Engines = None,
-    gpus_per_engine: GpusPerEngine = None,
-    cpus_per_engine: CpusPerEngine = None,
-    help_all: HelpAll = False,
     **flags: str | bool | None,
-) -> None:
+) -> int:
     """Serve a model behind OpenAI's API, with a page that shows its searches live.
 
     Options of the search are what every request starts from; its budgets are the most that a request may ask for.
@@ -91,37 +82,30 @@ def serve(
     2 your input.
     """
 
-    def body() -> int:
-        search, engine = read_configs(config, _with_model(flags, model_tag))
-        keys = _keys(api_key or [], api_keys)
-        check_binding(host, has_keys=bool(keys), no_auth=no_auth)
-        settings = ServeSettings(
-            host=host,
-            port=port,
-            served_names=tuple(dict.fromkeys(served_model_name or [engine.model])),
-            keys=keys,
-            ssl_certfile=ssl_certfile,
-            ssl_keyfile=ssl_keyfile,
-            out_dir=out,
-            log_prompts=log_prompts,
-            **given({name: flags[name] for name in LIMITS.fields}),
-        )
-        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine)
-        _check(settings, engine)
-        return _run(settings, search, engine, cluster)
-
-    exit_with(lambda: _with_libraries(body))
+    _check_libraries()
+    search, engine = read_configs(config, _with_model(flags, model_tag))
+    keys = _keys(api_key or [], api_keys)
+    check_binding(host, has_keys=bool(keys), no_auth=no_auth)
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        served_names=tuple(dict.fromkeys(served_model_name or [engine.model])),
+        keys=keys,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        out_dir=out,
+        log_prompts=log_prompts,
+        **given({name: flags[name] for name in LIMITS.fields}),
+    )
+    cluster = picked(ClusterConfig, flags).plan(engine)
+    _check(settings, engine)
+    return _run(settings, search, engine, cluster)
 
 
-def command() -> object:
-    return made_command(with_config_options(serve, further=[LIMITS]), "serve", BriefCommand)
-
-
-def _with_libraries(body: Callable[[], int]) -> int:
+def _check_libraries() -> None:
     for name in ("starlette", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(name) is None:
             raise UserError(f"gambit serve needs {name}: pip install 'gambit-search[serve]'")
-    return body()
 
 
 def _with_model(flags: Mapping[str, str | bool | None], model_tag: str | None) -> dict[str, str | bool | None]:

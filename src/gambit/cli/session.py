@@ -8,13 +8,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, TextIO
-
-import typer
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from gambit.cli.terminal import say, warn
 from gambit.engines.vllm import installed
-from gambit.errors import GambitWarning, UserError
+from gambit.errors import GambitWarning
 
 if TYPE_CHECKING:
     from gambit.cluster.engines import EnginePool
@@ -120,96 +118,6 @@ def only_our_warnings(screen: Screen | None = None, *, is_quiet: bool = False) -
 
 
 # -- engines under Ray -----------------------------------------------------------------------------------------
-
-PANEL = "Many engines"
-MOST_ENGINES = 4096
-
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="[ADDRESS]",
-        rich_help_panel=PANEL,
-        help="Run engines under Ray: in a cluster (its address, or auto), else on this machine alone.",
-    ),
-]
-Engines = Annotated[
-    int | None,
-    typer.Option(min=1, max=MOST_ENGINES, metavar="INT", rich_help_panel=PANEL, help="Engines under Ray (default: 1)."),
-]
-GpusPerEngine = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=64,
-        metavar="NUMBER",
-        rich_help_panel=PANEL,
-        help="Part of a GPU, or GPUs (default: as many as one engine computes on, where there are any).",
-    ),
-]
-Spread = Annotated[
-    bool,
-    typer.Option(
-        "--spread",
-        rich_help_panel=PANEL,
-        help="Run every search on all engines at once, some of its islands on each.",
-    ),
-]
-CpusPerEngine = Annotated[
-    float | None,
-    typer.Option(
-        min=0.01,
-        max=1024,
-        metavar="NUMBER",
-        rich_help_panel=PANEL,
-        help="Cores and threads (default: an even part of this machine's, in a cluster 1).",
-    ),
-]
-
-
-def cluster_plan(
-    ray: str | None,
-    engines: int | None,
-    gpus: float | None,
-    cpus: float | None,
-    engine: EngineConfig,
-    *,
-    spread: bool = False,
-) -> ClusterPlan | None:
-    """None for a run without Ray; what cannot be meant is refused."""
-    if ray is None:
-        if spread:
-            raise UserError("--spread is for engines under Ray: add --ray --engines 2, or leave it out")
-        given = {"--engines": engines, "--gpus-per-engine": gpus, "--cpus-per-engine": cpus}
-        for flag, value in given.items():
-            if value is not None:
-                raise UserError(f"{flag} {value:g} is for engines under Ray: add --ray, or leave it out")
-        return None
-    from gambit.cluster.plan import ADDRESS_VARIABLE, OWN, ClusterPlan, check_plan
-
-    plan = ClusterPlan(ray or os.environ.get(ADDRESS_VARIABLE) or OWN, engines or 1, gpus, cpus, spread)
-    if spread and plan.num_engines == 1:
-        raise UserError("--spread needs more than one engine: add --engines 2, or leave it out")
-    check_plan(plan, engine)
-    return plan
-
-
-def flags_of(plan: ClusterPlan | None) -> str:
-    """As they would be typed again, with a space before each."""
-    if plan is None:
-        return ""
-    from gambit.cluster.plan import OWN
-
-    numbers = {"engines": plan.num_engines, "gpus-per-engine": plan.gpus, "cpus-per-engine": plan.cpus}
-    given = "".join(f" --{name} {value:g}" for name, value in numbers.items() if value is not None)
-    return f" --ray{'' if plan.address == OWN else f' {plan.address}'}{given}{' --spread' if plan.is_spread else ''}"
-
-
-def check_alone(plan: ClusterPlan | None, concurrency: int) -> None:
-    """A search on all engines has nothing beside it."""
-    if plan is not None and plan.is_spread and concurrency > 1:
-        raise UserError(f"--concurrency {concurrency} and --spread disagree: a search on all engines runs alone, leave "
-                        "one of them out")  # fmt: skip
 
 
 @contextmanager

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from gambit.cli.commands import BriefCommand, HelpAll, made_command
-from gambit.cli.options import given, with_config_options
+from gambit.cli.options import SEARCH_PANELS, SPREAD_PANEL, given, picked, with_options
 from gambit.cli.results import Shown, Style, Tally
 from gambit.cli.session import (
-    CpusPerEngine,
-    Engines,
-    GpusPerEngine,
-    Ray,
-    Spread,
-    check_alone,
     check_model,
-    cluster_plan,
     loaded,
     loaded_in_cluster,
     needs_in_cluster,
@@ -32,7 +24,8 @@ from gambit.cli.session import (
     sole_writer,
     solver_maker,
 )
-from gambit.cli.terminal import FAILURE, exit_with, is_watched, put, say, stderr, warn
+from gambit.cli.terminal import FAILURE, is_watched, put, say, stderr, warn
+from gambit.cluster.plan import ClusterConfig
 from gambit.config.options import EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.errors import StorageError, UserError
 from gambit.storage.files import append_synced
@@ -66,6 +59,7 @@ class SolveJob:
     cluster: ClusterPlan | None = None
 
 
+@with_options(SPREAD_PANEL, *SEARCH_PANELS)
 def solve(
     problem: Annotated[
         str | None, typer.Argument(help="The problem; - or nothing reads it from stdin.", metavar="PROBLEM")
@@ -87,40 +81,27 @@ def solve(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the answer alone: no live view, table or warnings.")
     ] = False,
-    ray: Ray = None,
-    engines: Engines = None,
-    gpus_per_engine: GpusPerEngine = None,
-    cpus_per_engine: CpusPerEngine = None,
-    spread: Spread = False,
-    help_all: HelpAll = False,
     **flags: str | bool | None,
-) -> None:
+) -> int:
     """Search for the answer to a problem, or to each of a file.
 
     Exit codes: 0 done, 1 failure, 2 your input, 3 not one problem got an answer, 130 interrupted.
     """
 
-    def body() -> int:
-        from gambit.storage.problems import columns_of, new_run_folder, read_problems
+    from gambit.storage.problems import columns_of, new_run_folder, read_problems
 
-        search, engine = read_configs(config, flags)
-        cluster = cluster_plan(ray, engines, gpus_per_engine, cpus_per_engine, engine, spread=spread)
-        check_alone(cluster, concurrency)
-        problems = read_problems(problem, file, sys.stdin, columns_of(columns))
-        folder = out or new_run_folder()
-        style = Style(as_json, quiet, problems.is_many)
-        job = SolveJob(problems, search, engine, folder, concurrency, style, output, cluster)
-        _check(job)
-        with sole_writer(folder, is_quiet=quiet):
-            _check_free(job)
-            return _run(job) if cluster is None or cluster.is_spread else _run_on_ray(job, cluster)
-
-    exit_with(body)
-
-
-def command() -> object:
-    """With an option for every field of the configs."""
-    return made_command(with_config_options(solve), "solve", BriefCommand)
+    search, engine = read_configs(config, flags)
+    cluster = picked(ClusterConfig, flags).plan(engine)
+    if cluster is not None:
+        cluster.check_alone(concurrency)
+    problems = read_problems(problem, file, sys.stdin, columns_of(columns))
+    folder = out or new_run_folder()
+    style = Style(as_json, quiet, problems.is_many)
+    job = SolveJob(problems, search, engine, folder, concurrency, style, output, cluster)
+    _check(job)
+    with sole_writer(folder, is_quiet=quiet):
+        _check_free(job)
+        return _run(job) if cluster is None or cluster.is_spread else _run_on_ray(job, cluster)
 
 
 def read_configs(file: Path | None, flags: Mapping[str, str | bool | None]) -> tuple[SearchConfig, EngineConfig]:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.commands import made_command
 from gambit.cli.session import prepare_libraries
-from gambit.cli.terminal import OK, exit_with
+from gambit.cli.terminal import OK
 
 
 def view(
@@ -25,25 +24,18 @@ def view(
         typer.Option(metavar="TEXT", help="Folder or hub name, where the one that the log names is not at hand."),
     ] = None,
     is_opened: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
-) -> None:
+) -> int:
     """Write one HTML page that shows what a search did: its tree, its texts, its vote."""
 
-    def body() -> int:
-        from gambit.storage.run_folder import check_writable, find_log
-        from gambit.view import write_page
+    from gambit.storage.run_folder import check_writable, find_log
+    from gambit.view import write_page
 
-        log = find_log(run)
-        page = out or log.parent / "tree.html"
-        check_writable(page.parent)
-        prepare_libraries()
-        write_page(log, page, tokenizer)
-        typer.echo(page)
-        if is_opened:
-            typer.launch(page.resolve().as_uri())
-        return OK
-
-    exit_with(body)
-
-
-def command() -> object:
-    return made_command(view, "view")
+    log = find_log(run)
+    page = out or log.parent / "tree.html"
+    check_writable(page.parent)
+    prepare_libraries()
+    write_page(log, page, tokenizer)
+    typer.echo(page)
+    if is_opened:
+        typer.launch(page.resolve().as_uri())
+    return OK

@@ -10,8 +10,11 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
-from gambit.config.options import EngineConfig
+from pydantic import Field
+
+from gambit.config.options import CheckedModel, EngineConfig
 from gambit.errors import UserError, first_line, reason_of
 
 OWN = "local"  # a Ray of this run's own, on this machine
@@ -36,6 +39,55 @@ class ClusterPlan:
     gpus: float | None = None
     cpus: float | None = None
     is_spread: bool = False  # every search runs on all engines at once
+
+    @property
+    def flags(self) -> str:
+        """The options as they would be typed again, with a space before each."""
+        numbers = {"engines": self.num_engines, "gpus-per-engine": self.gpus, "cpus-per-engine": self.cpus}
+        given = "".join(f" --{name} {value:g}" for name, value in numbers.items() if value is not None)
+        address = "" if self.address == OWN else f" {self.address}"
+        return f" --ray{address}{given}{' --spread' if self.is_spread else ''}"
+
+    def check_alone(self, concurrency: int) -> None:
+        """Raises if a search on all engines is to have others beside it."""
+        if self.is_spread and concurrency > 1:
+            raise UserError(f"--concurrency {concurrency} and --spread disagree: a search on all engines runs alone, "
+                            "leave one of them out")  # fmt: skip
+
+
+class ClusterConfig(CheckedModel):
+    """The options of commands that can run engines under Ray."""
+
+    ray: str | None = Field(
+        None,
+        description="run engines under Ray: in a cluster (its address, or auto), else on this machine alone",
+        json_schema_extra={"metavar": "[ADDRESS]"},
+    )
+    engines: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="engines under Ray (default: 1)")
+    gpus_per_engine: Annotated[float, Field(ge=0, le=64)] | None = Field(
+        None,
+        description="part of a GPU, or GPUs (default: as many as one engine computes on, where there are any)",
+    )
+    cpus_per_engine: Annotated[float, Field(ge=0.01, le=1024)] | None = Field(
+        None, description="cores and threads (default: an even part of this machine's, in a cluster 1)"
+    )
+    spread: bool = Field(False, description="run every search on all engines at once, some of its islands on each")
+
+    def plan(self, engine: EngineConfig) -> ClusterPlan | None:
+        """Returns None for a run without Ray; raises for options that cannot be meant."""
+        if self.ray is None:
+            if self.spread:
+                raise UserError("--spread is for engines under Ray: add --ray --engines 2, or leave it out")
+            for name, value in self.model_dump(exclude={"ray", "spread"}, exclude_none=True).items():
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} {value:g} is for engines under Ray: add --ray, or leave it out")
+            return None
+        address = self.ray or os.environ.get(ADDRESS_VARIABLE) or OWN
+        plan = ClusterPlan(address, self.engines or 1, self.gpus_per_engine, self.cpus_per_engine, self.spread)
+        if self.spread and plan.num_engines == 1:
+            raise UserError("--spread needs more than one engine: add --engines 2, or leave it out")
+        check_plan(plan, engine)
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
