@@ -31,8 +31,7 @@ from pathlib import Path
 
 import httpx
 
-from gambit.api import Sample
-from gambit.events import from_json
+from gambit.events import Sample, from_json
 from gambit.pawn.puzzles import Puzzle, random_puzzle
 
 KEYS = ("sk-load-a", "sk-load-b")

@@ -11,17 +11,24 @@ import torch
 
 import gambit
 import gambit.api as api
-from support import ROOT
+from support import GOLDEN, ROOT
 
 PROTOCOLS = [api.Policy, api.Scorer, api.SplitScorer, api.HistoryScorer, api.Engine]
-RECORDS = [api.Benchmark, api.PoolView, api.StepBatch, api.SearchStep, api.TraceSpec, api.SearchSpec, api.SearchResult,
-           api.Requirements, api.ScorerInfo, api.SearchSettings, api.Problem]  # fmt: skip
+RECORDS = [api.Benchmark, api.StepBatch, api.SearchStep, api.SearchSpec, api.ScorerInfo]  # that extensions make
+KEPT = GOLDEN / "public_names.txt"
 
 
 def test_all_is_there_once_and_nothing_else_is_public() -> None:
     assert len(set(api.__all__)) == len(api.__all__)
     public = {name for name, value in vars(api).items() if not name.startswith("_") and name != "annotations"}
     assert public == set(api.__all__)
+
+
+def test_a_public_name_is_a_promise(request: pytest.FixtureRequest) -> None:
+    """Each is added or taken away on purpose: `python -m pytest tests/repository/test_api.py --renew`."""
+    if request.config.getoption("renew"):
+        KEPT.write_text("\n".join(sorted(api.__all__)) + "\n")
+    assert sorted(api.__all__) == KEPT.read_text().split() and len(api.__all__) <= 80
 
 
 def test_importing_it_loads_no_torch() -> None:
