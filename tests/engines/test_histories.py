@@ -1,5 +1,7 @@
 """Slots of remembered thoughts: whose they are, that none is lost or given twice, and when the front lets go."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gambit.engines.vllm.messages import Announcement, TraceTask
-from gambit.engines.vllm.scheduling import RequestHistories, closing_id
+from gambit.engines.vllm.messages import TraceTask
+from gambit.engines.vllm.scheduling import RequestHistories
 from gambit.errors import EngineError
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
-from support.engine_setups import make_sequence
+from gambit.types import RunningScore, TraceKey
+from support.engine_setups import make_sequence, spec
 
 MAX_PAST = 5
 
@@ -134,16 +137,9 @@ def test_thoughts_that_nobody_knows_are_not_made_up():
 # -- in vLLM's scheduler -----------------------------------------------------------------------------------------
 
 
-def task(*, history_of=None, count=0, keeps=None, search=1, **more):
-    announcement = None
-    if keeps is not None:
-        announcement = dict.fromkeys(Announcement.__dataclass_fields__) | {"keeps_histories": keeps}
-    return TraceTask(
-        search=search, trace=0, prompt_tokens=1, inherited=0, action="ghost", unscored_first=False,
-        spares_islands=False, island=0,
-        score=(count, 0.0, 0.0, 0.0), flags=1, is_pending=False, parent=None, noise_key=0, temperature=1.0, top_p=1.0,
-        top_k=0, min_p=0.0, history_of=history_of, announcement=announcement, **more,
-    )  # fmt: skip
+def task(*, history_of=None, count=0, search=1, **more):
+    trace = replace(spec(0), key=TraceKey(search, 0), score=RunningScore(count))
+    return TraceTask(trace, prompt_tokens=1, flags=1, is_pending=False, noise_key=0, history_of=history_of, **more)
 
 
 def think(histories, *requests):
@@ -171,15 +167,17 @@ def test_a_child_may_come_after_its_parents_end_until_the_front_lets_go(historie
 
 
 def test_a_search_that_keeps_histories_lets_go_of_all_when_it_is_closed(histories):
-    histories.begin("1", task(keeps=True))
-    histories.begin("2", task(search=2, keeps=False))
+    histories.keep(1)
+    histories.begin("1", task())
+    histories.begin("2", task(search=2))
     think(histories, "1", "2")
     histories.release(["1", "2"])
     histories.forget_released()
     assert histories.num_used == 1
     histories.begin("3", task(history_of="1", count=1))
     think(histories, "3")
-    histories.release([closing_id(2), closing_id(1)])
+    histories.close(2)
+    histories.close(1)
     histories.forget_released()
     assert histories.num_used == 0
 

@@ -23,6 +23,8 @@ class PlayedCore:
     def add(self, task, request_id, tokens, max_tokens, stop_ids):
         self.running.append(request_id)
 
+    def send(self, message): ...
+
     def abort(self, request_ids):
         self.running = [request for request in self.running if request not in request_ids]
 

@@ -47,17 +47,7 @@ def defined_here():
 
 OURS = set(defined_here())
 OF_LIBRARIES = {name for library in LIBRARIES for name in dir(library)}
-OF_OTHERS = {
-    "num_hidden_layers",
-    "architectures",
-    "auto_map",
-    "pooling",
-    "gambit_thoughts",
-    "gambit_copies",
-    "gambit_forest",
-    "gambit_sharing",
-    "gambit_rows",
-}  # transformers' and ours, in strings
+OF_OTHERS = {"num_hidden_layers", "architectures", "auto_map", "pooling", "gambit_forest"}  # transformers' and ours
 
 
 def attributes(files):

@@ -32,7 +32,7 @@ def engine(started):
 
 def plans_of(engine, monkeypatch):
     """What the worker is told of each step: tokens per request, and copies."""
-    from gambit.engines.vllm.compat.scheduler_access import copies_of
+    from gambit.engines.vllm.messages import WorkerStep, attached
 
     plans = []
     worker = worker_of(engine)
@@ -41,7 +41,7 @@ def plans_of(engine, monkeypatch):
     def watched(output, *args, **kwargs):
         if output.num_scheduled_tokens:
             assert sum(output.num_scheduled_tokens.values()) == output.total_num_scheduled_tokens
-            plans.append((list(output.num_scheduled_tokens.values()), copies_of(output)))
+            plans.append((list(output.num_scheduled_tokens.values()), attached(output, WorkerStep).copies))
         return real(output, *args, **kwargs)
 
     monkeypatch.setattr(worker, "execute_model", watched)

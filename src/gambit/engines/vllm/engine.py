@@ -4,49 +4,45 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.sampling import noise_keys
-from gambit.engines.vllm.messages import Announcement, EvictedRow, Note, StepReport, TraceTask, note_id
-from gambit.engines.vllm.scheduling import closing_id
+from gambit.engines.vllm.messages import CloseSearch, Message, Regroup, SetScores, StepReport, TraceTask
 from gambit.errors import EngineError, first_line
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import ThoughtState, advance, boundaries, pack
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import (
-    Admission,
-    EndReason,
     Eviction,
     PressureAction,
     Progress,
     SearchStep,
     StepBatch,
     StepSeconds,
-    ThoughtScore,
-    TraceConfidence,
-    TraceEnd,
     TraceKey,
     TraceSpec,
 )
 
 _DETECTOR_MEMORY = 3  # tokens after which the thought detector no longer depends on what came before them
-END_REASONS = frozenset(reason.value for reason in EndReason)
 _STUCK_STEPS = 100  # steps in which no waiting trace was admitted although nothing runs
 T = TypeVar("T")
 
 
 class Core(Protocol):
-    """vLLM's engine core, as this engine speaks to it."""
+    """The calls of this engine into vLLM's engine core."""
 
     def add(
         self, task: TraceTask, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]
     ) -> None: ...
+
+    def send(self, message: Message) -> None:
+        """Sends the scheduler a message that is about no new trace."""
 
     def abort(self, request_ids: list[str]) -> None: ...
 
@@ -62,7 +58,6 @@ class SubmittedSearch:
 
     spec: SearchSpec
     traces: dict[int, SubmittedTrace] = field(default_factory=dict)
-    is_announced: bool = False
     kept: dict[int, str] = field(default_factory=dict)  # requests of ended traces whose histories are kept
 
 
@@ -70,21 +65,20 @@ class VllmEngine:
     """Runs the traces of all open searches in vLLM's continuous batch."""
 
     def __init__(self, core: Core, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
-        """`remembers`: the scorer has histories; the scheduler is told when one is no longer needed."""
+        """`remembers`: the scorer has histories; the scheduler learns when one is no longer needed."""
         self.seconds_waiting = 0.0  # so far, of vLLM's core for its device; above 0 the core's own work costs no time
         self._core = core
         self._info = info
         self._tokenizer = tokenizer
         self._searches: dict[int, SubmittedSearch] = {}
-        self._closed: list[int] = []  # not yet told to the scheduler
         self._live: dict[str, SubmittedTrace] = {}
         self._columns = TokenColumns()
         self._remembers = remembers
-        self._dropped: list[str] = []  # requests, not yet told to the scheduler
+        self._dropped: list[str] = []  # requests whose aborts are still to be sent
         self._num_requests = 0
         self._num_stuck = 0
         self._held: StepReport | None = None  # fetched, not yet read
-        self._late: list[EvictedRow] = []  # queued traces whose last token came with the news
+        self._late: list[tuple[int, Eviction]] = []  # by search: queued traces whose last token came with the news
         self._failure: EngineError | None = None
 
     @property
@@ -100,6 +94,7 @@ class VllmEngine:
     def open(self, spec: SearchSpec) -> None:
         assert spec.search not in self._searches and spec.prompt
         check_prompt(self._info, len(spec.prompt))
+        self._send(replace(spec, prompt=()))
         self._searches[spec.search] = SubmittedSearch(spec)
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
@@ -117,15 +112,18 @@ class VllmEngine:
         return {key: tuple(trace.tokens) for key, trace in traces.items()}
 
     def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
-        self._tell(Note.SCORES, scores)
+        if scores:
+            self._send(SetScores(self._by_request(scores)))
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:
-        self._tell(Note.ISLANDS, islands)
+        if islands:
+            self._send(Regroup(self._by_request(islands)))
 
-    def _tell(self, kind: Note, values: Mapping[TraceKey, float]) -> None:
-        told = {self._searches[key.search].traces[key.trace].request: value for key, value in values.items()}
-        if told:
-            self._guarded(lambda: self._core.abort([note_id(kind, told)]))
+    def _by_request(self, values: Mapping[TraceKey, T]) -> dict[str, T]:
+        return {self._searches[key.search].traces[key.trace].request: value for key, value in values.items()}
+
+    def _send(self, message: Message) -> None:
+        self._guarded(lambda: self._core.send(message))
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._searches[search].traces
@@ -136,11 +134,9 @@ class VllmEngine:
 
     def close_search(self, search: int) -> None:
         self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
-        if self._searches[search].kept:
-            self._dropped.append(closing_id(search))
-            self._send_aborts()
-        if self._searches.pop(search).is_announced:
-            self._closed.append(search)
+        del self._searches[search]
+        if self._failure is None:
+            self._send(CloseSearch(search))
 
     def close(self) -> None:
         self._searches.clear()
@@ -164,7 +160,6 @@ class VllmEngine:
         tokens = [*search.spec.prompt, *trace.tokens]
         left = spec.max_new_tokens - spec.inherited
         self._guarded(lambda: self._core.add(task, trace.request, tokens, left, sorted(search.spec.stop_ids)))
-        search.is_announced, self._closed = True, []
         search.traces[spec.key.trace] = self._live[trace.request] = trace
 
     def _task(
@@ -180,38 +175,21 @@ class VllmEngine:
         spec = trace.spec
         flags, is_pending = self._detector(search, trace)
         return TraceTask(
-            search=spec.key.search,
-            trace=spec.key.trace,
+            replace(spec, prefix=()),
             prompt_tokens=len(search.spec.prompt),
-            inherited=spec.inherited,
-            action=spec.on_pressure.action.value,
-            unscored_first=spec.on_pressure.unscored_first,
-            spares_islands=spec.on_pressure.spares_islands,
-            island=spec.island,
-            score=(spec.score.count, spec.score.total, spec.score.position_total, spec.score.last),
             flags=flags,
             is_pending=is_pending,
+            noise_key=noise_key,
             parent=search.traces[spec.parent.trace].request if spec.parent is not None else None,
             history_of=history_of,
-            noise_key=noise_key,
-            temperature=spec.sampling.temperature,
-            top_p=spec.sampling.top_p,
-            top_k=spec.sampling.top_k,
-            min_p=spec.sampling.min_p,
             confidence_window=spec.stop_rule.window_tokens if spec.stop_rule else search.spec.confidence_window,
-            stop_threshold=spec.stop_rule.threshold if spec.stop_rule else None,
             embedding_size=search.spec.embedding_size,
-            announcement=self._announcement(search),
             is_check=is_check,
             followers=followers,
-            eviction_score=spec.eviction_score,
         )
 
-    def _announcement(self, search: SubmittedSearch) -> dict[str, object] | None:
-        return None if search.is_announced else asdict(Announcement.of(search.spec, self._closed))
-
     def _history_of(self, search: SubmittedSearch, spec: TraceSpec) -> str | None:
-        """The request whose first thoughts are also this trace's; an unknown one is refused before anything is sent."""
+        """Returns the request whose first thoughts are also this trace's; refuses an unknown one before any is sent."""
         if not self._remembers or not spec.score.count:
             return None
         source = spec.parent or spec.history_of
@@ -297,24 +275,27 @@ class VllmEngine:
         return report, self._read(report)
 
     def _next_report(self) -> StepReport:
-        """The next engine step in which a trace got a token or lost its place.
+        """Fetches the next engine step in which a trace got a token or lost its place.
 
         A prompt may be computed in several, and asynchronous scheduling admits a trace one step before its first
         token: such steps are joined to the one that follows.
         """
         report, self._held = self._held or self._fetch(), None
-        while not (report.rows or report.evicted or report.finished):
+        while not report.rows and not any(step.evicted or step.finished for step in report.searches.values()):
             following = self._fetch()
-            if following.evicted:  # an admission must be read before the eviction of the same trace
-                self._held = following
+            if any(step.evicted for step in following.searches.values()):
+                self._held = following  # an admission must be read before the eviction of the same trace
                 break
-            following.admitted[:0] = report.admitted
+            for search, step in report.searches.items():
+                following.of(search).admitted[:0] = step.admitted
             report = following
         return report
 
     def _fetch(self) -> StepReport:
         while (report := self._guarded(self._core.step)) is None:
             pass
+        if report.failure is not None:
+            self._fail(EngineError(report.failure))
         self._num_stuck = self._num_stuck + 1 if report.is_empty and not report.num_running else 0
         if self._num_stuck > _STUCK_STEPS:
             raise EngineError(f"a KV budget of {self._info.kv_capacity_tokens} tokens cannot hold a waiting trace: "
@@ -322,64 +303,64 @@ class VllmEngine:
         return report
 
     def _read(self, report: StepReport) -> dict[int, SearchStep]:
-        """A report may still name traces that were stopped in the meantime; these rows are dropped."""
-        steps: defaultdict[int, SearchStep] = defaultdict(SearchStep)
+        """Completes a report's events with the tokens that are known here, in the order in which they happened.
+
+        Traces that were stopped in the meantime are left out.
+        """
         self._put_off_queueing(report)
-        self._read_evictions(report, steps)
-        self._read_admissions(report, steps)
+        steps = {number: step for number, step in report.searches.items() if number in self._searches}
+        for number, step in steps.items():
+            self._read_evictions(self._searches[number], step)
         if report.rows:
-            for search, count in self._columns.add(report.rows, report.tokens, self._live).items():
-                steps[search].num_generated = count
+            for number, count in self._columns.add(report.rows, report.tokens, self._live).items():
+                steps.setdefault(number, SearchStep()).num_generated = count
         for request in report.stopped_thinking:
             if (trace := self._live.get(request)) is not None:
                 trace.thinking_length = len(trace.tokens)
-        for request, score, length, embedding, confidence in report.scored:
-            if (trace := self._live.get(request)) is not None:
-                trace.scored_length = length
-                vector = None if embedding is None else tuple(embedding)
-                thought = ThoughtScore(trace.spec.key.trace, score, length, vector, confidence)
-                steps[trace.spec.key.search].scored.append(thought)
-        self._read_ends(report, steps)
+        for number, step in steps.items():
+            self._read_thoughts(self._searches[number], step)
+            self._read_ends(self._searches[number], step)
         if self._remembers:
             self._send_aborts()
         self._dropped.clear()
-        return steps
+        return {number: step for number, step in steps.items() if step != SearchStep()}
 
     def _put_off_queueing(self, report: StepReport) -> None:
-        """Asynchronous scheduling queues a trace while a token of it is under way; the token comes first."""
-        if not (report.evicted or self._late):
-            return
-        queue, speaking = PressureAction.QUEUE.value, set(report.rows)
-        late = [lost for lost in report.evicted if lost[1] == queue and lost[0] in speaking]
-        report.evicted, self._late = [*self._late, *(lost for lost in report.evicted if lost not in late)], late
+        """Reads the tokens of a queued trace first: asynchronous scheduling queues it while one is under way."""
+        late, self._late = self._late, []
+        for number, step in report.searches.items():
+            for lost in list(step.evicted):
+                if lost.action is PressureAction.QUEUE and self._speaks(TraceKey(number, lost.trace), report):
+                    step.evicted.remove(lost)
+                    self._late.append((number, lost))
+        for number, lost in reversed(late):
+            report.of(number).evicted.insert(0, lost)
 
-    def _read_evictions(self, report: StepReport, steps: defaultdict[int, SearchStep]) -> None:
-        for request, name, score in report.evicted:
-            if (trace := self._live.get(request)) is None:
-                continue
-            action = PressureAction(name)
-            is_queued = action is PressureAction.QUEUE
+    def _speaks(self, key: TraceKey, report: StepReport) -> bool:
+        search = self._searches.get(key.search)
+        trace = None if search is None else search.traces.get(key.trace)
+        return trace is not None and trace.request in report.rows
+
+    def _read_evictions(self, search: SubmittedSearch, step: SearchStep) -> None:
+        lost, step.evicted = [each for each in step.evicted if each.trace in search.traces], []
+        for each in lost:
+            trace, is_queued = search.traces[each.trace], each.action is PressureAction.QUEUE
             tokens = () if is_queued else tuple(trace.tokens)
-            lost = Eviction(trace.spec.key.trace, action, score, len(trace.tokens), tokens)
-            steps[trace.spec.key.search].evicted.append(lost)
+            step.evicted.append(replace(each, num_tokens=len(trace.tokens), tokens=tokens))
             if not is_queued:
                 self._drop(trace)
+        step.admitted = [each for each in step.admitted if each.trace in search.traces]
 
-    def _read_admissions(self, report: StepReport, steps: defaultdict[int, SearchStep]) -> None:
-        for request, *counts in report.admitted:
-            if (trace := self._live.get(request)) is not None:
-                steps[trace.spec.key.search].admitted.append(Admission(trace.spec.key.trace, *counts))
+    def _read_thoughts(self, search: SubmittedSearch, step: SearchStep) -> None:
+        step.scored = [each for each in step.scored if each.trace in search.traces]
+        for thought in step.scored:
+            search.traces[thought.trace].scored_length = thought.num_tokens
 
-    def _read_ends(self, report: StepReport, steps: defaultdict[int, SearchStep]) -> None:
-        ended = [(self._live[row[0]], *row[1:]) for row in report.finished if row[0] in self._live]
-        for trace, reason, confidence in sorted(ended, key=lambda end: end[0].spec.key):
-            key = trace.spec.key
-            if reason not in END_REASONS:
-                self._fail(EngineError(f"vLLM gave up trace {key.trace} of search {key.search} ({reason})"))
-            measured = None if confidence is None else TraceConfidence(int(confidence[0]), *confidence[1:])
-            done = TraceEnd(key.trace, EndReason(reason), tuple(trace.tokens), measured)
-            steps[key.search].finished.append(done)
-            self._drop(trace)
+    def _read_ends(self, search: SubmittedSearch, step: SearchStep) -> None:
+        ended = sorted((each for each in step.finished if each.trace in search.traces), key=lambda end: end.trace)
+        step.finished = [replace(each, tokens=tuple(search.traces[each.trace].tokens)) for each in ended]
+        for each in ended:
+            self._drop(search.traces[each.trace])
 
     # -- failures ----------------------------------------------------------------------------------------------
 

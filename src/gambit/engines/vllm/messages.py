@@ -1,23 +1,27 @@
-"""Messages between the engine front, vLLM's scheduler and its workers: plain values that msgpack can carry."""
+"""Everything that crosses between the engine front, vLLM's scheduler and its workers, each a typed record.
+
+Front to scheduler: a `Message`, in the `extra_args` of a request. Only requests and aborts reach the scheduler.
+Scheduler to workers: a `WorkerStep`, on vLLM's plan of the step. Workers to scheduler: `RowValues`, on their output.
+Scheduler to front: a `StepReport`, in the only output of a step.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gambit.engines.base import SearchSpec
 from gambit.scorers.base import Scorer
-from gambit.text.boundary import BoundaryRule
-from gambit.types import OnPressure, PressureAction, RunningScore, StopRule, TraceKey
+from gambit.scorers.memory import PastRows
+from gambit.types import SearchStep, TraceSpec
 
-MESSAGE = "gambit"  # the key of a task in SamplingParams.extra_args, and of a report in EngineCoreOutput
+T = TypeVar("T")
+_ATTRIBUTE = "gambit"  # on objects of vLLM's: plain attributes survive the way between processes
 
 
 class DecodeAttention(StrEnum):
@@ -26,21 +30,6 @@ class DecodeAttention(StrEnum):
     STOCK = "stock"
     AUTO = "auto"  # forest attention in steps in which it pays
     FOREST = "forest"
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """Tokens in the KV cache of the running traces: all of them, and each that several traces share once."""
-
-    num_traces: int
-    total_tokens: int
-    unique_tokens: int
-    longest_tokens: int  # of one trace
-
-    @property
-    def duplicated_tokens(self) -> int:
-        """What stock attention reads more than once."""
-        return max(self.total_tokens - self.unique_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,146 +48,92 @@ class GambitConfig:
     attention: DecodeAttention = DecodeAttention.STOCK
 
     def compute_hash(self) -> str:
-        """vLLM compiles a model anew for another hash: of a scorer only the layers that it reads matter."""
+        """Returns what vLLM compiles a model anew for: of a scorer only the layers that it reads matter."""
         return f"gambit {self.scorer.info.layers}"
 
 
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """A search as the scheduler sees it; sent with its first trace, since only requests reach the scheduler."""
-
-    search: int
-    blank_line: list[int]
-    ends_newline: list[int]
-    starts_newline: list[int]
-    vocab_size: int
-    think_end: int | None
-    kv_quota_tokens: int | None
-    closed: list[int]  # searches that ended since the last announcement
-    keeps_histories: bool
-    has_verifier: bool = False
-
-    @classmethod
-    def of(cls, spec: SearchSpec, closed: Sequence[int]) -> Announcement:
-        rule = spec.rule
-        return cls(
-            spec.search,
-            sorted(rule.blank_line),
-            sorted(rule.ends_newline),
-            sorted(rule.starts_newline),
-            rule.vocab_size,
-            rule.think_end,
-            spec.kv_quota_tokens,
-            list(closed),
-            spec.keeps_histories,
-            spec.has_verifier,
-        )
-
-    @property
-    def rule(self) -> BoundaryRule:
-        return BoundaryRule(
-            self.vocab_size,
-            frozenset(self.blank_line),
-            frozenset(self.ends_newline),
-            frozenset(self.starts_newline),
-            self.think_end,
-        )
-
-
-class Note(StrEnum):
-    """What the front tells of running requests, a number each."""
-
-    SCORES = "scores"  # a verifier's scores
-    ISLANDS = "islands"
-
-
-def note_id(kind: Note, values: Mapping[str, float]) -> str:
-    """The id that the front aborts to tell it: only requests and aborts reach the scheduler."""
-    return f"{kind} {json.dumps(values)}"
-
-
-def noted(kind: Note, aborted: Iterable[str]) -> dict[str, float]:
-    """Numbers by request, as aborts have told them."""
-    told: dict[str, float] = {}
-    for name in aborted:
-        if name.startswith(f"{kind} "):
-            told |= json.loads(name.removeprefix(f"{kind} "))
-    return told
-
-
-def is_note(name: str) -> bool:
-    return name.partition(" ")[0] in tuple(Note)
+# -- front to scheduler ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TraceTask:
-    """One trace as scheduler and workers see it; sent in the extra_args of its request."""
+    """One trace; scheduler and workers read it from its own request."""
 
-    search: int
-    trace: int
+    spec: TraceSpec  # without its prefix, which is among the tokens of the request
     prompt_tokens: int  # of the search's prompt: every token after it was generated by this trace or an ancestor
-    inherited: int
-    action: str
-    unscored_first: bool
-    spares_islands: bool
-    island: int
-    score: tuple[int, float, float, float]
     flags: int  # the thought detector's, after the inherited tokens
     is_pending: bool  # the last inherited token is a boundary whose thought has not been scored
-    parent: str | None  # its request, for the confidence of the thought it is in the middle of
     noise_key: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    history_of: str | None = None  # the request whose first thoughts, as many as `score` counts, are its own too
+    parent: str | None = None  # its request, for the confidence of the thought it is in the middle of
+    history_of: str | None = None  # the request whose first thoughts, as many as its score counts, are its own too
     confidence_window: int = 0  # tokens; 0: its confidence is not measured
-    stop_threshold: float | None = None  # of its stop rule, whose window that is
     embedding_size: int = 0
-    announcement: dict[str, Any] | None = None
-    is_check: bool = False  # of the start-up self-check: the worker also says what the states would make greedy
+    is_check: bool = False  # the start-up self-check's: the worker also reports what the states would make greedy
     followers: int = 0  # traces that were submitted with it and are still to come
-    eviction_score: float | None = None  # its verifier's score so far
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSearch:
+    """A search whose traces have all ended or been aborted."""
+
+    search: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetScores:
+    """A verifier's scores, by request."""
+
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """New islands, by request."""
+
+    islands: dict[str, int]
+
+
+Message = TraceTask | SearchSpec | CloseSearch | SetScores | Regroup
+
+
+# -- scheduler and workers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Tokens in the KV cache of the running traces: all of them, and each that several traces share once."""
+
+    num_traces: int
+    total_tokens: int
+    unique_tokens: int
+    longest_tokens: int  # of one trace
 
     @property
-    def key(self) -> TraceKey:
-        return TraceKey(self.search, self.trace)
+    def duplicated_tokens(self) -> int:
+        """The tokens that stock attention reads more than once."""
+        return max(self.total_tokens - self.unique_tokens, 0)
 
-    @property
-    def on_pressure(self) -> OnPressure:
-        return OnPressure(PressureAction(self.action), self.unscored_first, self.spares_islands)
 
-    @property
-    def stop_rule(self) -> StopRule | None:
-        return None if self.stop_threshold is None else StopRule(self.confidence_window, self.stop_threshold)
+@dataclass(frozen=True, slots=True)
+class ThoughtRows:
+    """The rows that may end a thought in a step, and the past thoughts to score them with."""
 
-    @property
-    def running_score(self) -> RunningScore:
-        return RunningScore(*self.score)
+    requests: list[str]
+    past: PastRows
 
-    @property
-    def sampling(self) -> tuple[float, float, int, float]:
-        return self.temperature, self.top_p, self.top_k, self.min_p
 
-    @property
-    def announced(self) -> Announcement | None:
-        return None if self.announcement is None else Announcement(**self.announcement)
+@dataclass(frozen=True, slots=True)
+class WorkerStep:
+    """A step as the workers need it, beside vLLM's own plan."""
 
-    def pack(self) -> dict[str, Any]:
-        return {MESSAGE: {name: getattr(self, name) for name in _TASK_FIELDS}}  # asdict would copy every value
-
-    @classmethod
-    def unpack(cls, extra_args: dict[str, Any] | None) -> TraceTask | None:
-        """None for a request that is not ours (vLLM's own warm-up)."""
-        packed = (extra_args or {}).get(MESSAGE)
-        if packed is None:
-            return None
-        return cls(**{**packed, "score": tuple(packed["score"])})
+    copies: list[tuple[int, int]]  # blocks whose content goes into others before the step, from and to
+    sharing: Sharing | None  # where attention depends on it
+    thoughts: ThoughtRows | None  # for a scorer with histories
 
 
 @dataclass(slots=True)
 class RowValues:
-    """What a worker says about the rows of one step, in the order of ModelRunnerOutput.req_ids."""
+    """A worker's values for the rows of one step, in the order of ModelRunnerOutput.req_ids."""
 
     scores: npt.NDArray[np.float32] | None
     confidences: npt.NDArray[np.float32] | None
@@ -208,23 +143,33 @@ class RowValues:
     waited: float = 0.0  # seconds for which the host had nothing to do but wait for the device
 
 
-EvictedRow = tuple[str, str, float | None]  # request, action, score
-AdmittedRow = tuple[str, int, int, int]  # request, and what `types.Admission` takes after the trace
-ScoredRow = tuple[str, float, int, Sequence[float] | None, float | None]  # request, and what `ThoughtScore` takes
-FinishedRow = tuple[str, str, Sequence[float] | None]  # request, reason, and what `TraceConfidence` takes
+def attach(carrier: object, message: WorkerStep | RowValues) -> None:
+    """Sends a message along with one of vLLM's objects."""
+    setattr(carrier, _ATTRIBUTE, message)
+
+
+def attached(carrier: object, kind: type[T]) -> T | None:
+    """Returns the message that came along; None if there is none."""
+    message = getattr(carrier, _ATTRIBUTE, None)
+    assert message is None or isinstance(message, kind)
+    return message
+
+
+# -- scheduler to front ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class StepReport:
-    """What one engine step did. Besides the new tokens, only events cross a process border."""
+    """One engine step. Besides the new tokens, only events cross a process border.
+
+    Of evictions and ends the front fills in the tokens, which it has.
+    """
 
     rows: list[str] = field(default_factory=list)  # requests that got a token
     tokens: list[int] = field(default_factory=list)
-    evicted: list[EvictedRow] = field(default_factory=list)
-    admitted: list[AdmittedRow] = field(default_factory=list)
-    scored: list[ScoredRow] = field(default_factory=list)
-    finished: list[FinishedRow] = field(default_factory=list)
-    stopped_thinking: list[str] = field(default_factory=list)
+    searches: dict[int, SearchStep] = field(default_factory=dict)
+    stopped_thinking: list[str] = field(default_factory=list)  # requests
+    failure: str | None = None
     mismatches: int = 0  # self-check: rows whose state does not make the token that was sampled
     checked: int = 0
     num_running: int = 0
@@ -236,16 +181,33 @@ class StepReport:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows or self.evicted or self.admitted or self.finished)
+        return not (self.rows or self.searches or self.failure)
 
-    def pack(self) -> dict[str, Any]:
-        """As one flat list: the names of the fields would take longer to send than most of their values."""
-        return {MESSAGE: [getattr(self, name) for name in _REPORT_FIELDS]}
-
-    @classmethod
-    def unpack(cls, params: dict[str, Any]) -> StepReport:
-        return cls(*params[MESSAGE])
+    def of(self, search: int) -> SearchStep:
+        return self.searches.setdefault(search, SearchStep())
 
 
-_TASK_FIELDS = tuple(f.name for f in dataclasses.fields(TraceTask))
-_REPORT_FIELDS = tuple(f.name for f in dataclasses.fields(StepReport))
+KINDS: dict[str, type[Message | StepReport]] = {
+    kind.__name__: kind for kind in (TraceTask, SearchSpec, CloseSearch, SetScores, Regroup, StepReport)
+}
+
+
+def packed(message: Message | StepReport) -> dict[str, Any]:
+    """Returns a message in the form in which vLLM carries it: by the name of its class."""
+    return {type(message).__name__: message}
+
+
+def unpacked(carrier: Mapping[str, Any] | None) -> Message | StepReport | None:
+    """Returns a carried message, and None for a request that vLLM made to warm up.
+
+    From another process it comes as plain values.
+    """
+    if not carrier:
+        return None
+    ((name, message),) = carrier.items()
+    kind = KINDS[name]
+    if isinstance(message, kind):
+        return message
+    import msgspec  # vLLM brings it along
+
+    return msgspec.convert(message, kind)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from gambit.engines.vllm.messages import Note, RowValues, StepReport, TraceTask, is_note, noted
-from gambit.engines.vllm.trace_table import BlocksFrom, TraceTable
+from gambit.engines.base import SearchSpec
+from gambit.engines.vllm.messages import (
+    CloseSearch,
+    Message,
+    Regroup,
+    SetScores,
+    StepReport,
+    ThoughtRows,
+    TraceTask,
+)
+from gambit.engines.vllm.trace_table import BlocksFrom, StepOutput, TraceTable
 from gambit.scorers.base import HistoryScorer, Scorer
-from gambit.scorers.memory import Histories, PastRows
-from gambit.types import EndReason, PressureAction
+from gambit.scorers.memory import Histories
+from gambit.types import Admission, EndReason, Eviction, PressureAction, TraceEnd
 
 FAILING_CHECK = 3  # self-check: after this many compared steps an allocation is made to fail
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """What a step has computed, by request."""
-
-    tokens: Mapping[str, int]  # in the order of scheduling
-    finished: Sequence[tuple[str, str]]  # requests that vLLM ended, and why
-    values: RowValues | None  # what the worker says about its rows
-    row_of: Mapping[str, int]
 
 
 class TraceScheduling:
@@ -35,6 +33,7 @@ class TraceScheduling:
         self._table = TraceTable(scorer, num_blocks, block_tokens)
         self._is_async = is_async  # a step is scheduled before the tokens of the one before were read
         self._report = StepReport()
+        self._scored: list[str] = []  # requests whose thoughts are in the report that was read last
         self._freed: list[str] = []
         self._num_steps = 0
         self._num_queued = 0
@@ -44,7 +43,23 @@ class TraceScheduling:
     def has_begun(self) -> bool:
         return self._num_steps > 0
 
-    # -- requests come and go ----------------------------------------------------------------------------------
+    # -- searches and requests come and go ---------------------------------------------------------------------
+
+    def obey(self, message: Message) -> None:
+        """Takes a message from the front that is about no new trace."""
+        match message:
+            case SearchSpec():
+                self._table.open(message)
+                if self.histories is not None and message.keeps_histories:
+                    self.histories.keep(message.search)
+            case CloseSearch(search):
+                self._table.searches.pop(search, None)
+                if self.histories is not None:
+                    self.histories.close(search)
+            case SetScores(scores):
+                self._table.set_scores(scores)
+            case Regroup(islands):
+                self._table.regroup(islands)
 
     def add(self, request: str, task: TraceTask) -> None:
         self._table.add(request, task, self._num_steps)
@@ -58,11 +73,9 @@ class TraceScheduling:
             self._table.traces[request].has_ended = True
 
     def release(self, requests: Sequence[str]) -> None:
-        """The front needs no history of these any more, or tells something of others."""
-        self._table.set_scores(noted(Note.SCORES, requests))
-        self._table.regroup(noted(Note.ISLANDS, requests))
+        """Lets go of histories that the front no longer needs."""
         if self.histories is not None:
-            self.histories.release(name for name in requests if not is_note(name))
+            self.histories.release(requests)
 
     def parent_of(self, request: str) -> str | None:
         return self._table.traces[request].task.parent
@@ -84,7 +97,7 @@ class TraceScheduling:
         length = num_tokens - trace.task.prompt_tokens
         reused = min(max(num_cached - trace.task.prompt_tokens, 0), length)
         waited = max(self._num_steps - trace.waiting_since - 1, 0)
-        self._report.admitted.append((request, reused, length - reused, waited))
+        self._report.of(trace.key.search).admitted.append(Admission(trace.key.trace, reused, length - reused, waited))
 
     def eviction_order(self, running: Iterable[str], blocks_from: BlocksFrom, missing_blocks: int) -> list[str]:
         return self._table.eviction_order(running, blocks_from, missing_blocks)
@@ -99,11 +112,11 @@ class TraceScheduling:
         `is_last`: nothing else runs. A trace that does not fit alone would be queued and evicted for ever.
         """
         trace = self._table.traces[request]
-        action = self._table.action_on(trace)
+        action, step = self._table.action_on(trace), self._report.of(trace.key.search)
         if action is PressureAction.QUEUE and is_last:
-            self._report.finished.append((request, EndReason.MEMORY.value, None))
+            step.finished.append(TraceEnd(trace.key.trace, EndReason.MEMORY, (), self._table.confidence_of(request)))
             return None
-        self._report.evicted.append((request, action.value, self._table.score_of(trace)))
+        step.evicted.append(Eviction(trace.key.trace, action, self._table.score_of(trace), 0, ()))
         if action is not PressureAction.QUEUE:
             return None
         trace.is_running, trace.waiting_since = False, self._num_steps
@@ -127,38 +140,34 @@ class TraceScheduling:
         return report
 
     def read(self, report: StepReport, output: StepOutput) -> list[str]:
-        """Fold a step's output into the table and the report; returns the requests that their stop rules end."""
+        """Folds a step's output into the table and the report; returns the requests that their stop rules end."""
         report.rows, report.tokens = list(output.tokens), list(output.tokens.values())
-        values = output.values
-        if values is not None:
-            report.seconds_scoring, report.seconds_waiting = values.seconds, values.waited
-            self._compare(report, values, output.row_of)
-        stopped: list[str] = []
+        if output.values is not None:
+            report.seconds_scoring, report.seconds_waiting = output.values.seconds, output.values.waited
+            self._compare(report, output)
+        self._scored, unconfident = [], []
         if report.rows:
-            self._table.read(report, values, output.row_of)
-            stopped = self._table.track_confidence(report, values, output.row_of)
-        return self._end(report, output.finished, stopped)
+            self._scored = self._table.read(report, output)
+            unconfident = self._table.track_confidence(report, output)
+        stopped = {request: EndReason.CONFIDENCE for request in unconfident if request not in output.ends}
+        for request, reason in {**output.ends, **stopped}.items():
+            key, confidence = self._table.traces[request].key, self._table.confidence_of(request)
+            report.of(key.search).finished.append(TraceEnd(key.trace, reason, (), confidence))
+        return list(stopped)
 
-    def close(self, report: StepReport, thoughts: ThoughtRows | None) -> None:
+    def close(self, thoughts: ThoughtRows | None) -> None:
         """After the requests that `read` named were stopped. `thoughts`: what `rows_to_score` gave for the step."""
         if self.histories is not None and thoughts is not None:
-            self.histories.settle(thoughts, {request for request, *_ in report.scored})
+            self.histories.settle(thoughts, self._scored)
         self._forget_freed()
 
-    def _end(self, report: StepReport, finished: Sequence[tuple[str, str]], stopped: list[str]) -> list[str]:
-        ends = {request: reason for request, reason, _ in report.finished} | dict(finished)
-        stopped = [request for request in stopped if request not in ends]
-        ends |= dict.fromkeys(stopped, EndReason.CONFIDENCE.value)
-        report.finished = [(request, reason, self._table.confidence_of(request)) for request, reason in ends.items()]
-        return stopped
-
-    def _compare(self, report: StepReport, values: RowValues, row_of: Mapping[str, int]) -> None:
-        """Self-check: the state of a row makes the token that was sampled for that row."""
-        if values.greedy is None:
+    def _compare(self, report: StepReport, output: StepOutput) -> None:
+        """Counts, in the self-check, the rows whose state does not make the token that was sampled for them."""
+        if output.values is None or output.values.greedy is None:
             return
         report.checked = len(report.rows)
-        for request, token in zip(report.rows, report.tokens, strict=True):
-            report.mismatches += int(values.greedy[row_of[request]]) != token
+        expected = output.values.greedy[output.rows(report.rows)].astype(int)
+        report.mismatches = int((expected != report.tokens).sum())
         self._num_compared += 1
         if self._num_compared == FAILING_CHECK:
             self.failing = report.rows[0]
@@ -170,22 +179,6 @@ class TraceScheduling:
 
 
 # -- histories -------------------------------------------------------------------------------------------------------
-
-
-_CLOSED = "closed search "
-
-
-def closing_id(search: int) -> str:
-    """The id that the front aborts to say that a search is closed: only requests and aborts reach the scheduler."""
-    return f"{_CLOSED}{search}"
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtRows:
-    """Sent to the workers with a step: the rows that may end a thought in it, and what to score them with."""
-
-    requests: list[str]
-    past: PastRows
 
 
 class RequestHistories:
@@ -208,22 +201,23 @@ class RequestHistories:
 
     def begin(self, request: str, task: TraceTask) -> None:
         # A trace of the self-check has a score without a thought.
-        self._histories.begin(request, task.history_of, 0 if task.is_check else task.running_score.count)
-        if (announced := task.announced) is not None and announced.keeps_histories:
-            self._kept[task.search] = []
-        if task.search in self._kept:
-            self._kept[task.search].append(request)
+        self._histories.begin(request, task.history_of, 0 if task.is_check else task.spec.score.count)
+        if (search := task.spec.key.search) in self._kept:
+            self._kept[search].append(request)
             self._is_kept.add(request)
 
-    def release(self, ids: Iterable[str]) -> None:
+    def keep(self, search: int) -> None:
+        """Keeps all histories of a search until it is closed."""
+        self._kept[search] = []
+
+    def close(self, search: int) -> None:
+        kept = self._kept.pop(search, [])
+        self._is_kept.difference_update(kept)
+        self._released += kept
+
+    def release(self, requests: Iterable[str]) -> None:
         """Takes effect with the next step: an abort overtakes branches that were sent before it."""
-        for name in ids:
-            if name.startswith(_CLOSED):
-                kept = self._kept.pop(int(name.removeprefix(_CLOSED)), [])
-                self._is_kept.difference_update(kept)
-                self._released += kept
-            elif name not in self._is_kept:
-                self._released.append(name)
+        self._released += [request for request in requests if request not in self._is_kept]
 
     def forget_released(self) -> None:
         """Before a step is scheduled: branches that were sent before the release have arrived by then."""

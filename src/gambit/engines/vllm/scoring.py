@@ -17,8 +17,7 @@ import torch
 
 from gambit.engines.sampling import Filters, filters_of, sample, uniforms
 from gambit.engines.states import LayerChoice, Projection
-from gambit.engines.vllm.messages import RowValues, TraceTask
-from gambit.engines.vllm.scheduling import ThoughtRows
+from gambit.engines.vllm.messages import RowValues, ThoughtRows, TraceTask
 from gambit.errors import GambitWarning
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.memory import ThoughtMemory, on_device
@@ -163,19 +162,22 @@ class RowSampling:
     def has_checks(self) -> bool:
         return bool(self._checked)
 
-    def update(self, finished: Iterable[str], new: Iterable[tuple[str, TraceTask | None]]) -> None:
-        """Requests that have ended, and new ones; a task is None for a request that vLLM made to warm up."""
+    def update(self, finished: Iterable[str], new: Mapping[str, object]) -> None:
+        """Forgets requests that have ended and adds new ones, but for those that vLLM made to warm up."""
         for request in finished:
             self._noise.pop(request, None)
             self._checked.discard(request)
             self._measured.discard(request)
             self._embedded.pop(request, None)
-        for request, task in new:
-            if task is not None:
+        for request, task in new.items():
+            if isinstance(task, TraceTask):
                 self._add(request, task)
 
     def _add(self, request: str, task: TraceTask) -> None:
-        self._noise[request] = tuple(getattr(task, name) for name in NOISE.fields or ())
+        asked = task.spec.sampling
+        self._noise[request] = (
+            task.noise_key, task.prompt_tokens, asked.temperature, asked.top_p, asked.top_k, asked.min_p
+        )  # fmt: skip
         if task.is_check:
             self._checked.add(request)
         if task.confidence_window:

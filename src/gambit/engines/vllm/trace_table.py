@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from gambit.engines.base import SearchSpec
 from gambit.engines.confidence import ConfidenceTracks, fold_thoughts
 from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
-from gambit.engines.vllm.messages import Announcement, RowValues, StepReport, TraceTask
+from gambit.engines.vllm.messages import RowValues, StepReport, TraceTask
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.simple import RunScores
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
-from gambit.types import PressureAction, RunningScore, StatePosition, TraceKey
+from gambit.types import (
+    EndReason,
+    PressureAction,
+    RunningScore,
+    StatePosition,
+    ThoughtScore,
+    TraceConfidence,
+    TraceKey,
+    TraceSpec,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -35,34 +45,51 @@ SLOT = np.dtype([
 ])  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The output of one step, by request."""
+
+    tokens: Mapping[str, int]  # in the order of scheduling
+    ends: Mapping[str, EndReason]  # of the requests that vLLM ended
+    values: RowValues | None  # the worker's
+    row_of: Mapping[str, int]  # their places in `values`
+
+    def rows(self, requests: Sequence[str]) -> npt.NDArray[np.int64]:
+        return np.fromiter(map(self.row_of.__getitem__, requests), np.int64, len(requests))
+
+
 @dataclass(slots=True, eq=False)
 class ScheduledTrace:
     """One trace in the scheduler."""
 
     task: TraceTask
     slot: int
+    waiting_since: int
+    spec: TraceSpec = field(init=False)
     # Folded here to rank traces at the very step, and once more in the tree, from the events: the scheduler may live in
     # another process and runs ahead of the tree, which in turn must be rebuilt from a log alone.
-    score: RunningScore
-    waiting_since: int
+    score: RunningScore = field(init=False)
+    eviction_score: float | None = field(init=False)  # the verifier's
     is_running: bool = False
     has_ended: bool = False  # its last token is still to be read
     admission: int = 0  # ordinal
     standing: Standing | None = None  # None: its score or its admission has changed
-    eviction_score: float | None = None  # the verifier's score
+
+    def __post_init__(self) -> None:
+        self.spec, self.score = self.task.spec, self.task.spec.score
+        self.eviction_score = self.spec.eviction_score
 
     @property
     def key(self) -> TraceKey:
-        return self.task.key
+        return self.spec.key
 
 
 @dataclass(slots=True)
 class ScheduledSearch:
     """One search in the scheduler."""
 
+    spec: SearchSpec
     rule: int
-    quota_tokens: int | None
-    has_verifier: bool = False
     scores: RunScores = field(default_factory=RunScores)
 
 
@@ -89,23 +116,26 @@ class TraceTable:
         self._slots = np.zeros(0, np.int64)
         self._batch = np.zeros(0, SLOT)
 
-    # -- traces come and go ------------------------------------------------------------------------------------
+    # -- searches and traces come and go -----------------------------------------------------------------------
+
+    def open(self, spec: SearchSpec) -> None:
+        if spec.rule not in self._rules:
+            self._rules[spec.rule] = len(self._detectors)
+            self._detectors.append(ThoughtTables(spec.rule))
+        self.searches[spec.search] = ScheduledSearch(spec, self._rules[spec.rule])
 
     def add(self, request: str, task: TraceTask, step: int) -> None:
         self._settle()
-        if (announced := task.announced) is not None:
-            self._open(announced)
-        trace = self.traces[request] = ScheduledTrace(
-            task, self._take_slot(), task.running_score, step, eviction_score=task.eviction_score
-        )
+        trace = self.traces[request] = ScheduledTrace(task, self._take_slot(), step)
         row = self._numbers[trace.slot]
-        row["rule"], row["num_tokens"] = self.searches[task.search].rule, task.inherited
+        row["rule"], row["num_tokens"] = self.searches[trace.key.search].rule, trace.spec.inherited
         row["flags"], row["is_pending"] = task.flags, task.is_pending
         row["confidence_total"] = row["confidence_count"] = row["thought_confidence"] = 0
         if task.parent is not None and task.parent in self.traces:
             self._inherit_confidence(row, self._numbers[self.traces[task.parent].slot])
         if task.confidence_window:
-            self._tracks.add(request, task.confidence_window, task.stop_rule, task.inherited, task.parent)
+            spec = task.spec
+            self._tracks.add(request, task.confidence_window, spec.stop_rule, spec.inherited, task.parent)
 
     def _inherit_confidence(self, child: np.void, parent: np.void) -> None:
         """A parent that went on since the branch no longer has the sums of that moment, only its last thought's."""
@@ -124,17 +154,6 @@ class TraceTable:
         self._num_admissions += 1
         trace.is_running, trace.admission, trace.standing = True, self._num_admissions, None
 
-    def _open(self, announced: Announcement) -> None:
-        for search in announced.closed:
-            self.searches.pop(search, None)
-        rule = announced.rule
-        if rule not in self._rules:
-            self._rules[rule] = len(self._detectors)
-            self._detectors.append(ThoughtTables(rule))
-        self.searches[announced.search] = ScheduledSearch(
-            self._rules[rule], announced.kv_quota_tokens, announced.has_verifier
-        )
-
     def _take_slot(self) -> int:
         if not self._free_slots:
             have = len(self._numbers)
@@ -144,8 +163,11 @@ class TraceTable:
 
     # -- thoughts ----------------------------------------------------------------------------------------------
 
-    def read(self, report: StepReport, values: RowValues | None, row_of: Mapping[str, int]) -> None:
-        """Fold in the tokens in `report` and add to it the thoughts that ended and were scored with them."""
+    def read(self, report: StepReport, output: StepOutput) -> list[str]:
+        """Folds in the tokens in `report` and adds to it the thoughts that ended and were scored with them.
+
+        Returns the requests of these thoughts.
+        """
         self._gather(report.rows)
         batch = self._batch
         was_thinking, was_pending = batch["flags"] & THINKING, batch["is_pending"].copy()
@@ -154,15 +176,13 @@ class TraceTable:
         batch["num_tokens"] += 1
         for at in np.flatnonzero(was_thinking > (flags & THINKING)):
             report.stopped_thinking.append(report.rows[at])
-        if values is None:
-            return
-        if values.confidences is not None:
-            rows = np.fromiter((row_of[request] for request in report.rows), np.int64, len(batch))
-            fold_thoughts(batch, values.confidences[rows], is_boundary)
+        if output.values is None:
+            return []
+        if output.values.confidences is not None:
+            fold_thoughts(batch, output.values.confidences[output.rows(report.rows)], is_boundary)
         if self._scorer.info.state_position is StatePosition.BOUNDARY:
-            self._score(report, values, row_of, np.flatnonzero(was_pending), fed=1)
-        else:
-            self._score(report, values, row_of, np.flatnonzero(is_boundary), fed=0)
+            return self._score(report, output, np.flatnonzero(was_pending), fed=1)
+        return self._score(report, output, np.flatnonzero(is_boundary), fed=0)
 
     def _gather(self, rows: list[str]) -> None:
         """Request ids are not used twice: the same ids are the same traces."""
@@ -179,16 +199,15 @@ class TraceTable:
             self._numbers[self._slots] = self._batch
             self._rows = []
 
-    def track_confidence(self, report: StepReport, values: RowValues | None, row_of: Mapping[str, int]) -> list[str]:
-        """Fold in the confidence of each new token; gives the requests that their stop rules end."""
-        if values is None or values.confidences is None or not len(self._tracks):
+    def track_confidence(self, report: StepReport, output: StepOutput) -> list[str]:
+        """Folds in the confidence of each new token; returns the requests that their stop rules end."""
+        if output.values is None or output.values.confidences is None or not len(self._tracks):
             return []
         tracked = [report.rows[at] for at in self._tracks.pick(report.rows)]
-        rows = np.fromiter((row_of[request] for request in tracked), np.int64, len(tracked))
-        return self._tracks.fold(tracked, values.confidences[rows]) if tracked else []
+        return self._tracks.fold(tracked, output.values.confidences[output.rows(tracked)]) if tracked else []
 
-    def confidence_of(self, request: str) -> Sequence[float] | None:
-        """Of a trace that ends, where it was measured."""
+    def confidence_of(self, request: str) -> TraceConfidence | None:
+        """Ends the track of a trace; returns None where its confidence was not measured."""
         return self._tracks.end(request)
 
     def _advance(
@@ -202,33 +221,30 @@ class TraceTable:
             flags[at], is_boundary[at] = self._detectors[rule].advance_rows(rows["flags"][at], tokens[at])
         return flags, is_boundary
 
-    def _score(
-        self,
-        report: StepReport,
-        values: RowValues,
-        row_of: Mapping[str, int],
-        ended: npt.NDArray[np.int64],
-        *,
-        fed: int,
-    ) -> None:
-        """`ended`: which rows have finished a thought, `fed` tokens ago."""
+    def _score(self, report: StepReport, output: StepOutput, ended: npt.NDArray[np.int64], *, fed: int) -> list[str]:
+        """Scores the rows in `ended`, which have finished a thought `fed` tokens ago."""
         if not len(ended):
-            return
+            return []
+        assert output.values is not None
         # By id, not by row: a row's place depends on its neighbours, and scores depend on their order.
         found = sorted((self._row_traces[at].key, int(at)) for at in ended)
         lengths = self._batch["num_tokens"] - fed
-        scores = self._scores_of(values, [at for _, at in found], row_of)
+        scores = self._scores_of(output, [at for _, at in found])
         is_ranked, needs_confidence = self._scorer.info.ranks_within_run, self._scorer.info.needs_confidence
         for (key, at), score in zip(found, scores, strict=True):
             score = self.searches[key.search].scores.add(score, as_quantile=is_ranked)
-            trace, request = self._row_traces[at], report.rows[at]
+            trace = self._row_traces[at]
             trace.score, trace.standing = trace.score.add(score), None
-            embedding = _embedding(values, row_of[request], trace.task.embedding_size)
+            embedding = _embedding(output.values, output.row_of[self._rows[at]], trace.task.embedding_size)
             confidence = float(self._batch["thought_confidence"][at]) if needs_confidence else None
-            report.scored.append((request, score, int(lengths[at]), embedding, confidence))
+            thought = ThoughtScore(key.trace, score, int(lengths[at]), embedding, confidence)
+            report.of(key.search).scored.append(thought)
+        return [self._rows[at] for _, at in found]
 
-    def _scores_of(self, values: RowValues, ended: Sequence[int], row_of: Mapping[str, int]) -> list[float]:
-        found = [] if values.scores is None else [float(values.scores[row_of[self._rows[at]]]) for at in ended]
+    def _scores_of(self, output: StepOutput, ended: Sequence[int]) -> list[float]:
+        found: list[float] = []
+        if output.values is not None and output.values.scores is not None:
+            found = output.values.scores[output.rows([self._rows[at] for at in ended])].tolist()
         if not self._scorer.info.needs_confidence:
             return found
         # A scorer of confidences needs whole thoughts, and only here is known where a thought ends.
@@ -258,7 +274,7 @@ class TraceTable:
         """
         by_search = defaultdict(list)
         for request in requests:
-            by_search[self.traces[request].task.search].append(request)
+            by_search[self.traces[request].key.search].append(request)
         for search, candidates in by_search.items():
             by_search[search] = eviction_order(candidates, self._standing, self.num_live(search))
         if len(by_search) == 1:
@@ -285,48 +301,47 @@ class TraceTable:
         self._usage.forget(requests)
 
     def _quota(self, search: int) -> float:
-        quota = self.searches[search].quota_tokens
+        quota = self.searches[search].spec.kv_quota_tokens
         return self._capacity_tokens / len(self.searches) if quota is None else quota
 
     def score_of(self, trace: ScheduledTrace) -> float | None:
-        has_verifier = self.searches[trace.task.search].has_verifier
+        has_verifier = self.searches[trace.key.search].spec.has_verifier
         return trace.eviction_score if has_verifier else trace.score.value(self._scorer.info.aggregation)
 
     def set_scores(self, scores: Mapping[str, float]) -> None:
-        """What a verifier thinks of these requests; those that have ended in the meantime are passed over."""
+        """Takes a verifier's scores; requests that have ended in the meantime are passed over."""
         for request, score in scores.items():
             if (trace := self.traces.get(request)) is not None:
                 trace.eviction_score, trace.standing = score, None
 
-    def regroup(self, islands: Mapping[str, float]) -> None:
-        """The islands of these requests from now on."""
+    def regroup(self, islands: Mapping[str, int]) -> None:
+        """Moves requests to other islands, but for those that have ended in the meantime."""
         for request, island in islands.items():
             if (trace := self.traces.get(request)) is not None:
-                trace.task, trace.standing = dataclasses.replace(trace.task, island=int(island)), None
+                trace.spec, trace.standing = dataclasses.replace(trace.spec, island=island), None
 
     def num_live(self, search: int) -> Counter[int]:
         """Live traces of a search by island."""
         traces = (trace for trace in self.traces.values() if not trace.has_ended)
-        return Counter(trace.task.island for trace in traces if trace.task.search == search)
+        return Counter(trace.spec.island for trace in traces if trace.key.search == search)
 
     def action_on(self, trace: ScheduledTrace) -> PressureAction:
         """What becomes of a trace that is evicted now."""
-        return action_on(trace.task.on_pressure, self.num_live(trace.task.search)[trace.task.island])
+        return action_on(trace.spec.on_pressure, self.num_live(trace.key.search)[trace.spec.island])
 
     def _standing(self, request: str) -> Standing:
         trace = self.traces[request]
         if trace.standing is None:
-            task, score = trace.task, self.score_of(trace)
-            trace.standing = standing(task.on_pressure, task.island, score, task.trace, trace.admission)
+            spec, score = trace.spec, self.score_of(trace)
+            trace.standing = standing(spec.on_pressure, spec.island, score, spec.key.trace, trace.admission)
         return trace.standing
 
 
-def _embedding(values: RowValues, row: int, size: int) -> list[float] | None:
+def _embedding(values: RowValues, row: int, size: int) -> tuple[float, ...] | None:
     if not size or values.embeddings is None:
         return None
     vector = values.embeddings[row, :size]  # another search may have asked for longer ones
-    unit: list[float] = (vector / np.linalg.norm(vector)).tolist()
-    return unit
+    return tuple((vector / np.linalg.norm(vector)).tolist())
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------------

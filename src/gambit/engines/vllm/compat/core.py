@@ -33,7 +33,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from gambit.engines.base import EngineInfo
-from gambit.engines.vllm.messages import GambitConfig, StepReport, TraceTask
+from gambit.engines.vllm.messages import GambitConfig, Message, StepReport, TraceTask, packed, unpacked
 from gambit.errors import EngineError
 
 __all__ = ["HAS_TRITON", "EngineSetup", "VllmCore", "device_view", "tl", "triton"]  # Triton as vLLM finds it
@@ -71,16 +71,26 @@ class VllmCore:
 
     def add(self, task: TraceTask, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None:
         # With Gambit's own noise the token is decided before vLLM samples, which then takes the highest logit.
-        sampling = (0.0, 1.0, 0, 0.0) if self._exact_noise else task.sampling
-        params = copy(self._params(*sampling, tuple(stop_ids)))  # a new one is checked field by field
-        params.max_tokens, params.extra_args = max_tokens, task.pack()
+        asked = task.spec.sampling
+        sampling = (asked.temperature, asked.top_p, asked.top_k, asked.min_p)
+        params = self._new_params(task, (0.0, 1.0, 0, 0.0) if self._exact_noise else sampling, tuple(stop_ids))
+        params.max_tokens = max_tokens
         if self._seeds_vllm:
             params.seed = task.noise_key >> 1  # signed there
-        self._num_added += 1
-        self._client.add_request(self._request(request_id, tokens, params))
+        self._add(request_id, tokens, params)
 
-    def _request(self, request_id: str, tokens: list[int], params: Any) -> EngineCoreRequest:
-        return EngineCoreRequest(
+    def send(self, message: Message) -> None:
+        """Sends a message in a request that the scheduler does not add."""
+        self._add(type(message).__name__, [0], self._new_params(message))
+
+    def _new_params(self, message: Message, sampling: Any = (0.0, 1.0, 0, 0.0), stop_ids: tuple[int, ...] = ()) -> Any:
+        params = copy(self._params(*sampling, stop_ids))  # a new one is checked field by field
+        params.extra_args = packed(message)
+        return params
+
+    def _add(self, request_id: str, tokens: list[int], params: Any) -> None:
+        self._num_added += 1
+        request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=tokens,
             mm_features=None,
@@ -91,15 +101,17 @@ class VllmCore:
             cache_salt=None,
             data_parallel_rank=None,
         )
+        self._client.add_request(request)
 
     def abort(self, request_ids: list[str]) -> None:
         self._client.abort_requests(request_ids)
 
     def step(self) -> StepReport | None:
-        """The report of the next engine step; None when there is none yet."""
+        """Returns the report of the next engine step; None when there is none yet."""
         outputs = self._next_outputs().outputs
-        packed = outputs[0].kv_transfer_params if outputs else None
-        return None if packed is None else StepReport.unpack(packed)
+        report = unpacked(outputs[0].kv_transfer_params) if outputs else None
+        assert report is None or isinstance(report, StepReport)
+        return report
 
     def _next_outputs(self) -> EngineCoreOutputs:
         waiting: queue.Queue[Any] | None = getattr(self._client, "outputs_queue", None)

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from vllm.v1.outputs import ModelRunnerOutput
 
-from gambit.engines.vllm.messages import RowValues
-
-_ROWS = "gambit_rows"  # that Gambit adds to ModelRunnerOutput: a plain attribute survives the way between processes
-
+from gambit.engines.vllm.messages import RowValues, attach
 
 # -- hidden states --------------------------------------------------------------------------------------------------
 
@@ -116,9 +113,5 @@ def attach_rows(output: ModelRunnerOutput, values: RowValues) -> ModelRunnerOutp
     for array in (values.scores, values.confidences, values.greedy, values.embeddings):
         if array is not None and len(array) != len(output.req_ids):
             raise RuntimeError(f"{len(array)} states for {len(output.req_ids)} requests: is speculative decoding on?")
-    setattr(output, _ROWS, values)
+    attach(output, values)
     return output
-
-
-def row_values(output: ModelRunnerOutput) -> RowValues | None:
-    return getattr(output, _ROWS, None)

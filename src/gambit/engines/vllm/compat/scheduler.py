@@ -12,9 +12,20 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from gambit.engines.vllm.compat import scheduler_access as access
 from gambit.engines.vllm.compat.core import ignore_interrupts, join_front
 from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, copy_prefixes, is_possible
-from gambit.engines.vllm.compat.model_runner import row_values
-from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, TraceTask
-from gambit.engines.vllm.scheduling import StepOutput, TraceScheduling
+from gambit.engines.vllm.messages import (
+    DecodeAttention,
+    GambitConfig,
+    RowValues,
+    StepReport,
+    TraceTask,
+    WorkerStep,
+    attach,
+    attached,
+    packed,
+    unpacked,
+)
+from gambit.engines.vllm.scheduling import TraceScheduling
+from gambit.engines.vllm.trace_table import StepOutput
 
 
 class _GambitScheduling:
@@ -48,11 +59,15 @@ class _GambitScheduling:
     def add_request(self, request: Any) -> None:
         if not self._traces.has_begun:  # vLLM before 0.32 sets handlers of its own once the scheduler is made
             ignore_interrupts()
-        task = TraceTask.unpack(request.sampling_params.extra_args)
-        assert task is not None, "a request that Gambit did not make"
-        self._traces.add(request.request_id, task)
+        message = unpacked(request.sampling_params.extra_args)
+        assert message is not None and not isinstance(message, StepReport), "a request that Gambit did not make"
+        if not isinstance(message, TraceTask):
+            self._traces.obey(message)
+            return
+        request.sampling_params.extra_args = packed(message)  # unpacked once, for the workers too
+        self._traces.add(request.request_id, message)
         self._gathering.append(request)
-        if not task.followers:
+        if not message.followers:
             self._admit_group()
 
     def _admit_group(self) -> None:
@@ -99,18 +114,15 @@ class _GambitScheduling:
         return output
 
     def _complete(self, output: Any) -> None:
-        """What the workers need to know beside vLLM's own plan."""
+        """Attaches to vLLM's plan what the workers need beside it."""
+        copies: list[tuple[int, int]] = []
         if self._fast_decode is not None:
             copies = copy_prefixes(self, output, self._traces.parent_of, self._block_tokens)
-            if copies:
-                access.attach_copies(output, copies)
-        if self._measures_sharing:
-            access.attach_sharing(output, access.sharing(self, self._block_tokens))
+        sharing = access.sharing(self, self._block_tokens) if self._measures_sharing else None
         self._note_admissions(output)
         counts = output.num_scheduled_tokens
         self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)
-        if (thoughts := self._traces.rows_to_score(list(counts))) is not None:
-            access.attach_thoughts(output, thoughts)
+        attach(output, WorkerStep(copies, sharing, self._traces.rows_to_score(list(counts))))
 
     def _note_admissions(self, output: Any) -> None:
         for request_id in access.newly_scheduled(output):
@@ -129,17 +141,19 @@ class _GambitScheduling:
         tokens, outputs = self._take_tokens(scheduler_output, model_runner_output)
         began = time.perf_counter()
         rows = model_runner_output.req_id_to_index
-        output = StepOutput(tokens, access.finished(outputs), row_values(model_runner_output), rows)
+        ends, report.failure = access.finished(outputs)
+        output = StepOutput(tokens, ends, attached(model_runner_output, RowValues), rows)
         # A step that is already under way computes one more token of a stopped request, which is dropped.
         access.stop_requests(self, self._traces.read(report, output))
-        self._traces.close(report, access.thoughts_of(scheduler_output))
+        step = attached(scheduler_output, WorkerStep)
+        self._traces.close(None if step is None else step.thoughts)
         report.num_running = len(self.running)
         report.num_waiting = int(self.get_num_unfinished_requests()) - report.num_running
         report.kv_used_blocks = access.used_blocks(self)
         report.seconds_scheduling += time.perf_counter() - began
         if report.is_empty and not report.num_waiting + report.num_running:
             return {}
-        return access.outputs_of(report.pack())
+        return access.outputs_of(packed(report))
 
     def _take_tokens(self, scheduler_output: Any, model_runner_output: Any) -> tuple[dict[str, int], Any]:
         """The new token of each request, in the order of scheduling, and what vLLM returns beside."""

@@ -13,14 +13,10 @@ from vllm.v1.request import RequestStatus
 
 from gambit.engines.vllm.compat.core import num_blocks
 from gambit.engines.vllm.messages import Sharing
-from gambit.engines.vllm.scheduling import ThoughtRows
 from gambit.types import EndReason
 
 RUNNING = RequestStatus.RUNNING
-# Attributes that Gambit adds to vLLM's SchedulerOutput: plain attributes survive the way between processes.
-_THOUGHTS = "gambit_thoughts"
-_COPIES = "gambit_copies"
-_SHARING = "gambit_sharing"
+REASONS = {FinishReason.STOP: EndReason.STOP, FinishReason.LENGTH: EndReason.LENGTH}
 
 
 # -- blocks ---------------------------------------------------------------------------------------------------------
@@ -124,31 +120,6 @@ def newly_scheduled(scheduler_output: Any) -> list[str]:
     return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
 
 
-def attach_thoughts(scheduler_output: Any, thoughts: ThoughtRows) -> None:
-    setattr(scheduler_output, _THOUGHTS, thoughts)
-
-
-def thoughts_of(scheduler_output: Any) -> ThoughtRows | None:
-    return getattr(scheduler_output, _THOUGHTS, None)
-
-
-def attach_copies(scheduler_output: Any, copies: list[tuple[int, int]]) -> None:
-    setattr(scheduler_output, _COPIES, copies)
-
-
-def copies_of(scheduler_output: Any) -> list[tuple[int, int]]:
-    """Blocks whose content goes into others before the step, from and to."""
-    return getattr(scheduler_output, _COPIES, [])
-
-
-def attach_sharing(scheduler_output: Any, sharing: Sharing) -> None:
-    setattr(scheduler_output, _SHARING, sharing)
-
-
-def sharing_of(scheduler_output: Any) -> Sharing | None:
-    return getattr(scheduler_output, _SHARING, None)
-
-
 # -- what a step gives ----------------------------------------------------------------------------------------------
 
 
@@ -161,11 +132,13 @@ def new_tokens(outputs: Mapping[int, EngineCoreOutputs]) -> dict[str, int]:
     return {output.request_id: output.new_token_ids[0] for output in _outputs(outputs) if output.new_token_ids}
 
 
-def finished(outputs: Mapping[int, EngineCoreOutputs]) -> list[tuple[str, str]]:
-    """Requests that vLLM ended in a step, and why."""
-    ended = [output for output in _outputs(outputs) if output.finish_reason is not None]
-    reasons = {FinishReason.STOP: EndReason.STOP.value, FinishReason.LENGTH: EndReason.LENGTH.value}
-    return [(o.request_id, reasons.get(o.finish_reason, f"vllm: {o.finish_reason}")) for o in ended]
+def finished(outputs: Mapping[int, EngineCoreOutputs]) -> tuple[dict[str, EndReason], str | None]:
+    """Returns the requests that vLLM ended in a step, and a sentence where it gave one up."""
+    ended = {
+        output.request_id: output.finish_reason for output in _outputs(outputs) if output.finish_reason is not None
+    }
+    given_up = [f"vLLM gave up request {name} ({reason})" for name, reason in ended.items() if reason not in REASONS]
+    return {name: REASONS[reason] for name, reason in ended.items() if reason in REASONS}, next(iter(given_up), None)
 
 
 def _outputs(outputs: Mapping[int, EngineCoreOutputs]) -> list[EngineCoreOutput]:

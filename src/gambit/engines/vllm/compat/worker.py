@@ -13,9 +13,14 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from gambit.engines.sampling import token_confidence
 from gambit.engines.vllm.compat import forest, model_runner
 from gambit.engines.vllm.compat.core import join_front, num_layers
-from gambit.engines.vllm.compat.scheduler_access import copies_of, sharing_of, thoughts_of
-from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, TraceTask
-from gambit.engines.vllm.scheduling import ThoughtRows
+from gambit.engines.vllm.messages import (
+    DecodeAttention,
+    GambitConfig,
+    ThoughtRows,
+    WorkerStep,
+    attached,
+    unpacked,
+)
 from gambit.engines.vllm.scoring import DeviceRows, RowSampling, RowScoring, StepRows
 from gambit.scorers.memory import on_device
 
@@ -81,12 +86,13 @@ class GambitWorker(Worker):
         return result
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if copies := copies_of(scheduler_output):
-            self._copy_blocks(copies)
+        step = attached(scheduler_output, WorkerStep) or WorkerStep([], None, None)  # none while vLLM warms up
+        if step.copies:
+            self._copy_blocks(step.copies)
         self._note_rows(scheduler_output)
         if self._forest is not None:
-            self._forest.choose(sharing_of(scheduler_output), list(scheduler_output.num_scheduled_tokens))
-        self._thoughts = thoughts_of(scheduler_output)
+            self._forest.choose(step.sharing, list(scheduler_output.num_scheduled_tokens))
+        self._thoughts = step.thoughts
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     @torch.inference_mode()
@@ -98,7 +104,7 @@ class GambitWorker(Worker):
 
     def _note_rows(self, scheduled: Any) -> None:
         new = scheduled.scheduled_new_reqs
-        tasks = [(each.req_id, TraceTask.unpack(each.sampling_params.extra_args)) for each in new]
+        tasks = {each.req_id: unpacked(each.sampling_params.extra_args) for each in new}
         self._sampling.update(scheduled.finished_req_ids, tasks)
         if self._exact_noise:
             known = scheduled.scheduled_cached_reqs
