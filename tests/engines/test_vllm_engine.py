@@ -433,6 +433,9 @@ class SlowlySending:
         time.sleep(0.05)
         self._core.add(*args)
 
+    def send(self, message):
+        self._core.send(message)
+
 
 def check_death(engine, started):
     core = next(process for process in started if "EngineCore" in process.name() or process.children())

@@ -58,6 +58,7 @@ class SubmittedSearch:
 
     spec: SearchSpec
     traces: dict[int, SubmittedTrace] = field(default_factory=dict)
+    is_known: bool = False  # to the scheduler, with its first trace
     kept: dict[int, str] = field(default_factory=dict)  # requests of ended traces whose histories are kept
 
 
@@ -94,7 +95,6 @@ class VllmEngine:
     def open(self, spec: SearchSpec) -> None:
         assert spec.search not in self._searches and spec.prompt
         check_prompt(self._info, len(spec.prompt))
-        self._send(replace(spec, prompt=()))
         self._searches[spec.search] = SubmittedSearch(spec)
 
     def submit(self, specs: Sequence[TraceSpec]) -> None:
@@ -134,8 +134,7 @@ class VllmEngine:
 
     def close_search(self, search: int) -> None:
         self.stop([TraceKey(search, trace) for trace in self._searches[search].traces])
-        del self._searches[search]
-        if self._failure is None:
+        if self._searches.pop(search).is_known and self._failure is None:
             self._send(CloseSearch(search))
 
     def close(self) -> None:
@@ -155,6 +154,9 @@ class VllmEngine:
         self, spec: TraceSpec, history_of: str | None, noise_key: int, followers: int, *, is_check: bool
     ) -> None:
         search = self._searches[spec.key.search]
+        if not search.is_known:
+            self._send(replace(search.spec, prompt=()))
+            search.is_known = True
         trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
         task = self._task(search, trace, history_of, noise_key, followers, is_check=is_check)
         tokens = [*search.spec.prompt, *trace.tokens]
