@@ -25,6 +25,7 @@ FLOORS = (
     Floor("events", "the event log"),
     Floor("tree", "the tree of traces, computed from events"),
     Floor("pawn", "the bundled model: its puzzles, the checker of its traces, its weights"),
+    Floor("chains", "word problems of long chains of steps, made by a generator"),
     Floor("answers", "answers read from text, compared and graded"),
     Floor("text", "tokenizers, thought boundaries, prompts"),
     Floor("results", "votes, ledgers, and the fold of an event log into a result"),

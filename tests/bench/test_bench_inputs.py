@@ -7,10 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from gambit.answers import AnswerKind, extractor_for
+from gambit.answers import AnswerKind, Grader, extractor_for
 from gambit.bench.datasets import benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
 from gambit.bench.recipe import BenchRecipe, read_recipe, recipe_from, with_methods
+from gambit.chains import HOW_TO_WRITE, generate
 from gambit.config import registry
 from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
@@ -40,6 +41,25 @@ def test_pawn_is_its_test_split() -> None:
         puzzle = parse_puzzle(item.question)
         assert puzzle.split.name == "TEST" and str(puzzle.answer) == item.answer
     assert items == list(benchmark_for("pawn").first(20))  # the same at every call
+
+
+def test_long_chains_are_benchmarks_of_any_size() -> None:
+    benchmark = benchmark_for("chains:9,shuffled,idle=2")
+    assert (benchmark.name, benchmark.num_items) == ("chains-9-shuffled-idle-2-test", 600)
+    items, rows = list(benchmark.first(5)), generate("chains:9,shuffled,idle=2", "test", 5)
+    assert items == list(benchmark.first(5))
+    assert [(item.id, item.answer) for item in items] == [(row["id"], row["answer"]) for row in rows]
+    assert all(item.question == f"{row['question']}\n\n{HOW_TO_WRITE}" for item, row in zip(items, rows, strict=True))
+    assert next(iter(benchmark_for("moves:5,split=dev").items())).id == "moves-5-dev-0-00000"
+
+
+@pytest.mark.parametrize("answer", ["marbles", "Kelton", "desert"])
+def test_one_word_is_graded_as_models_write_it(answer: str) -> None:
+    extract, grader = extractor_for(AnswerKind.BOXED), Grader()
+    for written in (answer, answer.capitalize(), rf"\text{{{answer}}}", rf"\mathbf{{{answer}}}", f"{answer}."):
+        assert grader.grade(extract(rf"So it is \boxed{{{written}}}"), answer), written
+    assert not grader.grade(extract(r"So it is \boxed{attic}"), answer)
+    grader.close()
 
 
 def test_a_file_of_questions_and_answers_is_a_benchmark(tmp_path: Path) -> None:

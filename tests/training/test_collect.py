@@ -14,6 +14,7 @@ import torch
 from gambit import SearchConfig, Solver
 from gambit import events as ev
 from gambit.answers import extract_boxed
+from gambit.chains import generate
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
 from gambit.pawn import Split, parse_puzzle
@@ -22,7 +23,7 @@ from gambit.text.boundary import boundaries, boundary_rule
 from gambit.text.tokenizers import load_tokenizer
 from gambit.training.collect import Collector, CollectPlan, collect
 from gambit.training.dataset import load_dataset
-from gambit.training.sampling import Task, pawn_tasks
+from gambit.training.sampling import Task, generated_tasks, pawn_tasks
 from gambit.training.states import Reading, StateReader
 from gambit.training.storage import read_header, read_index, state_name
 from gambit.training.train import TrainPlan, datasets_of
@@ -193,6 +194,14 @@ def test_pawn_brings_its_own_problems():
     assert len({task.id for task in tasks}) == 3
     with pytest.raises(UserError, match="unknown split 'val'"):
         pawn_tasks("val", 1, 0)
+
+
+def test_long_chains_are_of_the_train_split_unless_another_is_named():
+    tasks = generated_tasks("chains:4,idle=1", 3, seed=1)
+    rows = generate("chains:4,idle=1", "train", 3, seed=1)
+    assert [(task.id, task.answer) for task in tasks] == [(row["id"], row["answer"]) for row in rows]
+    assert all(task.problem.question.startswith(row["question"]) for task, row in zip(tasks, rows, strict=True))
+    assert [task.id for task in generated_tasks("moves:4,split=judge", 1, seed=0)] == ["moves-4-judge-0-00000"]
 
 
 def test_kills_at_random_moments_cost_nothing_that_was_done(tiny_folder, tmp_path):

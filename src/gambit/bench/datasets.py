@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias, cast
 
+from gambit import chains
 from gambit.answers import AnswerKind
 from gambit.config import registry
 from gambit.errors import UserError, first_line
@@ -22,6 +23,7 @@ from gambit.storage.problems import MANY_SUFFIXES, SAFE_ID, answer_of, file_reco
 
 GROUP = "gambit.benchmarks"
 NUM_PUZZLES = 300
+NUM_GENERATED = 600
 CHOICES = "ABCD"
 Record = Mapping[str, object]
 Convert: TypeAlias = "Callable[[str, Record], Item]"  # where it stands, the record
@@ -51,6 +53,8 @@ class Benchmark:
 
 def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchmark:
     """A registered benchmark, or the problems of a file, whose columns may have other names."""
+    if name.partition(":")[0] in chains.FAMILIES:
+        return _generated(chains.parse_spec(name))
     path = Path(name)
     if path.suffix.lower() in MANY_SUFFIXES or path.is_file():
         if path.suffix.lower() not in MANY_SUFFIXES:
@@ -201,6 +205,20 @@ def _puzzles() -> Iterator[Item]:
 
 
 PAWN = Benchmark("pawn", _puzzles, num_items=NUM_PUZZLES)
+
+
+# -- long chains -----------------------------------------------------------------------------------------------
+
+
+def _generated(spec: chains.Spec) -> Benchmark:
+    """Of the split that is named, else of the test split."""
+    split = spec.split or "test"
+
+    def items() -> Iterator[Item]:
+        for row in itertools.islice(chains.stream(spec, split), NUM_GENERATED):
+            yield Item(row["id"], f"{row['question']}\n\n{chains.HOW_TO_WRITE}", row["answer"])
+
+    return Benchmark(f"{spec.slug}-{split}", items, AnswerKind.BOXED, NUM_GENERATED)
 
 
 def slug(text: str) -> str:

@@ -101,7 +101,9 @@ def bench(
 
 
 def _list_benchmarks() -> int:
-    for name in registry.names("gambit.benchmarks"):
+    from gambit import chains
+
+    for name in (*registry.names("gambit.benchmarks"), *chains.SYNTAX):
         typer.echo(name)
     return OK
 

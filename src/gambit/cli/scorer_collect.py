@@ -62,7 +62,9 @@ def collect(
     problems: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="A .jsonl, .json or .csv with question and answer, or pawn:SPLIT (scorer, dev, test)."
+            metavar="TEXT",
+            help="A .jsonl, .json or .csv with question and answer; pawn:SPLIT (scorer, dev, test); chains:STEPS or "
+            "moves:STEPS (of the train split, or with ,split=NAME: dev, judge, test).",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the collection; resumed if it exists.")],
@@ -73,7 +75,7 @@ def collect(
     model: Annotated[str, typer.Option(metavar="TEXT", help="Folder or hub name.")] = "pawn",
     traces: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="INT", help="Traces a problem.")] = 16,
     limit: Annotated[
-        int | None, typer.Option(min=1, max=MANY, metavar="INT", help="First problems only (pawn: 600).")
+        int | None, typer.Option(min=1, max=MANY, metavar="INT", help="First problems only (puzzles, chains: 600).")
     ] = None,
     shard: Annotated[
         str, typer.Option(metavar="TEXT", help="i/n: only every n-th problem, from the i-th on; `merge` joins.")
@@ -247,14 +249,18 @@ def _sample_and_store(
 
 
 def _tasks(source: str, columns: Mapping[str, str], limit: int | None, seed: int) -> list[Task]:
+    from gambit.chains import FAMILIES, SYNTAX
     from gambit.storage.problems import MANY_SUFFIXES, read_problem_file
-    from gambit.training.sampling import PAWN_SOURCE, Task, pawn_tasks
+    from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks
 
+    if source.partition(":")[0] in FAMILIES:
+        return generated_tasks(source, limit or 600, seed)
     if source.startswith(PAWN_SOURCE):
         return pawn_tasks(source.removeprefix(PAWN_SOURCE), limit or 600, seed)
     path = Path(source)
     if path.suffix.lower() not in MANY_SUFFIXES:
-        raise UserError(f"{source!r} is neither a file of problems ({', '.join(MANY_SUFFIXES)}) nor pawn:SPLIT")
+        known = " nor ".join((f"a file of problems ({', '.join(MANY_SUFFIXES)})", "pawn:SPLIT", *SYNTAX))
+        raise UserError(f"{source!r} is neither {known}")
     found = read_problem_file(path, columns)
     unanswered = [problem.id for problem in found.problems if problem.id not in found.expected]
     if unanswered:

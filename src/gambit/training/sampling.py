@@ -10,6 +10,7 @@ from itertools import islice, takewhile
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from gambit import chains
 from gambit import events as ev
 from gambit.answers import AnswerKind, Extractor, Grader, extractor_for
 from gambit.config.options import SearchConfig
@@ -46,6 +47,13 @@ def pawn_tasks(split: str, count: int, seed: int) -> list[Task]:
         raise UserError(f"unknown split {split!r} of pawn's puzzles: use {', '.join(names)}")
     puzzles = islice(generate(Split[split.upper()], seed), count)
     return [Task(Problem(puzzle.text, id=puzzle.key[:16]), str(puzzle.answer)) for puzzle in puzzles]
+
+
+def generated_tasks(name: str, count: int, seed: int) -> list[Task]:
+    """Word problems of long chains, of the split that the name gives, else of the train split."""
+    spec = chains.parse_spec(name)
+    rows = chains.generate(name, spec.split or "train", count, seed)
+    return [Task(Problem(f"{row['question']}\n\n{chains.HOW_TO_WRITE}", id=row["id"]), row["answer"]) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,13 @@ import sys
 from itertools import pairwise
 
 import pytest
-from benchmarks.long_chains.problems import LARGEST, PHRASES, Draws, generate, parse_spec, prompt, split_of
-from benchmarks.long_chains.vocabulary import SPLITS, WORDS
+from benchmarks.long_chains.problems import PHRASES, prompt
 
+from gambit.chains import SPLITS, generate, parse_spec
+from gambit.chains.amounts import LARGEST
+from gambit.chains.problems import split_of
+from gambit.chains.words import Draws, words_of
+from gambit.errors import UserError
 from support import ROOT
 
 SPECS = ("chains:2", "chains:8", "chains:16", "chains:12,shuffled,idle=3", "chains:64,idle=16", "moves:2", "moves:12")
@@ -187,7 +191,8 @@ def structure(row):
 
 def test_words_belong_to_one_split():
     owners = {}
-    for split, words in WORDS.items():
+    for split in SPLITS:
+        words = words_of(split)
         for kind in ("names", "things", "containers", "objects", "places"):
             for word in getattr(words, kind):
                 assert owners.setdefault(word, (split, kind)) == (split, kind)
@@ -197,7 +202,7 @@ def test_words_belong_to_one_split():
             assert len(set(wordings)) >= 3
             for wording in wordings:
                 assert owners.setdefault(wording, (split, relation)) == (split, relation)
-    assert len({frozenset(words.wordings) for words in WORDS.values()}) == 1
+    assert len({frozenset(words_of(split).wordings) for split in SPLITS}) == 1
     assert {split_of(hashlib.sha256(bytes([i])).hexdigest()) for i in range(64)} == set(SPLITS)
 
 
@@ -227,19 +232,21 @@ def test_prompts_end_with_how_to_write():
         ("chains:8.0", "not '8.0'"),
         ("chains:8,idle=17", "idle is a whole number from 0 to 16, not '17'"),
         ("chains:8,idle=-1", "not '-1'"),
-        ("chains:8,sorted", "not 'sorted'"),
+        ("chains:8,sorted", "chains take no option 'sorted', but idle, shuffled, split"),
         ("chains:8,shuffled,shuffled", "an option twice"),
-        ("moves:8,shuffled", "takes no options"),
+        ("moves:8,shuffled", "moves take no option 'shuffled', but split"),
+        ("moves:8,split=val", "there is no split 'val', but train, dev, judge, test"),
     ],
 )
 def test_bad_sizes_have_one_sentence(spec, reason):
-    with pytest.raises(ValueError, match=re.escape(reason)):
+    with pytest.raises(UserError, match=re.escape(reason)):
         parse_spec(spec)
 
 
 def test_specs_read_back():
     for spec in SPECS:
         assert str(parse_spec(spec)) == spec
+        assert parse_spec(f"{spec},split=dev").split == "dev" and str(parse_spec(f"{spec},split=dev")) == spec
 
 
 def test_the_command_writes_lines_and_mistakes_are_told():
