@@ -16,7 +16,7 @@ from gambit.scorers.mlp import MlpScorer
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset
 from gambit.training.ranking import pairs, trace_scores
-from gambit.training.scoring import step_scores
+from gambit.training.scoring import thought_scores
 
 DIRECTIONS = 16
 KNOTS = 24  # of each wave
@@ -66,8 +66,8 @@ def _directions(states: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Te
 def auc_at(scorer: MlpScorer, data: Dataset, traces: Ints, share: float) -> float:
     """Within-problem AUC after a share of the thoughts."""
     known = data.traces
-    steps = step_scores(scorer, data, traces, torch.device("cpu"))
-    scores = trace_scores(steps, known.starts[traces], known.num_steps[traces], share, scorer.info.aggregation)
+    thoughts = thought_scores(scorer, data, traces, torch.device("cpu"))
+    scores = trace_scores(thoughts, known.starts[traces], known.num_thoughts[traces], share, scorer.info.aggregation)
     return _mean(pairs(scores, known.is_correct[traces], known.problem_of[traces], len(data.problems)).auc)
 
 

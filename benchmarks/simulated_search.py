@@ -247,10 +247,10 @@ def texts_of(passages: Passages, read: ReadTraces, slope: float, offset: float) 
             number_of = {answer: number for number, pool in enumerate(pools) for answer in pool}
             texts = []
             for each in problem.traces:
-                steps = slice(known.starts[trace], known.starts[trace] + known.num_steps[trace])
+                steps = slice(known.starts[trace], known.starts[trace] + known.num_thoughts[trace])
                 texts.append(Text(
-                    number_of.get(each.answer or "", -1), each.is_correct, each.num_tokens, known.step_ends[steps],
-                    clipped(slope * read.steps[steps] + offset), float(clipped(slope * read.ends[trace] + offset)),
+                    number_of.get(each.answer or "", -1), each.is_correct, each.num_tokens, known.thought_ends[steps],
+                    clipped(slope * read.thoughts[steps] + offset), float(clipped(slope * read.ends[trace] + offset)),
                 ))  # fmt: skip
                 trace += 1
             found.append(texts)
@@ -272,7 +272,7 @@ def reading_of(options: argparse.Namespace, passages: Passages) -> ReadTraces:
     verifier = LoraVerifier.load(options.verifier, pick_device("auto"), options.model)
     read = read_traces(verifier, passages, passages.data.all_traces())
     if options.logits is not None:
-        np.savez_compressed(options.logits, steps=read.steps.astype(np.float32), ends=read.ends.astype(np.float32))
+        np.savez_compressed(options.logits, steps=read.thoughts.astype(np.float32), ends=read.ends.astype(np.float32))
     return read
 
 

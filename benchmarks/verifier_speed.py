@@ -136,13 +136,13 @@ def write_traces(folder: Path, model: Path, scale: Scale, num_traces: int = 8) -
             cuts = np.sort(rng.choice(np.arange(2, length - 1), size=min(8, length // 6), replace=False))
             tokens.append(rng.integers(10, shape["vocab_size"], size=length))
             ends.append(cuts)
-            traces.append(TraceRecord(answer="1", is_correct=trace % 3 == 0, num_tokens=length, num_steps=len(cuts),
+            traces.append(TraceRecord(answer="1", is_correct=trace % 3 == 0, num_tokens=length, num_thoughts=len(cuts),
                                       end="stop"))  # fmt: skip
         records.append(ProblemRecord(id=str(problem), question="?", gold="1", traces=tuple(traces)))
         lengths.append(len(prompts[-1]))
     steps = np.concatenate(ends)
     columns = {
-        "step_ends": steps, "tokens": np.concatenate(tokens), "prompts": np.concatenate(prompts),
+        "thought_ends": steps, "tokens": np.concatenate(tokens), "prompts": np.concatenate(prompts),
         "prompt_lengths": np.array(lengths),
     }  # fmt: skip
     tensors = {name: torch.from_numpy(column.astype(np.int32)) for name, column in columns.items()}
@@ -306,7 +306,7 @@ def whole_training(model: Path, data: Path, scale: Scale) -> dict[str, Any]:
     trained = train_verifier(plan, say=lambda line: print(f"    {line}", flush=True))
     made = trained.verifier.info.training
     return {
-        "what": "train_verifier", "tokens_per_second": round(trained.tokens_per_second), "steps": made["steps"],
+        "what": "train_verifier", "tokens_per_second": round(trained.tokens_per_second), "updates": made["updates"],
         "seconds": round(time.perf_counter() - began, 1), "of_training": round(trained.seconds, 1),
     }  # fmt: skip
 

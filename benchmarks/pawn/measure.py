@@ -13,7 +13,7 @@ from gambit.pawn.puzzles import Level, parse_puzzle
 from gambit.scorers.base import Scorer
 from gambit.training.dataset import Dataset
 from gambit.training.ranking import trace_scores
-from gambit.training.scoring import step_scores
+from gambit.training.scoring import thought_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def accuracy_by_level(
             scores=scores[mine].tolist(),
             is_valid=[judgements[trace].is_valid for trace in mine],
             num_tokens=known.num_tokens[mine].tolist(),
-            num_thoughts=known.num_steps[mine].tolist(),
+            num_thoughts=known.num_thoughts[mine].tolist(),
         )
         level = Level(len(parse_puzzle(problem.question).steps)).name.lower()
         outcomes["all"].append(outcome)
@@ -79,8 +79,8 @@ def accuracy_by_level(
 
 def _final_scores(data: Dataset, scorer: Scorer, device: torch.device) -> np.ndarray:
     known = data.traces
-    scores = step_scores(scorer, data, data.all_traces(), device)
-    return trace_scores(scores, known.starts, known.num_steps, 1.0, scorer.info.aggregation)
+    scores = thought_scores(scorer, data, data.all_traces(), device)
+    return trace_scores(scores, known.starts, known.num_thoughts, 1.0, scorer.info.aggregation)
 
 
 def _accuracy(outcomes: Sequence[_Outcome]) -> Accuracy:

@@ -1,4 +1,4 @@
-"""The sequence scorer by itself: what the paper says it computes, checkpoints, and step by step against the whole."""
+"""The sequence scorer by itself: what the paper says it computes, checkpoints, and one thought at a time."""
 
 import dataclasses
 
@@ -40,12 +40,12 @@ def test_order_matters_and_a_common_shift_of_the_inputs_does_not():
 
 
 def test_the_window_bounds_what_a_step_sees():
-    narrow, states = make_sequence(layers=1, max_steps=3).network, torch.randn(1, 8, 6)
+    narrow, states = make_sequence(layers=1, max_thoughts=3).network, torch.randn(1, 8, 6)
     changed = states.clone()
     changed[:, 2, 0] += 1.0
     moved = (narrow(changed) - narrow(states)).abs()[0]
     assert moved[2:5].min() > 1e-6 and moved[5:].max() == 0
-    # Only distances count: the same last three steps, the same logit.
+    # Only distances count: the same last three thoughts, the same logit.
     assert torch.allclose(narrow(states[:, 5:])[0, -1], narrow(states)[0, -1], atol=1e-5)
 
 
@@ -54,19 +54,19 @@ def test_the_last_logit_is_the_one_of_the_last_valid_step():
     assert last_logits(logits, torch.tensor([1, 4, 2])).tolist() == [0.0, 7.0, 9.0]
 
 
-@pytest.mark.parametrize("max_steps", [1, 4, 1024])
-def test_step_by_step_equals_the_whole(max_steps):
+@pytest.mark.parametrize("max_thoughts", [1, 4, 1024])
+def test_thought_by_thought_equals_the_whole(max_thoughts):
     """Traces of different lengths in one batch, slots in no order."""
-    scorer = make_sequence(layers=3, max_steps=max_steps)
+    scorer = make_sequence(layers=3, max_thoughts=max_thoughts)
     states, skip = torch.randn(4, 12, 6), [0, 3, 7, 11]
     whole = torch.stack([scorer.network(states[i : i + 1, skip[i] :])[0, -1] for i in range(4)])
     memory, held = scorer.memory(60), [[] for _ in range(4)]
     free = torch.randperm(60, generator=torch.Generator().manual_seed(3)).tolist()
-    for step in range(12):
-        rows = [i for i in range(4) if skip[i] <= step]
+    for thought in range(12):
+        rows = [i for i in range(4) if skip[i] <= thought]
         own = [free.pop() for _ in rows]
         scores = scorer.score_next(
-            ThoughtBatch(states[rows, step], torch.zeros(len(rows))),
+            ThoughtBatch(states[rows, thought], torch.zeros(len(rows))),
             memory,
             padded(
                 [held[i][-scorer.max_past :] if scorer.max_past else [] for i in rows],
@@ -117,7 +117,7 @@ def test_a_scorer_on_a_device_is_a_copy():
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
-    scorer = make_sequence(max_steps=77)
+    scorer = make_sequence(max_thoughts=77)
     info = dataclasses.replace(scorer.info, state_position=StatePosition.BEFORE, base_model="tiny")
     path = tmp_path / "s.safetensors"
     save_checkpoint(SequenceScorer(info, scorer.network), path, {"metrics": {"auc": 0.8}})

@@ -23,8 +23,10 @@ def header(**changes: object) -> Header:
     return Header(**{**values, **changes})
 
 
-def trace_record(num_steps: int, is_correct: bool) -> TraceRecord:
-    return TraceRecord(answer="7", is_correct=is_correct, num_tokens=5 * num_steps, num_steps=num_steps, end="stop")
+def trace_record(num_thoughts: int, is_correct: bool) -> TraceRecord:
+    return TraceRecord(
+        answer="7", is_correct=is_correct, num_tokens=5 * num_thoughts, num_thoughts=num_thoughts, end="stop"
+    )
 
 
 def problem_record(name: str, traces: list[TraceRecord]) -> ProblemRecord:
@@ -34,9 +36,9 @@ def problem_record(name: str, traces: list[TraceRecord]) -> ProblemRecord:
 def blank_tensors(problems: list[ProblemRecord]) -> dict[str, torch.Tensor]:
     """As many rows as these problems need, and nothing in them."""
     traces = [trace for problem in problems for trace in problem.traces]
-    num_steps, num_tokens = sum(t.num_steps for t in traces), sum(t.num_tokens for t in traces)
-    tensors = {state_name(-1, position): torch.zeros(num_steps, HIDDEN) for position in header().positions}
-    return {**tensors, "step_ends": torch.zeros(num_steps), "confidences": torch.zeros(num_steps),
+    num_thoughts, num_tokens = sum(t.num_thoughts for t in traces), sum(t.num_tokens for t in traces)
+    tensors = {state_name(-1, position): torch.zeros(num_thoughts, HIDDEN) for position in header().positions}
+    return {**tensors, "thought_ends": torch.zeros(num_thoughts), "confidences": torch.zeros(num_thoughts),
             "tokens": torch.zeros(num_tokens)}  # fmt: skip
 
 
@@ -50,7 +52,7 @@ def make_collection(
     told_by: int = -1,
     **changes: object,
 ) -> Path:
-    """The signal grows over a trace's steps: the outcome shows late, as in a real one. Wrong traces are longer.
+    """The signal grows over a trace's thoughts: the outcome shows late, as in a real one. Wrong traces are longer.
 
     `told_by` is the layer that has the signal; others have noise.
     """
@@ -82,7 +84,7 @@ def make_collection(
                 for position in made.positions
                 for layer in made.layers
             }
-            tensors["step_ends"] = torch.tensor(ends, dtype=torch.int32)
+            tensors["thought_ends"] = torch.tensor(ends, dtype=torch.int32)
             tensors["confidences"] = torch.tensor(confidences)
             tensors["tokens"] = torch.tensor(tokens, dtype=torch.int32)
             writer.add(problems, tensors)
@@ -107,7 +109,7 @@ def _problem(
     ends = [[place + 1 for place, token in enumerate(row) if token == ID["\n\n"]] for row in tokens]
     traces = tuple(
         TraceRecord(answer=str(verdict.answer), is_correct=verdict.is_correct, num_tokens=len(row),
-                    num_steps=len(boundaries), end="stop")
+                    num_thoughts=len(boundaries), end="stop")
         for verdict, row, boundaries in zip(verdicts, tokens, ends, strict=True)
     )  # fmt: skip
     is_sound = [thought.state.first_misreading is None for verdict in verdicts for thought in verdict.thoughts]
@@ -115,7 +117,7 @@ def _problem(
     states[:, 0] += 3.0 * torch.tensor(is_sound)
     tensors = {
         "states.-1.boundary": states.half(),
-        "step_ends": torch.tensor([end for row in ends for end in row], dtype=torch.int32),
+        "thought_ends": torch.tensor([end for row in ends for end in row], dtype=torch.int32),
         "confidences": torch.rand(len(is_sound), generator=noise),
         "tokens": torch.tensor([token for row in tokens for token in row], dtype=torch.int32),
     }

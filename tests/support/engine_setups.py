@@ -207,9 +207,9 @@ def make_sequence(features=6, seed=0, **changes):
 
 
 @functools.cache
-def sequence_scorer(position=StatePosition.BOUNDARY, max_steps=1024, aggregation=Aggregation.LAST):
+def sequence_scorer(position=StatePosition.BOUNDARY, max_thoughts=1024, aggregation=Aggregation.LAST):
     """Random, with attention that is sharp enough for the history to matter."""
-    scorer = make_sequence(32, seed=4, max_steps=max_steps)
+    scorer = make_sequence(32, seed=4, max_thoughts=max_thoughts)
     with torch.no_grad():
         for parameter in scorer.network.parameters():
             if parameter.dim() == 2:

@@ -41,7 +41,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SYSTEM = "<|system|>Please reason step by step, and put your final answer within \\boxed{}.<|end|>"
+SYSTEM = "<|system|>Please reason thought by thought, and put your final answer within \\boxed{}.<|end|>"
 
 
 @functools.cache
@@ -145,8 +145,8 @@ def math_shepherd(folder: Path) -> TinyVerifier:
 
     @torch.no_grad()
     def scores(question: str, thoughts: Sequence[str]) -> list[float]:
-        steps = "\n".join(f"Step {i + 1}: {thought.strip()} ки" for i, thought in enumerate(thoughts))
-        ids = _ids(f"{question} {steps}")
+        thoughts = "\n".join(f"Step {i + 1}: {thought.strip()} ки" for i, thought in enumerate(thoughts))
+        ids = _ids(f"{question} {thoughts}")
         signs = [letters().convert_tokens_to_ids(sign) for sign in "+-"]
         good = model(ids).logits[0][:, signs].softmax(-1)[:, 0]
         return good[ids[0] == SPECIAL.index("ки")].tolist()
@@ -167,8 +167,8 @@ def rlhflow(folder: Path) -> TinyVerifier:
         found, chat = [], ""
         signs = [letters().convert_tokens_to_ids(sign) for sign in "+-"]
         for i, thought in enumerate(thoughts):
-            step = f"{question} {thought.strip()}" if i == 0 else thought.strip()
-            chat += f"<|user|>{step}<|end|><|assistant|>+<|end|>"
+            thought = f"{question} {thought.strip()}" if i == 0 else thought.strip()
+            chat += f"<|user|>{thought}<|end|><|assistant|>+<|end|>"
             # As its authors do: the token before the last two, `+` and the end of its turn.
             found.append(float(model(_ids(chat)).logits[0, -3, signs].softmax(-1)[0]))
         return found
@@ -211,7 +211,7 @@ def own(folder: Path, offset: float = 0.75, **changes: object) -> TinyVerifier:
 
 HIDDEN = 32
 EOS, BREAK, GOOD, BAD = 0, 5, 20, 21  # ids of the tiny tokenizer
-STEP_TOKENS, NUM_STEPS = 5, 4
+STEP_TOKENS, NUM_THOUGHTS = 5, 4
 LAYERS = (1, -1)
 
 
@@ -249,14 +249,14 @@ def told_traces(folder: Path, model: Path, num_problems: int, num_traces: int = 
     with writing(folder, made) as writer:
         for start in range(0, num_problems, 10):
             rows = [_problem(rng, f"{seed}-{i}", num_traces, i) for i in range(start, min(start + 10, num_problems))]
-            count = NUM_STEPS * num_traces * len(rows)
+            count = NUM_THOUGHTS * num_traces * len(rows)
             states = {state_name(layer, "boundary"): torch.randn(count, HIDDEN).half() for layer in LAYERS}
             tokens = [token for _, _, traces in rows for trace in traces for token in trace]
             prompts = [token for _, prompt, _ in rows for token in prompt]
-            ends = [STEP_TOKENS * (i + 1) for i in range(NUM_STEPS)] * (num_traces * len(rows))
+            ends = [STEP_TOKENS * (i + 1) for i in range(NUM_THOUGHTS)] * (num_traces * len(rows))
             tensors = {
                 **states,
-                "step_ends": torch.tensor(ends, dtype=torch.int32),
+                "thought_ends": torch.tensor(ends, dtype=torch.int32),
                 "confidences": torch.from_numpy(rng.random(count).astype(np.float32)),
                 "tokens": torch.tensor(tokens, dtype=torch.int32),
                 "prompts": torch.tensor(prompts, dtype=torch.int32),
@@ -275,15 +275,15 @@ def _problem(rng: np.random.Generator, name: str, num_traces: int, number: int) 
         traces.append([*_thoughts(rng, is_right), *tail, EOS])
         answer = "7" if is_right else str(rng.integers(8, 11))
         records.append(TraceRecord(answer=answer, is_correct=is_right, num_tokens=len(traces[-1]),
-                                   num_steps=NUM_STEPS, end="stop"))  # fmt: skip
+                                   num_thoughts=NUM_THOUGHTS, end="stop"))  # fmt: skip
     return ProblemRecord(id=name, question=name, gold="7", traces=tuple(records)), prompt, traces
 
 
 def _thoughts(rng: np.random.Generator, is_right: bool) -> list[int]:
     found = []
-    for step in range(NUM_STEPS):
+    for thought in range(NUM_THOUGHTS):
         body = rng.integers(12, 20, size=STEP_TOKENS - 1).tolist()
-        if step >= 2:
+        if thought >= 2:
             body[0] = GOOD if is_right else BAD
         found += [*body, BREAK]
     return found

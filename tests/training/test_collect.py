@@ -63,7 +63,7 @@ def test_every_trace_is_there_once_with_its_answer_and_grade(collected, tiny_fol
     data = load_dataset(folder, StatePosition.BOUNDARY, with_tokens=True)
     assert sorted(problem.id for problem in data.problems) == [task.id for task in TASKS]
     assert (summary.num_problems, summary.num_traces) == (6, 18) and told[0] == (0, 6) and told[-1] == (6, 6)
-    assert summary.num_tokens == data.traces.num_tokens.sum() and summary.num_steps == data.traces.num_steps.sum()
+    assert summary.num_tokens == data.traces.num_tokens.sum() and summary.num_thoughts == data.traces.num_thoughts.sum()
     rule = boundary_rule(tokenizer, name=read_header(folder).boundary_rule)
     traces = [trace for problem in data.problems for trace in problem.traces]
     for index, (record, tokens) in enumerate(zip(traces, data.tokens, strict=True)):
@@ -73,7 +73,7 @@ def test_every_trace_is_there_once_with_its_answer_and_grade(collected, tiny_fol
         assert record.answer == extract_boxed(text.removesuffix("<eos>"))
         places, _ = boundaries(rule, tokens)
         start = data.traces.starts[index]
-        ends = data.traces.step_ends[start : start + record.num_steps]
+        ends = data.traces.thought_ends[start : start + record.num_thoughts]
         assert ends.tolist() == [place + 1 for place in places], "the engine and the rule cut alike"
     assert any(trace.is_correct for trace in traces) and not all(trace.is_correct for trace in traces)
 
@@ -112,11 +112,11 @@ def test_the_states_are_those_an_engine_would_score(collected, tiny_folder, posi
     for index, problem in enumerate(data.traces.problem_of):
         name, trace = data.problems[problem].id, index - int(np.flatnonzero(data.traces.problem_of == problem)[0])
         assert tokens[name, trace] == data.tokens[index], "the same seed gives the same traces"
-        start, count = data.traces.starts[index], data.traces.num_steps[index]
-        for step in range(start, start + count):
-            expected = seen.get((name, trace, int(data.traces.step_ends[step])))
+        start, count = data.traces.starts[index], data.traces.num_thoughts[index]
+        for thought in range(start, start + count):
+            expected = seen.get((name, trace, int(data.traces.thought_ends[thought])))
             if expected is not None:  # a boundary that was a trace's last token was never fed
-                assert float(data.states[step, 5]) == pytest.approx(expected, abs=2e-2)
+                assert float(data.states[thought, 5]) == pytest.approx(expected, abs=2e-2)
                 num_compared += 1
     assert num_compared > 20
 

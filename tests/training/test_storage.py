@@ -57,6 +57,18 @@ def test_kills_at_random_moments_lose_and_double_nothing(tmp_path):
         assert shard.tensors["value"].tolist() == [number_of(problem.id) for problem in shard.entry.problems]
 
 
+def test_collections_from_when_thoughts_were_called_steps_are_read(tmp_path):
+    with writing(tmp_path, header()) as writer:
+        problems = [problem_record("p0", [trace_record(3, True), trace_record(2, False)])]
+        tensors = blank_tensors(problems)
+        tensors["step_ends"] = tensors.pop("thought_ends") + torch.tensor([5, 10, 15, 5, 10])
+        writer.add(problems, tensors)
+    index = tmp_path / INDEX_FILE
+    index.write_text(index.read_text().replace("num_thoughts", "num_steps"))
+    traces = load_dataset(tmp_path, StatePosition.BEFORE).traces
+    assert traces.num_thoughts.tolist() == [3, 2] and traces.thought_ends.tolist() == [5, 10, 15, 5, 10]
+
+
 def test_a_line_cut_short_never_was(tmp_path):
     make_collection(tmp_path, num_problems=10)
     index = tmp_path / INDEX_FILE
@@ -87,7 +99,7 @@ def test_a_corrupted_shard_is_named_and_skipped_only_when_asked(tmp_path, damage
     data = load_dataset(tmp_path, StatePosition.BEFORE, skip_corrupted=True, on_skip=skipped)
     assert [problem.id for problem in data.problems] == [f"p{i}" for i in (*range(5), *range(10, 15))]
     assert len(skipped) == 1 and "shard-00001" in skipped[0] and "5 problems" in skipped[0]
-    assert len(data.states) == data.traces.num_steps.sum() == len(data.traces.step_ends)
+    assert len(data.states) == data.traces.num_thoughts.sum() == len(data.traces.thought_ends)
 
 
 def changed_trace(name, by):
@@ -98,10 +110,16 @@ def changed_trace(name, by):
 
 
 CONTRADICTIONS = [
-    (changed_trace("num_steps", 3), r"shard-00001.safetensors contradicts its line in index.jsonl: states.-1.before"),
-    (changed_trace("num_steps", -1), r"states.-1.before must be \d+ × 8, and is \d+ × 8; --skip-corrupted"),
+    (
+        changed_trace("num_thoughts", 3),
+        r"shard-00001.safetensors contradicts its line in index.jsonl: states.-1.before",
+    ),
+    (changed_trace("num_thoughts", -1), r"states.-1.before must be \d+ × 8, and is \d+ × 8; --skip-corrupted"),
     (changed_trace("num_tokens", 5), r"shard-00001.safetensors contradicts .*: tokens must be \d+, and is \d+"),
-    (changed_trace("num_steps", -99), r"index.jsonl, line 2 is not a shard.s entry: problems.0.traces.0.num_steps"),
+    (
+        changed_trace("num_thoughts", -99),
+        r"index.jsonl, line 2 is not a shard.s entry: problems.0.traces.0.num_thoughts",
+    ),
     (lambda entry: entry["problems"].pop(), "shard-00001.safetensors contradicts its line"),
     (lambda entry: entry.update(file="../other/shard-00001.safetensors"), "line 2 is not a shard's entry: file"),
     (lambda entry: entry["problems"][1].update(id="p0"), r"index.jsonl, line 2: the problem 'p0' is there twice"),

@@ -21,15 +21,15 @@ from gambit.scorers.simple import ConstantScorer
 from gambit.stats import Interval
 from gambit.training.dataset import Division, Part, load_dataset, read_labels
 from gambit.training.evaluate import ScorerComparison, conclusions, evaluate, trust_of
-from gambit.training.fit import Fitted, fit, parts_of, spread_of
+from gambit.training.fit import Fitted, fit, parts_of, scaling_of
 from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
-from gambit.training.networks import MlpNetwork, Spread, as_scorer, build_network, straight_network
-from gambit.training.objectives import Batch, Unit, bce, last_step_bce, pairwise, prefix, recipe_for, terms_of
+from gambit.training.networks import MlpNetwork, Scaling, as_scorer, build_network, straight_network
+from gambit.training.objectives import Batch, Unit, bce, last_thought_bce, pairwise, prefix, recipe_for, terms_of
 from gambit.training.plot import draw, draw_figure
 from gambit.training.ranking import (
     QUARTERS,
     Pairs,
-    last_steps,
+    last_thoughts,
     mean_auc,
     mean_over_problems,
     pairs,
@@ -37,7 +37,7 @@ from gambit.training.ranking import (
     trace_scores,
 )
 from gambit.training.ridge import STRENGTHS, Moments, _folds, calibrated
-from gambit.training.scoring import Steps, step_scores
+from gambit.training.scoring import Thoughts, thought_scores
 from gambit.training.train import TrainPlan, best_of, datasets_of, info_for, recipes_for, train
 from gambit.types import Aggregation, StatePosition
 from support.collected import HIDDEN, make_collection
@@ -62,15 +62,15 @@ def data(folder):
 # -- ranking ---------------------------------------------------------------------------------------------------
 
 
-def test_the_last_step_seen_is_never_before_the_first_and_the_last_at_the_end():
-    assert last_steps(np.array([0, 1, 3, 10]), 0.1).tolist() == [-1, 0, 0, 0]
-    assert last_steps(np.array([0, 1, 3, 10]), 0.5).tolist() == [-1, 0, 1, 4]
-    assert last_steps(np.array([0, 1, 3, 10]), 1.0).tolist() == [-1, 0, 2, 9]
-    assert last_steps(np.array([10]), 0.3).tolist() == [2], "0.3 × 10 is 3, whatever floats say"
+def test_the_last_thought_seen_is_never_before_the_first_and_the_last_at_the_end():
+    assert last_thoughts(np.array([0, 1, 3, 10]), 0.1).tolist() == [-1, 0, 0, 0]
+    assert last_thoughts(np.array([0, 1, 3, 10]), 0.5).tolist() == [-1, 0, 1, 4]
+    assert last_thoughts(np.array([0, 1, 3, 10]), 1.0).tolist() == [-1, 0, 2, 9]
+    assert last_thoughts(np.array([10]), 0.3).tolist() == [2], "0.3 × 10 is 3, whatever floats say"
 
 
 def test_trace_scores_by_hand():
-    scores = np.array([0.2, 0.4, 0.9, 0.1])  # a trace of three steps, one of none, one of one
+    scores = np.array([0.2, 0.4, 0.9, 0.1])  # a trace of three thoughts, one of none, one of one
     starts, counts = np.array([0, 3, 3]), np.array([3, 0, 1])
     mean, last = Aggregation.MEAN, Aggregation.LAST
     assert trace_scores(scores, starts, counts, 1.0, mean) == pytest.approx([0.5, 0.0, 0.1])
@@ -108,10 +108,12 @@ def test_intervals_are_over_problems():
 # -- objectives ------------------------------------------------------------------------------------------------
 
 
-def batch(logits, num_steps, is_correct, problem=(), aggregation=Aggregation.LAST, pos_weight=None):
+def batch(logits, num_thoughts, is_correct, problem=(), aggregation=Aggregation.LAST, pos_weight=None):
     weight = None if pos_weight is None else torch.tensor(pos_weight)
-    problem = torch.tensor(problem or [0] * len(num_steps))
-    return Batch(torch.tensor(logits), torch.tensor(num_steps), torch.tensor(is_correct), problem, aggregation, weight)
+    problem = torch.tensor(problem or [0] * len(num_thoughts))
+    return Batch(
+        torch.tensor(logits), torch.tensor(num_thoughts), torch.tensor(is_correct), problem, aggregation, weight
+    )
 
 
 def cross_entropy(logit, label):
@@ -127,9 +129,9 @@ def test_bce_counts_real_steps_alike():
     assert bce(balanced).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_last_step_bce_sees_the_last_real_step():
+def test_last_thought_bce_sees_the_last_real_step():
     made = batch([[1.0, -2.0], [0.5, 99.0]], [2, 1], [True, False])
-    assert last_step_bce(made).item() == pytest.approx((cross_entropy(-2, 1) + cross_entropy(0.5, 0)) / 2, rel=1e-5)
+    assert last_thought_bce(made).item() == pytest.approx((cross_entropy(-2, 1) + cross_entropy(0.5, 0)) / 2, rel=1e-5)
 
 
 def test_prefix_weighs_traces_alike_and_later_steps_more():
@@ -139,7 +141,7 @@ def test_prefix_weighs_traces_alike_and_later_steps_more():
 
 
 def test_pairwise_compares_within_problems_and_weighs_problems_alike():
-    """One step each, so that every share of the steps is that step. Problem 1 has no pair, problem 2 has two."""
+    """One thought each, so that every share of them is that thought. Problem 1 has no pair, problem 2 has two."""
     logits = [[2.0], [1.0], [5.0], [0.0], [3.0], [-1.0]]
     made = batch(logits, [1] * 6, [True, False, True, True, False, False], [0, 0, 1, 2, 2, 2])
     zero, two = cross_entropy(2 - 1, 1), (cross_entropy(0 - 3, 1) + cross_entropy(0 + 1, 1)) / 2
@@ -166,9 +168,9 @@ def test_objectives_by_name():
 def test_the_published_recipe_is_as_published():
     recipe = recipe_for("bce", "mlp")
     published = (recipe.unit, recipe.batch_size, recipe.rate, recipe.weight_decay, recipe.max_epochs, recipe.patience)
-    assert published == (Unit.STEP, 128, 1e-4, 1e-5, 20, 5)
+    assert published == (Unit.THOUGHT, 128, 1e-4, 1e-5, 20, 5)
     assert recipe.is_balanced and not recipe.normalises and not recipe.is_decaying and recipe.input_dropout == 0
-    paper = recipe_for("last-step-bce", "sequence")
+    paper = recipe_for("last-thought-bce", "sequence")
     assert paper.unit is Unit.TRACE and not paper.is_balanced  # its equation weighs right and wrong traces alike
 
 
@@ -189,10 +191,10 @@ def test_the_split_is_by_problem_and_stays_when_problems_join(data):
 
 
 def test_steps_are_taken_trace_by_trace(data):
-    steps = Steps.of(data, CPU)
-    taken = steps.take(torch.tensor([3, 0]))
+    thoughts = Thoughts.of(data, CPU)
+    taken = thoughts.take(torch.tensor([3, 0]))
     for row, trace in zip(taken, (3, 0), strict=True):
-        start, count = data.traces.starts[trace], data.traces.num_steps[trace]
+        start, count = data.traces.starts[trace], data.traces.num_thoughts[trace]
         assert torch.equal(row[:count], data.states[start : start + count].float()) and not row[count:].any()
 
 
@@ -200,7 +202,7 @@ def test_steps_are_taken_trace_by_trace(data):
 
 
 def test_the_normalisation_is_folded_into_the_checkpoint(data):
-    spread = Spread.of(data.states)
+    spread = Scaling.of(data.states)
     assert torch.allclose(spread.mean, data.states.float().mean(0), atol=1e-3)
     assert torch.allclose(spread.deviation, data.states.float().std(0, correction=0), atol=1e-3)
     torch.manual_seed(1)
@@ -214,10 +216,10 @@ def test_the_normalisation_is_folded_into_the_checkpoint(data):
 
 @pytest.mark.parametrize(
     ("architecture", "objective"),
-    [("mlp", "bce"), ("mlp", "prefix+pairwise"), ("sequence", "last-step-bce"), ("sequence", "pairwise")],
+    [("mlp", "bce"), ("mlp", "prefix+pairwise"), ("sequence", "last-thought-bce"), ("sequence", "pairwise")],
 )
 def test_a_fit_finds_the_direction_that_tells_right_from_wrong(data, architecture, objective):
-    # a batch of 128 steps is most of this data: the published rate would need more epochs than a test has
+    # a batch of 128 thoughts is most of this data: the published rate would need more epochs than a test has
     changes = {"rate": 2e-3, "batch_size": 16, "width": 64}
     fitted = fit(data, Division(), quick(objective, architecture, **changes), info_for(data, architecture), CPU)
     assert fitted.held_out_auc > 0.8
@@ -323,9 +325,9 @@ def judge(scorers, folder, division):
     known = data.traces
     found = {}
     for name, scorer in scorers.items():
-        steps = step_scores(scorer, data, unseen, CPU)
+        thoughts = thought_scores(scorer, data, unseen, CPU)
         ranked = [
-            pairs(trace_scores(steps, known.starts[unseen], known.num_steps[unseen], share, Aggregation.MEAN),
+            pairs(trace_scores(thoughts, known.starts[unseen], known.num_thoughts[unseen], share, Aggregation.MEAN),
                   known.is_correct[unseen], known.problem_of[unseen], len(data.problems))
             for share in QUARTERS
         ]  # fmt: skip
@@ -335,10 +337,10 @@ def judge(scorers, folder, division):
 
 def test_a_line_is_the_best_one_there_is(data):
     """Solved, it beats any other of the same penalty; calibrated, its probabilities are right on average."""
-    steps = Steps.of(data, CPU)
+    thoughts = Thoughts.of(data, CPU)
     train_traces, _ = parts_of(data, Division())
-    spread = spread_of(data, train_traces)
-    moments = Moments.of(steps, train_traces, spread)
+    spread = scaling_of(data, train_traces)
+    moments = Moments.of(thoughts, train_traces, spread)
     covariance, slant = moments.covariance / moments.count, moments.slant / moments.count
     scale = covariance.diagonal().sqrt()
 
@@ -349,19 +351,19 @@ def test_a_line_is_the_best_one_there_is(data):
     best = moments.solved(1.0)
     for direction in torch.randn(20, len(best), generator=torch.Generator().manual_seed(0)):
         assert error(best) < error(best + 0.01 * direction)
-    weights, bias = calibrated(best, steps, train_traces, spread)
-    rows = steps.step_rows(torch.from_numpy(train_traces))
-    chances = (((steps.states[rows[:, 1]].float() - spread.mean) / spread.deviation) @ weights + bias).sigmoid()
-    assert float(chances.mean()) == pytest.approx(float(steps.is_correct[rows[:, 0]].float().mean()), abs=1e-3)
+    weights, bias = calibrated(best, thoughts, train_traces, spread)
+    rows = thoughts.thought_rows(torch.from_numpy(train_traces))
+    chances = (((thoughts.states[rows[:, 1]].float() - spread.mean) / spread.deviation) @ weights + bias).sigmoid()
+    assert float(chances.mean()) == pytest.approx(float(thoughts.is_correct[rows[:, 0]].float().mean()), abs=1e-3)
 
 
 def test_what_some_problems_add_can_be_taken_away(data):
     """So cross-validation solves for the others without reading them again."""
-    steps = Steps.of(data, CPU)
+    thoughts = Thoughts.of(data, CPU)
     train_traces, _ = parts_of(data, Division())
-    spread = spread_of(data, train_traces)
+    spread = scaling_of(data, train_traces)
     is_first = data.traces.problem_of[train_traces] % 2 == 0
-    some, others = (Moments.of(steps, train_traces[mask], spread) for mask in (is_first, ~is_first))
+    some, others = (Moments.of(thoughts, train_traces[mask], spread) for mask in (is_first, ~is_first))
     left = Moments.sum([some, others]) - some
     assert left.count == others.count
     torch.testing.assert_close(left.solved(0.3), others.solved(0.3), atol=1e-4, rtol=1e-3)
@@ -372,10 +374,10 @@ def test_a_judged_line_is_solved_again_with_the_problems_it_was_judged_by(folder
     (data,) = datasets_of(plan)
     best = train(plan, [data]).best
     train_traces, held_out = parts_of(data, plan.division)
-    steps, spread = Steps.of(data, CPU), spread_of(data, train_traces)
+    thoughts, spread = Thoughts.of(data, CPU), scaling_of(data, train_traces)
     everything = np.concatenate([train_traces, held_out])
-    line = Moments.of(steps, everything, spread).solved(best.recipe.weight_decay)
-    expected = straight_network("mlp", spread, *calibrated(line, steps, everything, spread)).folded()
+    line = Moments.of(thoughts, everything, spread).solved(best.recipe.weight_decay)
+    expected = straight_network("mlp", spread, *calibrated(line, thoughts, everything, spread)).folded()
     for weights, same in zip(best.scorer.weights, expected, strict=True):
         torch.testing.assert_close(weights, same, atol=1e-4, rtol=1e-3)
 
@@ -403,17 +405,17 @@ def labels_file(path, data, label_of):
     for problem in data.problems:
         for number, trace in enumerate(problem.traces):
             if (label := label_of(number)) is not None:
-                lines.append({"problem": problem.id, "trace": number, "labels": [label] * trace.num_steps})
+                lines.append({"problem": problem.id, "trace": number, "labels": [label] * trace.num_thoughts})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
 
 
 def test_a_file_labels_each_thought_and_traces_without_labels_keep_their_outcome(data, tmp_path):
     found = read_labels(labels_file(tmp_path / "l.jsonl", data, lambda trace: 0.25 if trace == 2 else None)).on(data)
-    outcomes, second = data.step_labels, np.isin(np.arange(len(data.traces.starts)) % 6, 2)
-    is_second = np.repeat(second, data.traces.num_steps)
-    assert set(found.step_labels[is_second]) == {0.25} and found.labelled_by == "l.jsonl"
-    assert (found.step_labels[~is_second] == outcomes[~is_second]).all() and read_labels("outcomes").on(data) is data
+    outcomes, second = data.thought_labels, np.isin(np.arange(len(data.traces.starts)) % 6, 2)
+    is_second = np.repeat(second, data.traces.num_thoughts)
+    assert set(found.thought_labels[is_second]) == {0.25} and found.labelled_by == "l.jsonl"
+    assert (found.thought_labels[~is_second] == outcomes[~is_second]).all() and read_labels("outcomes").on(data) is data
 
 
 @pytest.mark.parametrize("objective", ["ridge", "bce", "prefix+pairwise"])
@@ -467,7 +469,7 @@ def test_confidence_beside_states_tells_what_states_cannot(tmp_path):
 def test_a_folded_blend_scores_as_the_network_it_was(folder, data):
     plan = TrainPlan(folder, "mlp+confidence", "bce+pairwise", "boundary", changes={"max_epochs": 2})
     blended = datasets_of(plan)[0].with_confidences()
-    spread = Spread.of(blended.states)
+    spread = Scaling.of(blended.states)
     network = build_network("mlp+confidence", blended.num_features, spread)
     torch.nn.init.constant_(network.rise, 0.02)
     scorer = as_scorer(network, info_for(data, "mlp+confidence"))
@@ -525,15 +527,17 @@ def test_figures_that_flatter_are_not_written(checkpoints, folder, name, part, m
 def test_scores_of_an_evaluation_are_those_of_the_scorer(checkpoints, data):
     traces = np.array([0, 5])
     scorer = load_checkpoint(checkpoints["mlp"])
-    scores = step_scores(scorer, data, traces, CPU)
-    start, count = data.traces.starts[5], data.traces.num_steps[5]
+    scores = thought_scores(scorer, data, traces, CPU)
+    start, count = data.traces.starts[5], data.traces.num_thoughts[5]
     states = data.states[start : start + count].float()
     expected = scorer.score(ThoughtBatch(states, torch.zeros(count)))
     assert scores[start : start + count] == pytest.approx(expected.tolist(), abs=1e-6)
     assert not scores[data.traces.starts[1] : data.traces.starts[2]].any()
     history = load_checkpoint(checkpoints["sequence"])
     expected = history.network(states[None]).sigmoid()[0]
-    assert step_scores(history, data, traces, CPU)[start : start + count] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert thought_scores(history, data, traces, CPU)[start : start + count] == pytest.approx(
+        expected.tolist(), abs=1e-5
+    )
 
 
 def test_a_history_scorer_of_somebody_else_is_asked_step_by_step(checkpoints, data):
@@ -549,7 +553,9 @@ def test_a_history_scorer_of_somebody_else_is_asked_step_by_step(checkpoints, da
         memory, score_next, score = inner.memory, inner.score_next, inner.score
 
     traces = data.all_traces()[:40]
-    assert step_scores(Theirs(), data, traces, CPU) == pytest.approx(step_scores(inner, data, traces, CPU), abs=1e-4)
+    assert thought_scores(Theirs(), data, traces, CPU) == pytest.approx(
+        thought_scores(inner, data, traces, CPU), abs=1e-4
+    )
 
 
 # -- judging ---------------------------------------------------------------------------------------------------
@@ -560,10 +566,10 @@ def test_a_report_says_that_a_scorer_beats_the_baselines(checkpoints, folder, tm
     report = judge_scorers([str(checkpoints["mlp"]), str(checkpoints["sequence"])], other, "auto", device="cpu")
     assert (report.num_problems, report.num_mixed, report.num_traces) == (50, 50, 300)
     by_name = {ranking.name: ranking for ranking in report.rankings}
-    assert list(by_name) == ["mlp", "sequence", "fewer tokens", "fewer steps", "token confidence"]
+    assert list(by_name) == ["mlp", "sequence", "fewer tokens", "fewer thoughts", "token confidence"]
     assert by_name["mlp"].auc[1.0].value > 0.9 > by_name["mlp"].auc[0.1].value
     assert by_name["token confidence"].mean_auc.low < 0.5 < by_name["token confidence"].mean_auc.high
-    assert by_name["fewer steps"].mean_auc.low > 0.5, "wrong traces of this data are longer"
+    assert by_name["fewer thoughts"].mean_auc.low > 0.5, "wrong traces of this data are longer"
     assert "mlp beats every baseline" in conclusions(report)
     assert all(0 <= each.error <= 1 and sum(b.count for b in each.bins) == 300 for each in by_name["mlp"].calibration)
     draw(report, tmp_path / "plot.png")
@@ -621,7 +627,7 @@ def test_an_interval_without_a_width_shows_nothing():
 def test_a_report_says_that_a_scorer_does_not(data):
     report = evaluate({"constant": (ConstantScorer(), data)}, data.all_traces(), CPU)
     words = conclusions(report)
-    assert any(line.startswith("constant is worse than fewer steps: mean AUC -0.") for line in words), words
+    assert any(line.startswith("constant is worse than fewer thoughts: mean AUC -0.") for line in words), words
     assert any(line.startswith("constant is not shown to beat token confidence") for line in words), words
     assert report.rankings[0].mean_auc.value == 0.5
 

@@ -36,10 +36,10 @@ from gambit.verifiers.families import own_settings
 from gambit.verifiers.lora import LoraVerifier, Passage, by_length, export, info_for
 from gambit.verifiers.lora_folder import Platt, read_info
 from support.collected import make_collection
-from support.verifiers import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_STEPS, save_qwen2, scorer, told_traces
+from support.verifiers import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_THOUGHTS, save_qwen2, scorer, told_traces
 
 CPU = torch.device("cpu")
-RECIPE = VerifierRecipe(rank=4, rate=1e-2, head_rate=1e-1, epochs=6, step_tokens=800)
+RECIPE = VerifierRecipe(rank=4, rate=1e-2, head_rate=1e-1, epochs=6, update_tokens=800)
 DIVISION = Division(0.2, 0.2)
 
 
@@ -114,18 +114,20 @@ def test_its_labels_may_come_from_a_file(tmp_path, model):
     labels = tmp_path / "labels.jsonl"
     recipe = dataclasses.replace(RECIPE, epochs=1)
     plan = VerifierPlan(folder, str(model), recipe, DIVISION, str(labels), "cpu")
-    labels.write_text(json.dumps({"problem": "0-0", "trace": 0, "labels": [0.5] * (NUM_STEPS - 1) + [0]}) + "\n")
+    labels.write_text(json.dumps({"problem": "0-0", "trace": 0, "labels": [0.5] * (NUM_THOUGHTS - 1) + [0]}) + "\n")
     assert train_verifier(plan).verifier.info.training["labels"] == "labels.jsonl"
     passages = passages_of(plan)
-    assert passages.labels_of(0).tolist() == [0.5] * (NUM_STEPS - 1) + [0, 1], "the outcome at the end"
-    assert passages.labels_of(1).tolist() == [0.0] * (NUM_STEPS + 1), "a trace without labels has its outcome"
+    assert passages.labels_of(0).tolist() == [0.5] * (NUM_THOUGHTS - 1) + [0, 1], "the outcome at the end"
+    assert passages.labels_of(1).tolist() == [0.0] * (NUM_THOUGHTS + 1), "a trace without labels has its outcome"
 
 
 def test_labels_rank_traces_with_the_same_outcome(tmp_path, model):
     """Of two wrong traces the one that was nearer to being right is to be above the other."""
     folder = told_traces(tmp_path / "c", model, 6)
     labels = tmp_path / "labels.jsonl"
-    lines = [{"problem": "0-0", "trace": trace, "labels": [label] * NUM_STEPS} for trace, label in ((1, 0.75), (3, 0))]
+    lines = [
+        {"problem": "0-0", "trace": trace, "labels": [label] * NUM_THOUGHTS} for trace, label in ((1, 0.75), (3, 0))
+    ]
     labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
     passages = passages_of(VerifierPlan(folder, str(model), labels=str(labels)))
     verifier = LoraVerifier.fresh(str(model), info_for(str(model), rank=2), CPU)
@@ -153,7 +155,7 @@ def test_a_training_goes_on_from_an_adapter(checkpoint, loaded, collection, mode
     read = made["watched_after_problems"]
     assert read[0] == 0 and read == sorted(read) and len(read) == len(made["watched_auc"])
     assert read[-1] == int(told[1].split()[0]), "one epoch reads every problem once"
-    assert made["start"]["steps"] == read_info(checkpoint).training["steps"]
+    assert made["start"]["updates"] == read_info(checkpoint).training["updates"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_a_time_limit_ends_it_with_a_rate_of_zero(collection, model, monkeypatch
     told = []
     recipe = dataclasses.replace(RECIPE, epochs=1000, seconds=60.0)
     found = train_verifier(VerifierPlan(collection, str(model), recipe, DIVISION, device="cpu"), say=told.append)
-    assert 60 <= found.seconds < 90 and found.verifier.info.training["steps"] < 30
+    assert 60 <= found.seconds < 90 and found.verifier.info.training["updates"] < 30
     assert any("tokens/s" in line and "s left" in line for line in told)
 
 
@@ -246,13 +248,13 @@ def test_a_passage_is_prompt_and_trace_read_at_thoughts_and_before_the_stop_toke
     passages = load_passages(collection)
     for trace in (0, 3, 8):
         passage = passages.passage(trace)
-        assert len(passage.tokens) == passages.lengths[trace] and len(passage.places) == NUM_STEPS + 1
+        assert len(passage.tokens) == passages.lengths[trace] and len(passage.places) == NUM_THOUGHTS + 1
         assert set(passage.tokens[passage.places[:-1]].tolist()) == {BREAK}
         assert passage.tokens[passage.places[-1] + 1 :].tolist() == [EOS]
         mark = passage.tokens[passage.places[1] + 1]
         assert mark == (GOOD if passages.data.traces.is_correct[trace] else BAD)
         labels = passages.labels_of(trace)
-        assert labels.tolist() == [float(passages.data.traces.is_correct[trace])] * (NUM_STEPS + 1)
+        assert labels.tolist() == [float(passages.data.traces.is_correct[trace])] * (NUM_THOUGHTS + 1)
 
 
 def test_a_collection_without_prompts_still_serves_state_scorers_only(tmp_path):
@@ -341,7 +343,7 @@ def test_a_pass_holds_each_logit_and_label_at_its_thought(collection, model):
     made = TrainingPass.of([np.array([0, 1]), np.array([6, 7, 8])], passages)
     batch = made.batch(verifier)
     assert made.num_tokens == passages.lengths[[0, 1, 6, 7, 8]].sum()
-    assert batch.problem.tolist() == [0, 0, 1, 1, 1] and batch.num_steps.tolist() == [NUM_STEPS + 1] * 5
+    assert batch.problem.tolist() == [0, 0, 1, 1, 1] and batch.num_thoughts.tolist() == [NUM_THOUGHTS + 1] * 5
     assert batch.labels[:, 0].tolist() == batch.labels[:, -1].tolist() == [1, 0, 1, 0, 1]
     plain = verifier.logits([passages.passage(trace) for trace in (0, 1, 6, 7, 8)])
     assert np.allclose(batch.logits.detach().numpy(), np.stack(plain), atol=1e-4)

@@ -30,7 +30,7 @@ from gambit.storage.files import append_synced, drop_torn_line, opened_to_append
 from gambit.training.collect import Collector, CollectPlan, LocalEngines
 from gambit.training.dataset import Dataset, load_dataset
 from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample
-from gambit.training.scoring import step_scores
+from gambit.training.scoring import thought_scores
 from gambit.training.storage import read_index
 from gambit.types import Aggregation, Problem, StatePosition
 
@@ -87,7 +87,7 @@ def cut_at(share: float, data: Dataset, traces: Iterable[int]) -> Iterator[Prefi
     """Yields each trace up to the thought that ends nearest to a share of its tokens; none after which it ends."""
     for place in traces:
         tokens, start = data.tokens[place], data.traces.starts[place]
-        ends = data.traces.step_ends[start : start + data.traces.num_steps[place]]
+        ends = data.traces.thought_ends[start : start + data.traces.num_thoughts[place]]
         inner = ends[ends < len(tokens)]
         if len(inner):
             thought = int(np.abs(inner - share * len(tokens)).argmin()) + 1
@@ -234,7 +234,7 @@ def _scores_after(scorer: Scorer, folder: Path, device: str) -> Callable[[Prefix
     """Returns a function from a prefix to the score that a search would have given it."""
     info = scorer.info
     data = load_dataset(folder, StatePosition(info.state_position), info.layers)
-    found = step_scores(scorer, data, data.all_traces(), pick_device(device))
+    found = thought_scores(scorer, data, data.all_traces(), pick_device(device))
 
     def after(prefix: Prefix) -> float:
         start = data.traces.starts[prefix.number]

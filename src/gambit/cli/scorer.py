@@ -53,7 +53,8 @@ def train(
     objective: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="auto, ridge, bce, last-step-bce, prefix, pairwise, or a sum such as prefix+pairwise."
+            metavar="TEXT",
+            help="auto, ridge, bce, last-thought-bce, prefix, pairwise, or a sum such as prefix+pairwise.",
         ),
     ] = AUTO,
     state_position: Annotated[
@@ -143,7 +144,7 @@ def train(
         shares = given({"validation": validation, "test": test, "seed": split_seed})
         if architecture == VERIFIER:
             changes = given({"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
-                             "targets": targets, "step_tokens": batch_tokens, "pass_tokens": pass_tokens,
+                             "targets": targets, "update_tokens": batch_tokens, "pass_tokens": pass_tokens,
                              "recomputes": recompute, "num_problems": train_problems})  # fmt: skip
             train_verifier(data, out, model, start, changes, shares, labels, device, skip_corrupted, as_json)
             return OK

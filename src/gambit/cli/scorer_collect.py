@@ -95,7 +95,7 @@ def collect(
     ] = "-1",
     state_position: Annotated[Positions, typer.Option(metavar="TEXT", help="Which states to store.")] = Positions.BOTH,
     boundary: Annotated[
-        str, typer.Option(metavar="TEXT", help="Where a thought ends: blank-line, or line: one step a line.")
+        str, typer.Option(metavar="TEXT", help="Where a thought ends: blank-line, or line: one thought a line.")
     ] = "blank-line",
     confidence: Annotated[bool, typer.Option(help="Store token confidence too: the baseline of `eval`.")] = True,
     max_new_tokens: Annotated[

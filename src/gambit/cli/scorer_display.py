@@ -26,7 +26,7 @@ def summary_line(summary: CollectSummary, out: Path, seconds: float) -> str:
     stopped = "; stopped early, the same command goes on" if summary.was_stopped else ""
     return (
         f"{out}: {summary.num_problems} problems{before}; {summary.num_traces} traces, {share:.1%} right; "
-        f"{summary.num_mixed} problems with both; {summary.num_steps} steps, {summary.num_tokens} tokens"
+        f"{summary.num_mixed} problems with both; {summary.num_thoughts} thoughts, {summary.num_tokens} tokens"
         f", {seconds:.0f} s{stopped}"
     )
 
@@ -45,7 +45,7 @@ def show_training(out: Path, trained: Trained, as_json: bool) -> None:
         row = (each["objective"], each["state_position"], layers, f"{each['held_out_auc']:.4f}", str(each["epochs"]))
         table.add_row(*row, f"{each['seconds']:.0f}", style=chosen)
     put(table)
-    put(f"{out}: {best.recipe.objective}; held-out AUC within problems, mean over 25-100 % of the steps: "
+    put(f"{out}: {best.recipe.objective}; held-out AUC within problems, mean over 25-100 % of the thoughts: "
         f"{best.held_out_auc:.4f}")  # fmt: skip
     if best.held_out_auc < max(each["held_out_auc"] for each in candidates):
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
@@ -63,7 +63,7 @@ def show_report(report: ScorerReport) -> None:
     for ranking in report.rankings:
         if ranking.calibration:
             errors = ", ".join(f"{each.error:.3f} at {each.share:.0%}" for each in ranking.calibration)
-            put(f"calibration error of {ranking.name}: {errors} of the steps")
+            put(f"calibration error of {ranking.name}: {errors} of the thoughts")
     for line in conclusions(report):
         put(line)
 

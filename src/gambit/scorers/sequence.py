@@ -6,10 +6,10 @@ import copy
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
-from pydantic import ConfigDict
+from pydantic import AliasChoices, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
@@ -33,9 +33,9 @@ class ShapeError(UserError, ValueError):
 class SequenceShape:
     """How large the network is.
 
-    `max_steps` bounds what a step costs: it attends to itself and to the `max_steps - 1` thoughts before it, in
-    training and in a search alike. Positions are relative (RoPE), so that a longer trace is scored as well, and what
-    happened earlier reaches a step through the layers below only.
+    `max_thoughts` bounds the cost of a thought: it attends to itself and to the `max_thoughts - 1` thoughts before it,
+    in training and in a search alike. Positions are relative (RoPE), so that a longer trace is scored as well. What
+    happened earlier reaches a thought through the layers below only.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
@@ -44,7 +44,7 @@ class SequenceShape:
     width: int = 256
     layers: int = 2
     heads: int = 4
-    max_steps: int = 1024
+    max_thoughts: Annotated[int, Field(validation_alias=AliasChoices("max_thoughts", "max_steps"))] = 1024
 
     def __post_init__(self) -> None:
         if min(dataclasses.astuple(self)) < 1 or self.width % (2 * self.heads):
@@ -69,13 +69,13 @@ class SequenceNetwork(nn.Module):
         self.output = nn.Linear(shape.width, 1)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits [batch, steps] of states [batch, steps, features], each after the steps up to it.
+        """Logits [batch, thoughts] of states [batch, thoughts, features], each after the thoughts up to it.
 
         Causal, so that zeros on the right of a shorter trace change nothing on their left.
         """
-        steps = states.shape[1]
-        rotation = Rotation.at(torch.arange(steps, device=states.device), self.shape)
-        mask = causal_mask(steps, self.shape.max_steps, states.device)
+        thoughts = states.shape[1]
+        rotation = Rotation.at(torch.arange(thoughts, device=states.device), self.shape)
+        mask = causal_mask(thoughts, self.shape.max_thoughts, states.device)
         x = self.embed(states)
         for block in self.blocks:
             x = block(x, rotation, mask)
@@ -134,7 +134,7 @@ class Block(nn.Module):
         return rotation.turn(query), rotation.turn(key), value
 
     def _split(self, x: Tensor) -> Tensor:
-        """[batch, steps, width] -> [batch, heads, steps, width of a head]."""
+        """[batch, thoughts, width] -> [batch, heads, thoughts, width of a head]."""
         return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -150,18 +150,18 @@ def _joined(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """RoPE at given steps: pairs (i, i + half) of a head's numbers are turned by step · base^(-i/half)."""
+    """RoPE at given thoughts: pairs (i, i + half) of a head's numbers are turned by thought · base^(-i/half)."""
 
-    cos: Tensor  # [steps, half], or [batch, 1, 1, half]
+    cos: Tensor  # [thoughts, half], or [batch, 1, 1, half]
     sin: Tensor
 
     @classmethod
-    def at(cls, steps: Tensor, shape: SequenceShape) -> Rotation:
-        """`steps` is [steps], alike for all of a batch, or [batch, 1]."""
+    def at(cls, thoughts: Tensor, shape: SequenceShape) -> Rotation:
+        """`thoughts` is [thoughts], alike for all of a batch, or [batch, 1]."""
         half = shape.width // shape.heads // 2
-        speeds = _ROPE_BASE ** (-torch.arange(half, device=steps.device, dtype=torch.float32) / half)
-        angles = steps.float()[..., None] * speeds
-        angles = angles if steps.dim() == 1 else angles[:, None]
+        speeds = _ROPE_BASE ** (-torch.arange(half, device=thoughts.device, dtype=torch.float32) / half)
+        angles = thoughts.float()[..., None] * speeds
+        angles = angles if thoughts.dim() == 1 else angles[:, None]
         return cls(angles.cos(), angles.sin())
 
     def turn(self, x: Tensor) -> Tensor:
@@ -169,15 +169,15 @@ class Rotation:
         return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
 
 
-def causal_mask(steps: int, max_steps: int, device: torch.device) -> Tensor:
-    """[steps, steps], True where the row's step may look: at itself and at those shortly before it."""
-    index = torch.arange(steps, device=device)
+def causal_mask(thoughts: int, max_thoughts: int, device: torch.device) -> Tensor:
+    """[thoughts, thoughts], True where the row's thought may look: at itself and at those shortly before it."""
+    index = torch.arange(thoughts, device=device)
     distance = index[:, None] - index
-    return (distance >= 0) & (distance < max_steps)
+    return (distance >= 0) & (distance < max_thoughts)
 
 
 def last_logits(logits: Tensor, lengths: Tensor) -> Tensor:
-    """[batch] logits at the last step of each trace, out of [batch, steps]: what the paper trains on."""
+    """[batch] logits at the last thought of each trace, out of [batch, thoughts]: what the paper trains on."""
     return logits.gather(1, (lengths - 1)[:, None]).squeeze(1)
 
 
@@ -190,7 +190,7 @@ class SequenceScorer:
 
     @property
     def max_past(self) -> int:
-        return self.network.shape.max_steps - 1
+        return self.network.shape.max_thoughts - 1
 
     def to(self, device: torch.device) -> SequenceScorer:
         """A copy: whoever goes on training the network must not find it frozen or moved."""

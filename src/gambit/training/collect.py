@@ -72,7 +72,7 @@ class CollectSummary:
     num_problems: int = 0  # written by this run
     num_traces: int = 0
     num_correct: int = 0
-    num_steps: int = 0
+    num_thoughts: int = 0
     num_tokens: int = 0
     num_mixed: int = 0  # problems with right and wrong traces: the only ones that say something about ranking
     refused: list[str] = field(default_factory=list)
@@ -314,7 +314,7 @@ class _Sink:
             summary.num_problems += 1
             summary.num_traces += len(record.traces)
             summary.num_correct += sum(trace.is_correct for trace in record.traces)
-            summary.num_steps += sum(trace.num_steps for trace in record.traces)
+            summary.num_thoughts += sum(trace.num_thoughts for trace in record.traces)
             summary.num_tokens += sum(trace.num_tokens for trace in record.traces)
             summary.num_mixed += record.is_mixed
 
@@ -329,17 +329,17 @@ def _record(problem: Sampled) -> ProblemRecord:
         answer, is_correct = grade.result()
         traces.append(
             TraceRecord(answer=answer, is_correct=is_correct, num_tokens=len(trace.tokens),
-                        num_steps=len(trace.boundaries), end=trace.end)
+                        num_thoughts=len(trace.boundaries), end=trace.end)
         )  # fmt: skip
     task = problem.task
     return ProblemRecord(id=task.id, question=task.problem.last_message, gold=task.answer, traces=tuple(traces))
 
 
 def _tensors(problems: Sequence[Sampled], states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """One row per step; tokens of traces and of prompts one after the other."""
+    """One row per thought; tokens of traces and of prompts one after the other."""
     traces = [trace for problem in problems for trace in problem.traces]
     tensors = {name: torch.cat([found[name] for found in states]).contiguous() for name in states[0]}
-    tensors["step_ends"] = torch.tensor([place + 1 for t in traces for place in t.boundaries], dtype=torch.int32)
+    tensors["thought_ends"] = torch.tensor([place + 1 for t in traces for place in t.boundaries], dtype=torch.int32)
     tensors["confidences"] = torch.tensor([value for t in traces for value in t.confidences], dtype=torch.float32)
     tensors["tokens"] = torch.tensor([token for t in traces for token in t.tokens], dtype=torch.int32)
     tensors["prompts"] = torch.tensor([token for each in problems for token in each.prompt], dtype=torch.int32)

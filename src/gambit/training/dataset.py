@@ -1,4 +1,4 @@
-"""A collection in memory: the steps of all traces in one tensor, divided into train, validation and test by problem."""
+"""A collection in memory: the thoughts of all traces in one tensor, with a division by problem."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What is known of every trace besides its states, [trace] or [step]."""
+    """What is known of every trace besides its states, [trace] or [thought]."""
 
     problem_of: npt.NDArray[np.int64]  # index into `problems`
-    starts: npt.NDArray[np.int64]  # first step of each trace among all steps
-    num_steps: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]  # first thought of each trace among all thoughts
+    num_thoughts: npt.NDArray[np.int64]
     num_tokens: npt.NDArray[np.int64]
     is_correct: npt.NDArray[np.bool_]
-    step_ends: npt.NDArray[np.int64]  # generated tokens up to the end of each step
-    confidences: npt.NDArray[np.float32]  # of each step's tokens
+    thought_ends: npt.NDArray[np.int64]  # generated tokens up to the end of each thought
+    confidences: npt.NDArray[np.float32]  # of each thought's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class Dataset:
     layers: tuple[int, ...]
     problems: tuple[ProblemRecord, ...]
     traces: Traces
-    states: torch.Tensor  # [step, hidden × layers], half precision
+    states: torch.Tensor  # [thought, hidden × layers], half precision
     tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, where they were asked for
     prompts: tuple[tuple[int, ...], ...] = ()  # of each problem; none in a collection of version 0.1
-    labels: npt.NDArray[np.float32] | None = None  # [step] to fit to; None: the outcome of its trace
+    labels: npt.NDArray[np.float32] | None = None  # [thought] to fit to; None: the outcome of its trace
     labelled_by: str = OUTCOMES  # or the name of a file
 
     @property
@@ -89,26 +89,26 @@ class Dataset:
         return np.flatnonzero(is_in[self.traces.problem_of]) if len(self.problems) else np.zeros(0, np.int64)
 
     def with_confidences(self) -> Dataset:
-        """The same with each step's confidence as its last feature."""
+        """The same with each thought's confidence as its last feature."""
         if not self.header.has_confidence:
             raise UserError("the collection holds no confidences: collect without --no-confidence")
         column = torch.from_numpy(self.traces.confidences).to(self.states.dtype)[:, None]
         return dataclasses.replace(self, states=torch.cat((self.states, column), dim=1))
 
     @property
-    def step_labels(self) -> npt.NDArray[np.float32]:
-        """What each step is fitted to; steps of traces that were left out stay 0."""
+    def thought_labels(self) -> npt.NDArray[np.float32]:
+        """What each thought is fitted to; thoughts of traces that were left out stay 0."""
         if self.labels is not None:
             return self.labels
         found = np.zeros(len(self.states), np.float32)
         for start, count, is_correct in zip(
-            self.traces.starts, self.traces.num_steps, self.traces.is_correct, strict=True
+            self.traces.starts, self.traces.num_thoughts, self.traces.is_correct, strict=True
         ):
             found[start : start + count] = is_correct
         return found
 
     def all_traces(self) -> npt.NDArray[np.int64]:
-        return np.arange(len(self.traces.num_steps))
+        return np.arange(len(self.traces.num_thoughts))
 
 
 def load_dataset(
@@ -133,7 +133,7 @@ def load_dataset(
 
 
 def _states(shard: Shard, position: StatePosition, layers: Sequence[int]) -> torch.Tensor:
-    none = torch.zeros(len(shard.tensors["step_ends"]), 0, dtype=torch.half)
+    none = torch.zeros(len(shard.tensors["thought_ends"]), 0, dtype=torch.half)
     return torch.cat([none, *(shard.tensors[state_name(layer, position)] for layer in layers)], dim=-1)
 
 
@@ -149,14 +149,14 @@ def _check_holds(folder: Path, header: Header, position: StatePosition, layers: 
 
 def _traces(problems: Sequence[ProblemRecord], shards: Sequence[Shard]) -> Traces:
     records = [trace for problem in problems for trace in problem.traces]
-    num_steps = np.array([trace.num_steps for trace in records], dtype=np.int64)
+    num_thoughts = np.array([trace.num_thoughts for trace in records], dtype=np.int64)
     return Traces(
         problem_of=np.repeat(np.arange(len(problems)), [len(problem.traces) for problem in problems]),
-        starts=np.cumsum(num_steps) - num_steps,
-        num_steps=num_steps,
+        starts=np.cumsum(num_thoughts) - num_thoughts,
+        num_thoughts=num_thoughts,
         num_tokens=np.array([trace.num_tokens for trace in records], dtype=np.int64),
         is_correct=np.array([trace.is_correct for trace in records], dtype=np.bool_),
-        step_ends=np.concatenate([shard.tensors["step_ends"].numpy() for shard in shards]).astype(np.int64),
+        thought_ends=np.concatenate([shard.tensors["thought_ends"].numpy() for shard in shards]).astype(np.int64),
         confidences=np.concatenate([shard.tensors["confidences"].numpy() for shard in shards]).astype(np.float32),
     )
 
@@ -199,13 +199,13 @@ class Labels:
         """Returns the dataset with these labels; a trace without any keeps its outcome at every thought."""
         if self.path is None:
             return data
-        found, num_labelled = data.step_labels.copy(), 0
+        found, num_labelled = data.thought_labels.copy(), 0
         for trace, number in enumerate(_numbers_in_problem(data.traces.problem_of)):
             problem = data.problems[data.traces.problem_of[trace]].id
             labels = self.by_trace.get((problem, number))
             if labels is None:
                 continue
-            start, count = data.traces.starts[trace], data.traces.num_steps[trace]
+            start, count = data.traces.starts[trace], data.traces.num_thoughts[trace]
             if len(labels) != count:
                 raise UserError(f"{self.path}: {len(labels)} labels for trace {number} of {problem}, which has {count} "
                                 "thoughts: give one for each")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Judges scorers on a collection: ranking by share of steps seen, calibration, baselines."""
+"""Judges scorers on a collection: ranking by share of thoughts seen, calibration, baselines."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gambit.training.ranking import (
     CURVE,
     QUARTERS,
     Pairs,
-    last_steps,
+    last_thoughts,
     mean_auc,
     mean_over_problems,
     pairs,
     share_of_pairs,
     trace_scores,
 )
-from gambit.training.scoring import step_scores
+from gambit.training.scoring import thought_scores
 from gambit.types import Aggregation
 
 NUM_BINS = 10
@@ -52,7 +52,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Whether a score of 0.7 means that 70 % are right, at a share of the steps."""
+    """Whether a score of 0.7 means that 70 % are right, at a share of the thoughts."""
 
     share: float
     error: float  # expected calibration error: the mean gap, weighted by the traces in each bin
@@ -67,7 +67,7 @@ class ScorerRanking:
     is_baseline: bool
     auc: Mapping[float, Interval]
     pairwise: Mapping[float, Interval]
-    mean_auc: Interval  # over 25, 50, 75 and 100 % of the steps
+    mean_auc: Interval  # over 25, 50, 75 and 100 % of the thoughts
     calibration: tuple[Calibration, ...] = ()
     spread: tuple[float | None, ...] = ()
 
@@ -109,7 +109,7 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """What a judge made of the traces, in their order, by share of their steps."""
+    """What a judge made of the traces, in their order, by share of their thoughts."""
 
     by_share: Mapping[float, Floats]
     is_probability: bool = True
@@ -158,9 +158,9 @@ def trust_of(report: ScorerReport, name: str) -> ScorerTrust | None:
 
 def rated_by(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> Rated:
     """By a scorer of states."""
-    scores, known = step_scores(scorer, data, traces, device), data.traces
+    scores, known = thought_scores(scorer, data, traces, device), data.traces
     by_share = {
-        share: trace_scores(scores, known.starts[traces], known.num_steps[traces], share, scorer.info.aggregation)
+        share: trace_scores(scores, known.starts[traces], known.num_thoughts[traces], share, scorer.info.aggregation)
         for share in SHARES
     }
     scaled = all_log_odds(scores) if scorer.info.is_probability else scores
@@ -168,14 +168,14 @@ def rated_by(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) 
 
 
 def spreads(scores: Floats, data: Dataset, traces: Ints) -> tuple[float | None, ...]:
-    """How far a problem's traces lie apart, after each of THOUGHTS; `scores` of all steps, as log-odds if chances."""
+    """Returns the deviation among a problem's traces after each of THOUGHTS; `scores` that are chances are log-odds."""
     problems = [traces[data.traces.problem_of[traces] == each] for each in np.unique(data.traces.problem_of[traces])]
     return tuple(_spread_after(count, scores, data, problems) for count in THOUGHTS)
 
 
 def _spread_after(count: int, scores: Floats, data: Dataset, problems: Sequence[Ints]) -> float | None:
     """None where too few problems have enough traces as long as that: it would be a matter of luck."""
-    starts, lengths = data.traces.starts, data.traces.num_steps
+    starts, lengths = data.traces.starts, data.traces.num_thoughts
     long = [each[lengths[each] >= count] for each in problems]
     found = [
         spread_of([scores[starts[trace] : starts[trace] + count].tolist() for trace in each])
@@ -220,14 +220,14 @@ def _of_judged(data: Dataset, traces: Ints, found: Pairs) -> Pairs:
 
 
 def _baselines(data: Dataset, traces: Ints) -> list[_Measured]:
-    """What needs no training: fewer tokens so far, fewer steps so far, the model's own confidence."""
+    """What needs no training: fewer tokens so far, fewer thoughts so far, the model's own confidence."""
     known = data.traces
-    starts, counts = known.starts[traces], known.num_steps[traces]
+    starts, counts = known.starts[traces], known.num_thoughts[traces]
     tokens = {share: -_tokens_seen(data, traces, share).astype(np.float64) for share in SHARES}
-    steps = {share: -(last_steps(counts, share) + 1).astype(np.float64) for share in SHARES}
+    thoughts = {share: -(last_thoughts(counts, share) + 1).astype(np.float64) for share in SHARES}
     found = [
         _ranked("fewer tokens", data, traces, tokens, is_baseline=True),
-        _ranked("fewer steps", data, traces, steps, is_baseline=True),
+        _ranked("fewer thoughts", data, traces, thoughts, is_baseline=True),
     ]
     if data.header.has_confidence:
         confidence = {
@@ -239,12 +239,12 @@ def _baselines(data: Dataset, traces: Ints) -> list[_Measured]:
 
 
 def _tokens_seen(data: Dataset, traces: Ints, share: float) -> Ints:
-    """Generated tokens at the last step seen; all of them for a trace without a step."""
+    """Generated tokens at the last thought seen; all of them for a trace without a thought."""
     known = data.traces
-    last = last_steps(known.num_steps[traces], share)
+    last = last_thoughts(known.num_thoughts[traces], share)
     seen = known.num_tokens[traces].copy()
-    has_step = last >= 0
-    seen[has_step] = known.step_ends[known.starts[traces][has_step] + last[has_step]]
+    has_thought = last >= 0
+    seen[has_thought] = known.thought_ends[known.starts[traces][has_thought] + last[has_thought]]
     return seen
 
 

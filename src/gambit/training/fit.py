@@ -14,10 +14,10 @@ from gambit.errors import UserError
 from gambit.scorers.base import Scorer, ScorerInfo
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Division, Part
-from gambit.training.networks import Spread, as_scorer, build_network
+from gambit.training.networks import Scaling, as_scorer, build_network
 from gambit.training.objectives import AGGREGATIONS, Batch, FitRecipe, Unit
 from gambit.training.ranking import QUARTERS, mean_auc, pairs, trace_scores
-from gambit.training.scoring import Steps, network_scores
+from gambit.training.scoring import Thoughts, network_scores
 from gambit.types import Aggregation
 
 Say = Callable[[str], None]
@@ -29,7 +29,7 @@ class Fitted:
 
     recipe: FitRecipe
     scorer: Scorer
-    held_out: Floats  # [problem] AUC, mean over 25, 50, 75 and 100 % of the steps, on validation problems
+    held_out: Floats  # [problem] AUC, mean over 25, 50, 75 and 100 % of the thoughts, on validation problems
     epochs: int
     best_epoch: int
     seconds: float
@@ -58,14 +58,14 @@ def fit(
     began = time.monotonic()
     torch.manual_seed(recipe.seed)
     train, held_out = parts_of(data, division)
-    steps = Steps.of(data, device)
-    spread = spread_of(data, train) if recipe.normalises and info.architecture != "sequence" else None
-    network = build_network(info.architecture, data.num_features, spread, recipe.width, recipe.blocks).to(device)
-    run = _FitRun(network, steps, train, recipe, AGGREGATIONS[info.architecture])
+    thoughts = Thoughts.of(data, device)
+    scaling = scaling_of(data, train) if recipe.normalises and info.architecture != "sequence" else None
+    network = build_network(info.architecture, data.num_features, scaling, recipe.width, recipe.blocks).to(device)
+    run = _FitRun(network, thoughts, train, recipe, AGGREGATIONS[info.architecture])
     best, best_epoch, weights, epoch = np.full(len(data.problems), -1.0), 0, _copied(network), 0
     for epoch in range(1, recipe.max_epochs + 1):
         loss = run.epoch()
-        reached = problem_aucs(network, data, held_out, steps, run.aggregation)
+        reached = problem_aucs(network, data, held_out, thoughts, run.aggregation)
         say(f"{recipe.objective}: epoch {epoch}, loss {loss:.4f}, held-out AUC {np.nanmean(reached):.4f}")
         if np.nanmean(reached) > np.nanmean(best):
             best, best_epoch, weights = reached, epoch, _copied(network)
@@ -80,15 +80,15 @@ class _FitRun:
     """The optimiser's side of a fit."""
 
     def __init__(
-        self, network: nn.Module, steps: Steps, train: Ints, recipe: FitRecipe, aggregation: Aggregation
+        self, network: nn.Module, thoughts: Thoughts, train: Ints, recipe: FitRecipe, aggregation: Aggregation
     ) -> None:
         self.aggregation = aggregation
-        self._network, self._steps, self._recipe = network, steps, recipe
-        self._units = _units(recipe.unit, steps, train)
+        self._network, self._thoughts, self._recipe = network, thoughts, recipe
+        self._units = _units(recipe.unit, thoughts, train)
         self._dropout = nn.Dropout(recipe.input_dropout)
-        self._pos_weight = _pos_weight(recipe, steps, train)
+        self._pos_weight = _pos_weight(recipe, thoughts, train)
         kind = torch.optim.AdamW if recipe.is_decaying else torch.optim.Adam
-        is_fused = steps.device.type == "cuda"  # thousands of tiny updates: launches are what they cost
+        is_fused = thoughts.device.type == "cuda"  # thousands of tiny updates: launches are what they cost
         self._optimizer = kind(network.parameters(), recipe.rate, weight_decay=recipe.weight_decay, fused=is_fused)
         self._num_updates = 0
         self._all_updates = recipe.max_epochs * -(-self._units.count // recipe.batch_size)
@@ -113,17 +113,19 @@ class _FitRun:
         return loss.detach()
 
     def _batch(self, rows: Tensor) -> Batch:
-        steps = self._steps
-        if self._recipe.unit is Unit.STEP:
+        thoughts = self._thoughts
+        if self._recipe.unit is Unit.THOUGHT:
             traces, places = rows[:, 0], rows[:, 1]
-            states, num_steps, labels = steps.take_steps(places), torch.ones_like(traces), steps.labels[places, None]
+            states, num_thoughts = thoughts.take_thoughts(places), torch.ones_like(traces)
+            labels = thoughts.labels[places, None]
         else:
             traces = rows
-            states, num_steps, labels = steps.take(traces), steps.num_steps[traces], steps.take_labels(traces)
+            states, num_thoughts = thoughts.take(traces), thoughts.num_thoughts[traces]
+            labels = thoughts.take_labels(traces)
         logits = self._network(self._dropout(states))
-        problem = steps.problem_of[traces]
-        is_correct = steps.is_correct[traces]
-        return Batch(logits, num_steps, is_correct, problem, self.aggregation, self._pos_weight, labels)
+        problem = thoughts.problem_of[traces]
+        is_correct = thoughts.is_correct[traces]
+        return Batch(logits, num_thoughts, is_correct, problem, self.aggregation, self._pos_weight, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,44 +134,44 @@ class _Units:
 
     count: int
     device: torch.device  # where `pick` wants its numbers
-    pick: Callable[[Tensor], Tensor]  # numbers -> [rows] of traces, or for steps (trace, place) pairs
+    pick: Callable[[Tensor], Tensor]  # numbers -> [rows] of traces, or for thoughts (trace, place) pairs
 
 
-def _units(unit: Unit, steps: Steps, train: Ints) -> _Units:
-    traces = torch.from_numpy(train).to(steps.device)
+def _units(unit: Unit, thoughts: Thoughts, train: Ints) -> _Units:
+    traces = torch.from_numpy(train).to(thoughts.device)
     if unit is Unit.PROBLEM:
-        _, counts = torch.unique_consecutive(steps.problem_of[traces], return_counts=True)
+        _, counts = torch.unique_consecutive(thoughts.problem_of[traces], return_counts=True)
         members = torch.split(traces, counts.tolist())
         return _Units(
             len(members), torch.device("cpu"), lambda numbers: torch.cat([members[i] for i in numbers.tolist()])
         )
-    rows = steps.step_rows(traces) if unit is Unit.STEP else traces
-    return _Units(len(rows), steps.device, rows.__getitem__)
+    rows = thoughts.thought_rows(traces) if unit is Unit.THOUGHT else traces
+    return _Units(len(rows), thoughts.device, rows.__getitem__)
 
 
-def _pos_weight(recipe: FitRecipe, steps: Steps, train: Ints) -> Tensor | None:
-    """Wrong per right among the steps or traces of the loss, to balance the classes."""
+def _pos_weight(recipe: FitRecipe, thoughts: Thoughts, train: Ints) -> Tensor | None:
+    """Wrong per right among the thoughts or traces of the loss, to balance the classes."""
     if not recipe.is_balanced:
         return None
-    traces = torch.from_numpy(train).to(steps.device)
-    weights = steps.num_steps[traces].float() if recipe.unit is Unit.STEP else torch.ones_like(traces).float()
-    right = (weights * steps.is_correct[traces]).sum()
+    traces = torch.from_numpy(train).to(thoughts.device)
+    weights = thoughts.num_thoughts[traces].float() if recipe.unit is Unit.THOUGHT else torch.ones_like(traces).float()
+    right = (weights * thoughts.is_correct[traces]).sum()
     return (weights.sum() - right) / right.clamp(min=1)
 
 
 def parts_of(data: Dataset, division: Division) -> tuple[Ints, Ints]:
-    """Traces to train on, those with at least one step, and traces to choose by; refuses too few."""
+    """Traces to train on, those with at least one thought, and traces to choose by; refuses too few."""
     train, held_out = data.of_part(division, Part.TRAIN), data.of_part(division, Part.VALIDATION)
-    train = train[data.traces.num_steps[train] > 0]
+    train = train[data.traces.num_thoughts[train] > 0]
     _check_enough(data, train, held_out)
     return train, held_out
 
 
-def spread_of(data: Dataset, train: Ints) -> Spread:
+def scaling_of(data: Dataset, train: Ints) -> Scaling:
     is_train = np.zeros(len(data.states), dtype=np.bool_)
-    for start, count in zip(data.traces.starts[train], data.traces.num_steps[train], strict=True):
+    for start, count in zip(data.traces.starts[train], data.traces.num_thoughts[train], strict=True):
         is_train[start : start + count] = True
-    return Spread.of(data.states[torch.from_numpy(is_train)])
+    return Scaling.of(data.states[torch.from_numpy(is_train)])
 
 
 def _check_enough(data: Dataset, train: Ints, held_out: Ints) -> None:
@@ -196,13 +198,15 @@ def _copied(network: nn.Module) -> dict[str, Tensor]:
 # -- ranking ---------------------------------------------------------------------------------------------------
 
 
-def problem_aucs(network: nn.Module, data: Dataset, traces: Ints, steps: Steps, aggregation: Aggregation) -> Floats:
+def problem_aucs(
+    network: nn.Module, data: Dataset, traces: Ints, thoughts: Thoughts, aggregation: Aggregation
+) -> Floats:
     """[problem], mean over the quarters: what scorers are chosen by. Not a number where there is nothing to rank."""
-    scores = network_scores(network, steps, traces)
+    scores = network_scores(network, thoughts, traces)
     known = data.traces
     found = [
         pairs(
-            trace_scores(scores, known.starts[traces], known.num_steps[traces], share, aggregation),
+            trace_scores(scores, known.starts[traces], known.num_thoughts[traces], share, aggregation),
             known.is_correct[traces],
             known.problem_of[traces],
             len(data.problems),

@@ -92,7 +92,9 @@ def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.devi
     verifier = LoraVerifier.load(Path(name), device, model)
     read = read_traces(verifier, reader.passages, traces)
     by_share = read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration)
-    return Rated(by_share, spread=spreads(verifier.info.calibration.slope * read.steps, reader.without_states, traces))
+    return Rated(
+        by_share, spread=spreads(verifier.info.calibration.slope * read.thoughts, reader.without_states, traces)
+    )
 
 
 def _folder_info(name: str) -> LoraInfo | None:

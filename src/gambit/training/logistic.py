@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STEPS = 25
-LONGEST_STEP = 4.0  # a longer one would land where every chance is 0 or 1 and nothing leads back
+ITERATIONS = 25
+LONGEST_MOVE = 4.0  # a longer one would land where every chance is 0 or 1 and nothing leads back
 SMALLEST = 1e-9  # added to the curvature, so that it can be inverted
 FLATTEST = 0.05  # logits per deviation of the scores: a flat calibration must not erase the ranking
 
@@ -17,11 +17,11 @@ def logistic(inputs: Tensor, outcomes: Tensor, weights: Tensor | None = None, pe
     weights = torch.ones_like(outcomes) if weights is None else weights.double()
     ridge = (SMALLEST + penalty) * torch.eye(inputs.shape[1], dtype=torch.float64)
     found = torch.zeros(inputs.shape[1], dtype=torch.float64)
-    for _ in range(STEPS):
+    for _ in range(ITERATIONS):
         chance = (inputs @ found).sigmoid()
         curvature = inputs.T @ (inputs * (weights * chance * (1 - chance))[:, None]) + ridge
-        step = torch.linalg.solve(curvature, inputs.T @ (weights * (outcomes - chance)) - penalty * found)
-        found = found + step * min(1.0, LONGEST_STEP / max(SMALLEST, float(step.norm())))
+        move = torch.linalg.solve(curvature, inputs.T @ (weights * (outcomes - chance)) - penalty * found)
+        found = found + move * min(1.0, LONGEST_MOVE / max(SMALLEST, float(move.norm())))
     return found
 
 

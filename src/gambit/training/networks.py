@@ -20,14 +20,14 @@ ARCHITECTURES = (MlpScorer.architecture, BLEND, "sequence")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Mean and standard deviation of every input feature over the training steps."""
+class Scaling:
+    """Mean and standard deviation of every input feature over the training thoughts."""
 
     mean: Tensor
     deviation: Tensor
 
     @classmethod
-    def of(cls, states: Tensor) -> Spread:
+    def of(cls, states: Tensor) -> Scaling:
         mean = torch.zeros(states.shape[-1], dtype=torch.float64)
         square = torch.zeros_like(mean)
         for chunk in torch.split(states, 65_536):
@@ -47,10 +47,10 @@ class MlpNetwork(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, features: int, spread: Spread | None = None) -> None:
+    def __init__(self, features: int, scaling: Scaling | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(features) if spread is None else spread.mean)
-        self.register_buffer("deviation", torch.ones(features) if spread is None else spread.deviation)
+        self.register_buffer("mean", torch.zeros(features) if scaling is None else scaling.mean)
+        self.register_buffer("deviation", torch.ones(features) if scaling is None else scaling.deviation)
         self.net = nn.Sequential(nn.Linear(features, MLP_WIDTH), nn.ReLU(), nn.Linear(MLP_WIDTH, 1))
 
     def forward(self, states: Tensor) -> Tensor:
@@ -77,12 +77,12 @@ class MlpNetwork(nn.Module):
 
 
 class BlendNetwork(nn.Module):
-    """The same two layers and, beside them, the thought's confidence: the last feature of each step."""
+    """The same two layers and, beside them, the thought's confidence: the last feature of each thought."""
 
-    def __init__(self, features: int, spread: Spread | None = None) -> None:
+    def __init__(self, features: int, scaling: Scaling | None = None) -> None:
         super().__init__()
-        whole = Spread(torch.zeros(features), torch.ones(features)) if spread is None else spread
-        self.mlp = MlpNetwork(features - 1, Spread(whole.mean[:-1], whole.deviation[:-1]))
+        whole = Scaling(torch.zeros(features), torch.ones(features)) if scaling is None else scaling
+        self.mlp = MlpNetwork(features - 1, Scaling(whole.mean[:-1], whole.deviation[:-1]))
         self._mean, self._deviation = float(whole.mean[-1]), float(whole.deviation[-1])
         self.rise = nn.Parameter(torch.zeros(()))
 
@@ -109,21 +109,21 @@ class BlendNetwork(nn.Module):
 
 
 def build_network(
-    architecture: str, features: int, spread: Spread | None, width: int = 256, blocks: int = 2
+    architecture: str, features: int, scaling: Scaling | None, width: int = 256, blocks: int = 2
 ) -> nn.Module:
-    """The sequence scorer normalises each state itself, so it takes no spread."""
+    """The sequence scorer normalises each state itself, so it takes no scaling."""
     if architecture == "mlp":
-        return MlpNetwork(features, spread)
+        return MlpNetwork(features, scaling)
     if architecture == BLEND:
-        return BlendNetwork(features, spread)
+        return BlendNetwork(features, scaling)
     if architecture == "sequence":
         return SequenceNetwork(SequenceShape(features, width, blocks))
     raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
 
 
-def straight_network(architecture: str, spread: Spread, weights: Tensor, bias: float) -> nn.Module:
+def straight_network(architecture: str, scaling: Scaling, weights: Tensor, bias: float) -> nn.Module:
     """One whose logits are a line through normalised inputs."""
-    network = build_network(architecture, len(spread.mean), spread)
+    network = build_network(architecture, len(scaling.mean), scaling)
     if not isinstance(network, MlpNetwork | BlendNetwork):
         raise UserError(f"the {architecture} scorer cannot be a straight line: choose another objective than ridge")
     network.become_line(weights.cpu(), bias)

@@ -17,29 +17,29 @@ from gambit.types import Aggregation
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Traces with the logits of their steps; everything beyond `num_steps` is padding."""
+    """Traces with the logits of their thoughts; everything beyond `num_thoughts` is padding."""
 
-    logits: Tensor  # [trace, step]
-    num_steps: Tensor  # [trace], at least 1
+    logits: Tensor  # [trace, thought]
+    num_thoughts: Tensor  # [trace], at least 1
     is_correct: Tensor  # [trace]
     problem: Tensor  # [trace]
     aggregation: Aggregation
     pos_weight: Tensor | None  # wrong per right, where the classes are balanced
-    values: Tensor | None = None  # [trace, step]
+    values: Tensor | None = None  # [trace, thought]
 
     @property
     def is_real(self) -> Tensor:
-        return torch.arange(self.logits.shape[1], device=self.logits.device) < self.num_steps[:, None]
+        return torch.arange(self.logits.shape[1], device=self.logits.device) < self.num_thoughts[:, None]
 
     @property
     def labels(self) -> Tensor:
-        """[trace, step]: a step's label is its value where there are values, and else the outcome of its trace."""
+        """Returns [trace, thought], the value of each thought where there are values, else the outcome of its trace."""
         if self.values is not None:
             return self.values
         return self.is_correct.float()[:, None].expand_as(self.logits)
 
     def bce(self, weights: Tensor) -> Tensor:
-        """Cross-entropy of every step's probability, averaged with these weights."""
+        """Cross-entropy of every thought's probability, averaged with these weights."""
         losses = F.binary_cross_entropy_with_logits(
             self.logits, self.labels, pos_weight=self.pos_weight, reduction="none"
         )
@@ -47,20 +47,20 @@ class Batch:
 
 
 def bce(batch: Batch) -> Tensor:
-    """STEP's: every step counts the same."""
+    """STEP's: every thought counts the same."""
     return batch.bce(batch.is_real.float())
 
 
-def last_step_bce(batch: Batch) -> Tensor:
-    """The paper's (its equation for the sequence scorer): only the last step gives a gradient."""
-    last = torch.arange(batch.logits.shape[1], device=batch.logits.device) == (batch.num_steps - 1)[:, None]
+def last_thought_bce(batch: Batch) -> Tensor:
+    """The paper's (its equation for the sequence scorer): only the last thought gives a gradient."""
+    last = torch.arange(batch.logits.shape[1], device=batch.logits.device) == (batch.num_thoughts - 1)[:, None]
     return batch.bce(last.float())
 
 
 def prefix(batch: Batch) -> Tensor:
     """Every prefix of a trace is a training example; later ones, which can know more, weigh more.
 
-    A search asks at every step, so a scorer must be right at every step. Each trace weighs the same, however long.
+    A search looks at every thought, so a scorer must be right at every thought. Each trace weighs the same.
     """
     rising = torch.arange(1, batch.logits.shape[1] + 1, device=batch.logits.device) * batch.is_real
     return batch.bce(rising / rising.sum(-1, keepdim=True))
@@ -70,7 +70,7 @@ SHARPNESS = 20.0  # a difference of 1/20 between running means counts as clear
 
 
 def pairwise(batch: Batch) -> Tensor:
-    """Logistic loss between right and wrong traces of one problem, both after the same share of their steps.
+    """Logistic loss between right and wrong traces of one problem, both after the same share of their thoughts.
 
     With values for labels a pair counts by how much better the one is.
 
@@ -79,11 +79,11 @@ def pairwise(batch: Batch) -> Tensor:
     """
     problems, problem = torch.unique(batch.problem, return_inverse=True)
     shares = torch.rand(len(problems), device=batch.logits.device)[problem]
-    return pairs_at(batch, (torch.ceil(batch.num_steps * shares).long() - 1).clamp(min=0))
+    return pairs_at(batch, (torch.ceil(batch.num_thoughts * shares).long() - 1).clamp(min=0))
 
 
 def pairs_at(batch: Batch, last: Tensor) -> Tensor:
-    """The pairwise loss when each trace is seen up to a step of its own."""
+    """The pairwise loss when each trace is seen up to a thought of its own."""
     scores = batch.logits
     if batch.aggregation is Aggregation.MEAN:
         counts = torch.arange(1, scores.shape[1] + 1, device=scores.device)
@@ -100,7 +100,7 @@ def pairs_at(batch: Batch, last: Tensor) -> Tensor:
 
 TERMS: Mapping[str, Callable[[Batch], Tensor]] = {
     "bce": bce,
-    "last-step-bce": last_step_bce,
+    "last-thought-bce": last_thought_bce,
     "prefix": prefix,
     "pairwise": pairwise,
 }
@@ -109,7 +109,7 @@ TERMS: Mapping[str, Callable[[Batch], Tensor]] = {
 class Unit(StrEnum):
     """What a batch is made of."""
 
-    STEP = "step"
+    THOUGHT = "thought"
     TRACE = "trace"
     PROBLEM = "problem"  # with all its traces: only so are there pairs
 
@@ -156,13 +156,15 @@ _PUBLISHED = FitRecipe(
     normalises=False, input_dropout=0.0,
 )  # fmt: skip
 PUBLISHED: Mapping[str, FitRecipe] = {
-    "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.STEP),
-    "last-step-bce": dataclasses.replace(_PUBLISHED, objective="last-step-bce", unit=Unit.TRACE, is_balanced=False),
+    "bce": dataclasses.replace(_PUBLISHED, objective="bce", unit=Unit.THOUGHT),
+    "last-thought-bce": dataclasses.replace(
+        _PUBLISHED, objective="last-thought-bce", unit=Unit.TRACE, is_balanced=False
+    ),
 }
 CANDIDATES: Mapping[str, tuple[str, ...]] = {  # the first one finds out which states tell most
     "mlp": (RIDGE, "pairwise", "bce", "bce+pairwise", "prefix+pairwise"),
     "mlp+confidence": (RIDGE, "pairwise", "bce+pairwise", "prefix+pairwise"),
-    "sequence": ("pairwise", "last-step-bce", "prefix", "prefix+pairwise"),
+    "sequence": ("pairwise", "last-thought-bce", "prefix", "prefix+pairwise"),
 }
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "mlp": Aggregation.MEAN, "mlp+confidence": Aggregation.MEAN, "sequence": Aggregation.LAST,
@@ -174,8 +176,8 @@ def recipe_for(objective: str, architecture: str) -> FitRecipe:
     terms_of(objective)
     if objective in PUBLISHED:
         recipe = PUBLISHED[objective]
-        # One step alone says nothing to a scorer that reads histories.
-        is_alone = architecture == "sequence" and recipe.unit is Unit.STEP
+        # One thought alone says nothing to a scorer that reads histories.
+        is_alone = architecture == "sequence" and recipe.unit is Unit.THOUGHT
         return dataclasses.replace(recipe, unit=Unit.TRACE) if is_alone else recipe
     recipe = FitRecipe(objective)
     if architecture != "sequence":

@@ -89,7 +89,7 @@ def _curves(axes: Axes, report: ScorerReport, styles: Mapping[str, SeriesStyle],
             low, high = [found[share].low for share in shares], [found[share].high for share in shares]
             axes.fill_between(shares, low, high, color=styles[ranking.name].colour, alpha=0.15, linewidth=0)
     axes.axhline(0.5, color="#dddddd", linewidth=1, zorder=0)
-    axes.set_xlabel("share of steps seen")
+    axes.set_xlabel("share of thoughts seen")
     axes.set_title("AUC within problems" if is_auc else "pairs ranked right")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_xlim(0.08, 1.02)

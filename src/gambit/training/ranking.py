@@ -29,28 +29,28 @@ class Pairs:
             return self.wins / self.num_pairs
 
 
-def last_steps(num_steps: Ints, fraction: float) -> Ints:
-    """Index of the last step seen when a share of the steps is seen; -1 for a trace without any."""
-    seen = np.ceil(num_steps * fraction - 1e-9).astype(np.int64)
-    last: Ints = np.minimum(np.maximum(seen, 1), num_steps) - 1
+def last_thoughts(num_thoughts: Ints, fraction: float) -> Ints:
+    """Index of the last thought seen when a share of the thoughts is seen; -1 for a trace without any."""
+    seen = np.ceil(num_thoughts * fraction - 1e-9).astype(np.int64)
+    last: Ints = np.minimum(np.maximum(seen, 1), num_thoughts) - 1
     return last
 
 
 def trace_scores(
-    step_scores: Floats, starts: Ints, num_steps: Ints, fraction: float, aggregation: Aggregation
+    thought_scores: Floats, starts: Ints, num_thoughts: Ints, fraction: float, aggregation: Aggregation
 ) -> Floats:
-    """The score of each trace after a share of its steps; a trace without a step counts as 0, as in a search."""
-    last = last_steps(num_steps, fraction)
-    has_step = last >= 0
-    place = np.where(has_step, starts + last, 0)
-    if len(step_scores) == 0:
-        return np.zeros(len(num_steps))
+    """The score of each trace after a share of its thoughts; a trace without a thought counts as 0, as in a search."""
+    last = last_thoughts(num_thoughts, fraction)
+    has_thought = last >= 0
+    place = np.where(has_thought, starts + last, 0)
+    if len(thought_scores) == 0:
+        return np.zeros(len(num_thoughts))
     if aggregation is Aggregation.LAST:
-        found = step_scores[place]
+        found = thought_scores[place]
     else:
-        sums = np.concatenate([[0.0], np.cumsum(step_scores, dtype=np.float64)])
-        found = (sums[place + 1] - sums[np.where(has_step, starts, 0)]) / (last + 1).clip(min=1)
-    return np.where(has_step, found, 0.0)
+        sums = np.concatenate([[0.0], np.cumsum(thought_scores, dtype=np.float64)])
+        found = (sums[place + 1] - sums[np.where(has_thought, starts, 0)]) / (last + 1).clip(min=1)
+    return np.where(has_thought, found, 0.0)
 
 
 def pairs(scores: Floats, is_correct: Bools, problem_of: Ints, num_problems: int) -> Pairs:
@@ -84,6 +84,6 @@ def share_of_pairs(found: Pairs) -> Interval:
 
 
 def mean_auc(per_fraction: Sequence[Pairs]) -> Floats:
-    """[problem]: the mean AUC over shares of the steps."""
+    """[problem]: the mean AUC over shares of the thoughts."""
     found: Floats = np.mean([found.auc for found in per_fraction], axis=0)
     return found

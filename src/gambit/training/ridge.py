@@ -19,12 +19,12 @@ from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Division
-from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, spread_of
+from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, scaling_of
 from gambit.training.logistic import calibrating_line
-from gambit.training.networks import Spread, as_scorer, straight_network
+from gambit.training.networks import Scaling, as_scorer, straight_network
 from gambit.training.objectives import AGGREGATIONS, FitRecipe
-from gambit.training.ranking import QUARTERS, last_steps
-from gambit.training.scoring import SCORING_STEPS, Steps
+from gambit.training.ranking import QUARTERS, last_thoughts
+from gambit.training.scoring import SCORING_THOUGHTS, Thoughts
 
 # Of the penalty, beside how much a feature varies among the traces of a problem.
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -47,10 +47,10 @@ def fit_ridge(
     """
     began = time.monotonic()
     train, held_out = parts_of(data, division)
-    steps, spread = Steps.of(data, device), spread_of(data, train)
-    judge = Judge(data, steps, info, spread)
+    thoughts, scaling = Thoughts.of(data, device), scaling_of(data, train)
+    judge = Judge(data, thoughts, info, scaling)
     folds = _folds(train, data.traces.problem_of[train])
-    parts = [Moments.of(steps, fold, spread) for fold in folds]
+    parts = [Moments.of(thoughts, fold, scaling) for fold in folds]
     whole = Moments.sum(parts)
     reached = {}
     for strength in STRENGTHS:
@@ -59,9 +59,9 @@ def fit_ridge(
         say(f"{recipe.objective}: penalty {strength:g}, cross-validated AUC {reached[strength]:.4f}")
     strength = max(reached, key=reached.__getitem__)
     judged = judge.aucs(whole, strength, held_out)
-    seen = held_out[data.traces.num_steps[held_out] > 0]
-    line = Moments.sum([whole, Moments.of(steps, seen, spread)]).solved(strength)
-    network = judge.network(*calibrated(line, steps, np.concatenate([train, seen]), spread))
+    seen = held_out[data.traces.num_thoughts[held_out] > 0]
+    line = Moments.sum([whole, Moments.of(thoughts, seen, scaling)]).solved(strength)
+    network = judge.network(*calibrated(line, thoughts, np.concatenate([train, seen]), scaling))
     chosen = dataclasses.replace(recipe, weight_decay=strength)
     return Fitted(chosen, as_scorer(network, info), judged, 1, 1, time.monotonic() - began)
 
@@ -78,18 +78,18 @@ class Judge:
     """Judges linear scorers on some traces."""
 
     data: Dataset
-    steps: Steps
+    thoughts: Thoughts
     info: ScorerInfo
-    spread: Spread
+    scaling: Scaling
 
     def network(self, weights: Tensor, bias: float) -> nn.Module:
-        return straight_network(self.info.architecture, self.spread, weights, bias).to(self.steps.device)
+        return straight_network(self.info.architecture, self.scaling, weights, bias).to(self.thoughts.device)
 
     def aucs(self, others: Moments, strength: float, traces: Ints) -> Floats:
         """[problem] of a line that other problems gave, as the fits that descend are judged."""
         weights = others.solved(strength)
         network = self.network(weights / others.deviation(weights), 0.0)
-        return problem_aucs(network, self.data, traces, self.steps, AGGREGATIONS[self.info.architecture])
+        return problem_aucs(network, self.data, traces, self.thoughts, AGGREGATIONS[self.info.architecture])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ class Moments:
     count: int
 
     @classmethod
-    def of(cls, steps: Steps, traces: Ints, spread: Spread) -> Moments:
-        """From running means after each quarter of the steps, which is what a search compares."""
-        slant, count = torch.zeros_like(spread.mean, device=steps.device), 0
+    def of(cls, thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Moments:
+        """From running means after each quarter of the thoughts, which is what a search compares."""
+        slant, count = torch.zeros_like(scaling.mean, device=thoughts.device), 0
         covariance = slant.new_zeros(len(slant), len(slant))
-        for rows, labels in _in_batches(_centred(steps, traces, spread)):
+        for rows, labels in _in_batches(_centred(thoughts, traces, scaling)):
             covariance += rows.T @ rows
             slant += rows.T @ labels
             count += len(rows)
@@ -136,14 +136,14 @@ class Moments:
         return weights.float().to(self.slant.device)
 
 
-def _centred(steps: Steps, traces: Ints, spread: Spread) -> Iterator[tuple[Tensor, Tensor]]:
+def _centred(thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Iterator[tuple[Tensor, Tensor]]:
     """[row, feature] and [row] labels of each problem, less their means over its traces."""
-    mine = torch.from_numpy(traces).to(steps.device)
-    _, sizes = torch.unique_consecutive(steps.problem_of[mine], return_counts=True)
+    mine = torch.from_numpy(traces).to(thoughts.device)
+    _, sizes = torch.unique_consecutive(thoughts.problem_of[mine], return_counts=True)
     for members in torch.split(mine, sizes.tolist()):
-        last = _last_steps(steps, members)
-        labels = steps.labels[steps.starts[members, None] + last]
-        rows = spread.normalised(_running_means(steps, members, last))
+        last = _last_thoughts(thoughts, members)
+        labels = thoughts.labels[thoughts.starts[members, None] + last]
+        rows = scaling.normalised(_running_means(thoughts, members, last))
         yield (rows - rows.mean(0)).flatten(0, 1), (labels - labels.mean(0)).flatten()
 
 
@@ -164,31 +164,32 @@ def _joined(batch: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), torch.cat(labels)
 
 
-def _last_steps(steps: Steps, traces: Tensor) -> Tensor:
-    """[trace, quarter]: of the steps seen by then."""
-    counts = steps.num_steps[traces].cpu().numpy()
-    return torch.from_numpy(np.stack([last_steps(counts, share) for share in QUARTERS], axis=1)).to(steps.device)
+def _last_thoughts(thoughts: Thoughts, traces: Tensor) -> Tensor:
+    """[trace, quarter]: of the thoughts seen by then."""
+    counts = thoughts.num_thoughts[traces].cpu().numpy()
+    return torch.from_numpy(np.stack([last_thoughts(counts, share) for share in QUARTERS], axis=1)).to(thoughts.device)
 
 
-def _running_means(steps: Steps, traces: Tensor, last: Tensor) -> Tensor:
+def _running_means(thoughts: Thoughts, traces: Tensor, last: Tensor) -> Tensor:
     """[trace, quarter, feature]."""
-    sums = steps.take(traces).cumsum(1)
+    sums = thoughts.take(traces).cumsum(1)
     picked = sums.gather(1, last[..., None].expand(-1, -1, sums.shape[-1]))
     return picked / (last[..., None] + 1)
 
 
-def calibrated(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tuple[Tensor, float]:
+def calibrated(weights: Tensor, thoughts: Thoughts, train: Ints, scaling: Scaling) -> tuple[Tensor, float]:
     """The line's weights and bias as logits of being right: logistic regression on the line alone."""
-    heights, outcomes = _heights(weights, steps, train, spread)
+    heights, outcomes = _heights(weights, thoughts, train, scaling)
     slope, bias = calibrating_line(heights, outcomes)
     return weights * slope, bias
 
 
-def _heights(weights: Tensor, steps: Steps, train: Ints, spread: Spread) -> tuple[Tensor, Tensor]:
-    """The linear score of every training step, and its label."""
-    traces = torch.from_numpy(train).to(steps.device)
-    rows = steps.step_rows(traces)
+def _heights(weights: Tensor, thoughts: Thoughts, train: Ints, scaling: Scaling) -> tuple[Tensor, Tensor]:
+    """The linear score of every training thought, and its label."""
+    traces = torch.from_numpy(train).to(thoughts.device)
+    rows = thoughts.thought_rows(traces)
     parts = [
-        spread.normalised(steps.take_steps(part)[:, 0]) @ weights for part in torch.split(rows[:, 1], SCORING_STEPS)
+        scaling.normalised(thoughts.take_thoughts(part)[:, 0]) @ weights
+        for part in torch.split(rows[:, 1], SCORING_THOUGHTS)
     ]
-    return torch.cat(parts).double().cpu(), steps.labels[rows[:, 1]].double().cpu()
+    return torch.cat(parts).double().cpu(), thoughts.labels[rows[:, 1]].double().cpu()

@@ -67,7 +67,7 @@ class StateReader:
         LayerChoice.of(self._layers, int(self._model.config.get_text_config().num_hidden_layers))
 
     def read(self, readings: Sequence[Reading]) -> list[dict[str, torch.Tensor]]:
-        """For each reading its states by tensor name, [steps, hidden] in half precision on the CPU."""
+        """For each reading its states by tensor name, [thoughts, hidden] in half precision on the CPU."""
         found: list[dict[str, torch.Tensor]] = [{} for _ in readings]
         for batch in by_length([reading.length for reading in readings], self.batch_tokens):
             for index, states in zip(batch, self._read_batch([readings[i] for i in batch]), strict=True):
@@ -76,8 +76,8 @@ class StateReader:
 
     @torch.inference_mode()
     def _read_batch(self, readings: list[Reading]) -> list[dict[str, torch.Tensor]]:
-        num_steps = [len(reading.boundaries) for reading in readings]
-        rows = torch.tensor([row for row, count in enumerate(num_steps) for _ in range(count)], dtype=torch.long)
+        num_thoughts = [len(reading.boundaries) for reading in readings]
+        rows = torch.tensor([row for row, count in enumerate(num_thoughts) for _ in range(count)], dtype=torch.long)
         places = torch.tensor([len(r.prompt) + place for r in readings for place in r.boundaries], dtype=torch.long)
         rows, places = rows.to(self._device), places.to(self._device)
         found: list[dict[str, torch.Tensor]] = [{} for _ in readings]
@@ -86,7 +86,7 @@ class StateReader:
             for position in self._positions:
                 shift = 1 if position is StatePosition.BEFORE else 0
                 picked = states.to(rows.device)[rows, places - shift].float().clamp(-LARGEST_HALF, LARGEST_HALF)
-                for mine, part in zip(found, torch.split(picked.half().cpu(), num_steps), strict=True):
+                for mine, part in zip(found, torch.split(picked.half().cpu(), num_thoughts), strict=True):
                     mine[state_name(layer, position)] = part
         return found
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from gambit.errors import UserError
 from gambit.scorers.base import MadeFor
@@ -65,12 +65,12 @@ class Header(Record):
 
 
 class TraceRecord(Record):
-    """One sampled trace; its steps are rows of the shard's tensors."""
+    """One sampled trace; its thoughts are rows of the shard's tensors."""
 
     answer: str | None
     is_correct: bool
     num_tokens: int = Field(ge=0)
-    num_steps: int = Field(ge=0)
+    num_thoughts: int = Field(ge=0, validation_alias=AliasChoices("num_thoughts", "num_steps"))
     end: str
 
 
@@ -87,7 +87,7 @@ class ProblemRecord(Record):
 
 
 class ShardEntry(Record):
-    """One line of the index. Rows of the shard follow its problems, their traces and their steps in this order."""
+    """One line of the index. Rows of the shard follow its problems, their traces and their thoughts in this order."""
 
     file: str = Field(pattern=r"^shard-\d+\.safetensors$")
     sha256: str
@@ -98,8 +98,8 @@ class ShardEntry(Record):
         return int(self.file.removeprefix("shard-").partition(".")[0])
 
     @property
-    def num_steps(self) -> int:
-        return sum(trace.num_steps for problem in self.problems for trace in problem.traces)
+    def num_thoughts(self) -> int:
+        return sum(trace.num_thoughts for problem in self.problems for trace in problem.traces)
 
     @property
     def num_tokens(self) -> int:
@@ -274,6 +274,8 @@ def _read_shard(folder: Path, header: Header, entry: ShardEntry) -> Shard:
         tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise UserError(f"shard {path} is corrupted: {error}") from error
+    if "step_ends" in tensors:  # the name until thoughts were called so here
+        tensors["thought_ends"] = tensors.pop("step_ends")
     for name, shape in _shapes(header, entry, tensors):
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
@@ -287,8 +289,8 @@ def _shapes(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """What a shard must hold: rows would else be taken for those of another trace."""
     states = (state_name(layer, position) for layer in header.layers for position in header.positions)
-    yield from ((name, (entry.num_steps, header.hidden_size)) for name in states)
-    yield from ((name, (entry.num_steps,)) for name in ("step_ends", "confidences"))
+    yield from ((name, (entry.num_thoughts, header.hidden_size)) for name in states)
+    yield from ((name, (entry.num_thoughts,)) for name in ("thought_ends", "confidences"))
     yield "tokens", (entry.num_tokens,)
     if "prompts" in tensors:  # version 0.1 kept none
         yield "prompt_lengths", (len(entry.problems),)

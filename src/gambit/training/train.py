@@ -171,7 +171,7 @@ def metadata_of(
         "problems": len(data.problems),
         "traces_per_problem": data.header.traces_per_problem,
         "traces": {name: len(traces) for name, traces in parts.items()},
-        "steps": int(data.traces.num_steps.sum()),
+        "thoughts": int(data.traces.num_thoughts.sum()),
         "labels": data.labelled_by,
         "division": dataclasses.asdict(division),
         "device": device.type,

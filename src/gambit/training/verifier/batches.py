@@ -15,7 +15,7 @@ from gambit.training.dataset import Traces
 class BatchSizes:
     """How much is read at a time."""
 
-    step_tokens: int  # of one step of the optimiser, at least
+    update_tokens: int  # of one step of the optimiser, at least
     pass_tokens: int  # of one forward and backward pass, at most; a problem is not divided
     traces_per_problem: int = 8  # of a problem with right and wrong ones, half of each where there are enough
     uniform_traces: int = 2  # of a problem whose traces are all right or all wrong: nothing to rank, only to calibrate
@@ -36,14 +36,14 @@ class ProblemOrder:
 
     def epoch(self, sizes: BatchSizes) -> Iterator[list[list[Ints]]]:
         """Steps of passes of problems, each an array of traces."""
-        step: list[list[Ints]] = []
+        update: list[list[Ints]] = []
         for one in self._passes(sizes):
-            step.append(one)
-            if sum(self._tokens(each) for each in step) >= sizes.step_tokens:
-                yield step
-                step = []
-        if step:
-            yield step
+            update.append(one)
+            if sum(self._tokens(each) for each in update) >= sizes.update_tokens:
+                yield update
+                update = []
+        if update:
+            yield update
 
     def _passes(self, sizes: BatchSizes) -> Iterator[list[Ints]]:
         batch: list[Ints] = []

@@ -18,7 +18,7 @@ from gambit.errors import UserError
 from gambit.verifiers.lora import LoraVerifier
 
 ATTENTION = "gambit-packed"
-LENGTH_STEP = 512  # kernels are told a round number above the longest length: few shapes, little to compile
+LENGTH_ROUNDING = 512  # kernels are told a round number above the longest length: few shapes, little to compile
 TOLERANCE = 2e-2  # of half precision, where both ways to compute attention are compared
 
 
@@ -89,7 +89,7 @@ def _side_by_side(query: Tensor, key: Tensor, value: Tensor, scaling: float | No
 def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None) -> Tensor:
     """[1, token, head, feature]: torch's flash kernel for sequences of different lengths."""
     rows = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-    most = -(-packing.longest // LENGTH_STEP) * LENGTH_STEP
+    most = -(-packing.longest // LENGTH_ROUNDING) * LENGTH_ROUNDING
     found: Tensor = torch.ops.aten._flash_attention_forward(
         *rows, packing.starts, packing.starts, most, most, 0.0, True, False, scale=scaling
     )[0]

@@ -21,7 +21,7 @@ class Passages:
     data: Dataset
     prompts: tuple[npt.NDArray[np.int64], ...]  # of each problem
     tokens: tuple[npt.NDArray[np.int64], ...]  # of each trace
-    labels: npt.NDArray[np.float32]  # [step]
+    labels: npt.NDArray[np.float32]  # [thought]
 
     @classmethod
     def of(cls, data: Dataset) -> Passages:
@@ -29,7 +29,7 @@ class Passages:
             raise UserError("the collection does not hold the tokens of its prompts, which a verifier reads: it was "
                             "made by an earlier version, collect it anew")  # fmt: skip
         prompts, tokens = (tuple(np.array(ids, np.int64) for ids in each) for each in (data.prompts, data.tokens))
-        return cls(data, prompts, tokens, data.step_labels)
+        return cls(data, prompts, tokens, data.thought_labels)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -43,7 +43,7 @@ class Passages:
         known = self.data.traces
         prompt = self.prompts[known.problem_of[trace]]
         start = known.starts[trace]
-        ends = known.step_ends[start : start + known.num_steps[trace]]
+        ends = known.thought_ends[start : start + known.num_thoughts[trace]]
         tokens = np.concatenate((prompt, self.tokens[trace]))
         return Passage(tokens, np.append(ends, known.num_tokens[trace] - self._stops(trace)) + len(prompt) - 1)
 
@@ -56,8 +56,8 @@ class Passages:
     def labels_of(self, trace: int) -> npt.NDArray[np.float32]:
         """[place] of the passage."""
         start = self.data.traces.starts[trace]
-        steps = self.labels[start : start + self.data.traces.num_steps[trace]]
-        found: npt.NDArray[np.float32] = np.append(steps, np.float32(self.data.traces.is_correct[trace]))
+        thoughts = self.labels[start : start + self.data.traces.num_thoughts[trace]]
+        found: npt.NDArray[np.float32] = np.append(thoughts, np.float32(self.data.traces.is_correct[trace]))
         return found
 
 

@@ -73,7 +73,7 @@ class TrainingPass:
         traces = np.concatenate(problems)
         known = passages.data.traces
         read = [passages.passage(trace) for trace in traces.tolist()]
-        counts = known.num_steps[traces] + 1
+        counts = known.num_thoughts[traces] + 1
         cells = np.concatenate([row * counts.max() + np.arange(count) for row, count in enumerate(counts)])
         labels = np.zeros((len(traces), counts.max()), np.float32)
         labels.flat[cells] = np.concatenate([passages.labels_of(trace) for trace in traces.tolist()])

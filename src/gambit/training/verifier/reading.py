@@ -9,7 +9,7 @@ import numpy as np
 
 from gambit.stats import Floats, Ints, all_sigmoids
 from gambit.training.dataset import Traces
-from gambit.training.ranking import QUARTERS, last_steps, pairs, trace_scores
+from gambit.training.ranking import QUARTERS, last_thoughts, pairs, trace_scores
 from gambit.training.verifier.passages import Passages
 from gambit.types import Aggregation
 from gambit.verifiers.lora import LoraVerifier
@@ -21,14 +21,14 @@ class ReadTraces:
     """Logits of a collection's traces; those of traces that were not read stay 0."""
 
     traces: Traces
-    steps: Floats  # [step]
+    thoughts: Floats  # [thought]
     ends: Floats  # [trace], with the whole trace read
 
     def logits(self, chosen: Ints, share: float, aggregation: Aggregation) -> Floats:
         """[chosen trace] after a share of its thoughts; all of them means the whole trace with its answer."""
         known = self.traces
-        starts, counts = known.starts[chosen], known.num_steps[chosen]
-        found = trace_scores(self.steps, starts, counts, share, aggregation)
+        starts, counts = known.starts[chosen], known.num_thoughts[chosen]
+        found = trace_scores(self.thoughts, starts, counts, share, aggregation)
         if share < 1:
             return found
         ends = self.ends[chosen]
@@ -37,7 +37,7 @@ class ReadTraces:
     def chances(self, chosen: Ints, share: float, aggregation: Aggregation, calibration: Platt) -> Floats:
         """The same as probabilities; 0 for a trace without a thought, as in a search."""
         logits = calibration.slope * self.logits(chosen, share, aggregation) + calibration.offset
-        is_known = (last_steps(self.traces.num_steps[chosen], share) >= 0) | (share >= 1)
+        is_known = (last_thoughts(self.traces.num_thoughts[chosen], share) >= 0) | (share >= 1)
         found: Floats = np.where(is_known, all_sigmoids(logits), 0.0)
         return found
 
@@ -49,13 +49,13 @@ class ReadTraces:
 
 def read_traces(verifier: LoraVerifier, passages: Passages, chosen: Ints) -> ReadTraces:
     known = passages.data.traces
-    steps, ends = np.zeros(int(known.num_steps.sum())), np.zeros(len(known.num_steps))
+    thoughts, ends = np.zeros(int(known.num_thoughts.sum())), np.zeros(len(known.num_thoughts))
     logits = verifier.logits([passages.passage(trace) for trace in chosen.tolist()])
     for trace, found in zip(chosen.tolist(), logits, strict=True):
         start = known.starts[trace]
-        steps[start : start + known.num_steps[trace]] = found[:-1]
+        thoughts[start : start + known.num_thoughts[trace]] = found[:-1]
         ends[trace] = found[-1]
-    return ReadTraces(known, steps, ends)
+    return ReadTraces(known, thoughts, ends)
 
 
 def quarter_aucs(read: ReadTraces, passages: Passages, chosen: Ints, aggregation: Aggregation) -> list[Floats]:

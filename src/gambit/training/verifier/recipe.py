@@ -11,7 +11,7 @@ from gambit.verifiers.lora_folder import ALL_LINEAR
 
 # Tokens of one step of the optimiser and, at most, of one pass, which keeps about 3 MB a token of a 1.5B model to go
 # back; on CUDA it is measured how many of them the memory holds.
-STEP_TOKENS = {"cuda": 24_576, "mps": 8_192, "cpu": 1_024}
+UPDATE_TOKENS = {"cuda": 24_576, "mps": 8_192, "cpu": 1_024}
 PASS_TOKENS = {"cuda": 32_768, "mps": 4_096, "cpu": 1_024}
 
 
@@ -33,7 +33,7 @@ class VerifierRecipe:
     num_problems: int | None = None  # of those to train on, drawn at random: for a learning curve
     epochs: int = 4  # at most
     seconds: float | None = None  # at most; the rate is 0 when they are over
-    step_tokens: int | None = None  # None: what suits the device
+    update_tokens: int | None = None  # None: what suits the device
     pass_tokens: int | None = None
     recomputes: bool | None = None  # activations on the way back: less memory, a third more time; None: if need be
     seed: int = 0

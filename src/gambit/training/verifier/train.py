@@ -31,7 +31,7 @@ from gambit.training.verifier.packing import flash_works, use_packing
 from gambit.training.verifier.passages import Passages, load_passages
 from gambit.training.verifier.passes import TrainingPass, made_ahead
 from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
-from gambit.training.verifier.recipe import PASS_TOKENS, STEP_TOKENS, VerifierPlan, VerifierRecipe
+from gambit.training.verifier.recipe import PASS_TOKENS, UPDATE_TOKENS, VerifierPlan, VerifierRecipe
 from gambit.types import Aggregation
 from gambit.verifiers.lora import LoraVerifier
 from gambit.verifiers.lora_folder import Platt, read_info
@@ -119,9 +119,9 @@ class _TrainingRun:
         with torch.no_grad():
             verifier.head.weight /= verifier.input_scale  # of a verifier that was trained before; zeros else
         self._weights = MasterWeights(verifier, recipe)
-        self._num_steps = self._num_problems = self._num_tokens = 0
+        self._num_updates = self._num_problems = self._num_tokens = 0
         self._most_tokens = self._fit_to_memory(train)
-        self._sizes = BatchSizes(recipe.step_tokens or STEP_TOKENS[verifier.device.type], self._most_tokens,
+        self._sizes = BatchSizes(recipe.update_tokens or UPDATE_TOKENS[verifier.device.type], self._most_tokens,
                                  recipe.traces_per_problem, recipe.uniform_traces)  # fmt: skip
         self._seconds_read = 0.0  # spent on looks, which are no training
         self._looks: list[Look] = []
@@ -139,27 +139,27 @@ class _TrainingRun:
         self._verifier.network.train()
         if self._is_continued:
             self._look()
-        for share, step in made_ahead(self._steps()):
+        for share, update in made_ahead(self._updates()):
             progress = max(share, self._elapsed / self._recipe.seconds) if self._recipe.seconds else share
             if progress >= 1:
                 break
             if self._is_time_to_look(progress):
                 self._look()
-            self._train_step(step)
+            self._train_update(update)
             self._weights.step(progress)
-            self._num_steps += 1
+            self._num_updates += 1
             self._tell(progress)
         if self._looks:
             self._look()
 
-    def _steps(self) -> Iterator[tuple[float, list[TrainingPass]]]:
+    def _updates(self) -> Iterator[tuple[float, list[TrainingPass]]]:
         """With the share of the epochs that is done before each."""
         for epoch in range(self._recipe.epochs):
             done = 0
-            for step in self._order.epoch(self._sizes):
+            for update in self._order.epoch(self._sizes):
                 share = (epoch + done / self._order.num_problems) / self._recipe.epochs
-                yield share, [self._ready(problems) for problems in step]
-                done += sum(map(len, step))
+                yield share, [self._ready(problems) for problems in update]
+                done += sum(map(len, update))
 
     def _ready(self, problems: Sequence[Ints]) -> TrainingPass:
         found = TrainingPass.of(problems, self._passages, self._uses_flash)
@@ -192,9 +192,9 @@ class _TrainingRun:
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def _train_step(self, step: list[TrainingPass]) -> None:
-        count = sum(len(each.problems) for each in step)
-        for each in step:
+    def _train_update(self, update: list[TrainingPass]) -> None:
+        count = sum(len(each.problems) for each in update)
+        for each in update:
             for part in self._within_memory(each):
                 self._losses.append(self._backward(part, len(part.problems) / count))
         self._num_problems += count
@@ -255,7 +255,7 @@ class _TrainingRun:
         left = self._elapsed * (1 - progress) / max(progress, 1e-9)
         if self._recipe.seconds:
             left = min(left, self._recipe.seconds - self._elapsed)
-        self._say(f"{self._elapsed:.0f} s, {progress:.0%}: step {self._num_steps}, loss {loss:.4f}, held-out AUC "
+        self._say(f"{self._elapsed:.0f} s, {progress:.0%}: step {self._num_updates}, loss {loss:.4f}, held-out AUC "
                   f"{self._last_auc:.4f}, {self.tokens_per_second:,.0f} tokens/s, about {left:.0f} s left")  # fmt: skip
 
     @property
@@ -281,7 +281,7 @@ class _TrainingRun:
         calibration = calibrated_on(read, self._held_out, chosen)
         described = {
             **description(plan, self._passages),
-            "steps": self._num_steps, "tokens": self._num_tokens, "seconds": seconds, "tokens_per_second": speed,
+            "updates": self._num_updates, "tokens": self._num_tokens, "seconds": seconds, "tokens_per_second": speed,
             "watched_auc": [float(np.nanmean(each.aucs)) for each in self._looks], "chosen_look": look,
             "watched_after_problems": [each.num_problems for each in self._looks],
         }  # fmt: skip
@@ -335,7 +335,7 @@ def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
 def start_of(folder: Path) -> dict[str, object]:
     """What was known of the verifier that this one goes on from."""
     made = read_info(folder).training
-    return {name: made.get(name) for name in ("collection", "steps", "tokens", "seconds", "labels", "start")}
+    return {name: made.get(name) for name in ("collection", "updates", "tokens", "seconds", "labels", "start")}
 
 
 def best_look(looks: list[Floats]) -> int | None:
@@ -356,7 +356,7 @@ def watched(passages: Passages, held_out: Ints, rng: np.random.Generator) -> Int
     known = passages.data.traces
     order = ProblemOrder(known, passages.lengths, held_out, rng)
     sizes = BatchSizes(1, 1 << 40, WATCHED_TRACES, 0)
-    drawn = [traces for step in order.epoch(sizes) for one in step for traces in one]
+    drawn = [traces for update in order.epoch(sizes) for one in update for traces in one]
     mixed = [traces for traces in drawn if 0 < known.is_correct[traces].sum() < len(traces)]
     return np.sort(np.concatenate(mixed[:WATCHED_PROBLEMS]))
 
@@ -364,7 +364,7 @@ def watched(passages: Passages, held_out: Ints, rng: np.random.Generator) -> Int
 def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> Platt:
     """From the logits of traces at every quarter to the share of them that ends right."""
     known = read.traces
-    seen = traces[known.num_steps[traces] > 0]
+    seen = traces[known.num_thoughts[traces] > 0]
     logits = np.concatenate([read.logits(seen, share, aggregation) for share in QUARTERS])
     outcomes = np.tile(known.is_correct[seen].astype(np.float64), len(QUARTERS))
     slope, offset = calibrating_line(torch.from_numpy(logits), torch.from_numpy(outcomes))
