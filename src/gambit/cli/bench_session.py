@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from gambit.bench.folder import BenchPlan, stamp
@@ -13,7 +14,6 @@ from gambit.cli.progress import BenchScreen, engine_lines
 from gambit.cli.session import loaded, loaded_in_cluster, needs_in_cluster, solver_maker
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterPlan
-from gambit.cluster.spreading import engine_info
 from gambit.config.options import EngineConfig
 from gambit.events import Json
 
@@ -45,7 +45,7 @@ def spread_searches(
 ) -> Iterator[BenchSession]:
     """One search after the other, each on all engines."""
     with loaded_in_cluster(cluster, engine, progress) as (solver, pool):
-        info = pool.ask(pool.slots[0], engine_info)
+        info = pool.ask(pool.slots[0], attrgetter("engine.info"))
         yield BenchSession(
             lambda _: stamp(info, plan.identity),
             lambda should_stop: LocalSearches(solver, folder, should_stop),

@@ -32,7 +32,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Where engines run, how many, and their share of a machine each; None: as suits engine and cluster."""
+    """The place and number of engines, and the share of a machine of each; None: as suits engine and cluster."""
 
     address: str = OWN
     num_engines: int = 1

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -33,9 +34,9 @@ from gambit.text.tokenizers import Tokenizer, load_tokenizer
 from gambit.types import Problem
 
 NEWS_SECONDS = 0.2  # between two messages of a running search
-THOUGHT_SECONDS = 1.0  # between two thoughts that are told in words
+THOUGHT_SECONDS = 1.0  # between two thoughts that are sent in words
 MOST_THOUGHT_TOKENS = 400
-LET_GO = "let go"  # nobody reads its vote
+LET_GO = "let go"  # its vote is not wanted
 
 
 # -- in the process of a replica -------------------------------------------------------------------------------
@@ -43,7 +44,7 @@ LET_GO = "let go"  # nobody reads its vote
 
 @dataclass(frozen=True, slots=True)
 class LiveThought:
-    """What a live trace has said lately; comes before the event of the thought that it ends with."""
+    """The last tokens of a live trace; comes before the event of the thought that they end with."""
 
     trace: int
     start: int
@@ -52,7 +53,7 @@ class LiveThought:
 
 @dataclass(frozen=True, slots=True)
 class ServedEnd:
-    """How a search on a replica ended: its result, or why there is none."""
+    """The result of a search on a replica, or why there is none."""
 
     result: SearchResult | None
     notes: tuple[str, ...] = ()
@@ -61,51 +62,45 @@ class ServedEnd:
     is_users: bool = False
 
 
-class _EventFeed:
-    """Sends the events of a search to the server, and now and then the words of a leading trace."""
-
-    def __init__(self, desk: JobDesk) -> None:
-        self.pending: PendingSearch | None = None
-        self._desk = desk
-        self._spoke = -THOUGHT_SECONDS
-
-    def on_event(self, event: ev.Event) -> None:
-        now = time.monotonic()
-        if isinstance(event, ev.Scored) and self.pending is not None and now - self._spoke >= THOUGHT_SECONDS:
-            self._spoke = now
-            self._tell_thought(event, self.pending)
-        self._desk.send(event)
-
-    def _tell_thought(self, event: ev.Scored, pending: PendingSearch) -> None:
-        tree = pending.record.tree
-        leader = max(event.traces, key=lambda trace: tree.score_of(tree.traces[trace]) or 0.0)
-        start = max(event.num_tokens[event.traces.index(leader)] - MOST_THOUGHT_TOKENS, 0)
-        try:
-            tokens = pending.live_tokens(leader, start)
-        except LookupError:  # it ended with this very step
-            return
-        self._desk.send(LiveThought(leader, start, tuple(tokens)))
-
-
 @dataclass(frozen=True, slots=True)
 class ServedJob:
-    """Searches for a client of the server."""
+    """Searches for a client of the server; sends its events, and now and then the words of a leading trace."""
 
     problem: Problem
     config: SearchConfig
 
     def __call__(self, solver: Solver, desk: JobDesk) -> ServedEnd:
-        feed = _EventFeed(desk)
-        pending = feed.pending = solver.submit(self.problem, self.config, on_event=feed.on_event)
+        spoke = -THOUGHT_SECONDS
+        pending: PendingSearch | None = None
+
+        def send(event: ev.Event) -> None:
+            nonlocal spoke
+            if isinstance(event, ev.Scored) and pending is not None and time.monotonic() - spoke >= THOUGHT_SECONDS:
+                spoke = time.monotonic()
+                if (thought := _leading_thought(event, pending)) is not None:
+                    desk.send(thought)
+            desk.send(event)
+
+        pending = solver.submit(self.problem, self.config, on_event=send)
         desk.listen(pending.cancel, lambda _: pending.ticket.abandon())
         try:
             result = pending.result()
         except Exception as error:
             if not pending.ticket.failed_alone:
                 raise
-            words = str(error) or type(error).__name__
-            return ServedEnd(None, error=words, is_users=isinstance(error, UserError))
+            return ServedEnd(None, error=str(error) or type(error).__name__, is_users=isinstance(error, UserError))
         return ServedEnd(dataclasses.replace(result, traces=()), pending.notes, pending.thinks)
+
+
+def _leading_thought(event: ev.Scored, pending: PendingSearch) -> LiveThought | None:
+    """Returns the best of the thoughts that have just ended; None if its trace ended with this very step."""
+    tree = pending.record.tree
+    leader = max(event.traces, key=lambda trace: tree.score_of(tree.traces[trace]) or 0.0)
+    start = max(event.num_tokens[event.traces.index(leader)] - MOST_THOUGHT_TOKENS, 0)
+    try:
+        return LiveThought(leader, start, tuple(pending.live_tokens(leader, start)))
+    except LookupError:
+        return None
 
 
 # -- in the process of the server ------------------------------------------------------------------------------
@@ -117,19 +112,19 @@ class NoEngineError(EngineError):
 
 @dataclass(slots=True, eq=False)
 class RemoteTicket:
-    """The result to come of a search on a replica. What goes wrong there is of this search alone."""
+    """The result to come of a search on a replica. Its failures concern this search alone."""
 
+    job: RemoteJob | None = None
     result: Future[SearchResult] = field(default_factory=Future)
     failed_alone: bool = True
-    job: RemoteJob | None = None
 
     def cancel(self) -> None:
-        """End it soon, with the best vote so far."""
+        """Ends the search soon, with the best vote so far."""
         if self.job is not None:
             self.job.stop()
 
     def abandon(self) -> None:
-        """As `cancel`, for one whose vote nobody reads."""
+        """Ends the search soon; its vote is not wanted."""
         if self.job is not None:
             self.job.post(LET_GO)
             self.job.stop()
@@ -137,7 +132,7 @@ class RemoteTicket:
 
 @dataclass(slots=True, eq=False)
 class RemoteSearch:
-    """A search on a replica, as `PendingSearch` is one on this process' engine."""
+    """A search on a replica, as `PendingSearch` is one on an engine of this process."""
 
     sink: EventSink
     ticket: RemoteTicket = field(default_factory=RemoteTicket)
@@ -148,7 +143,7 @@ class RemoteSearch:
 
     @property
     def record(self) -> SearchRecord:
-        """What its events say, as far as they have come."""
+        """The record of the events that have come so far."""
         assert self._record is not None, "the search has not begun"
         return self._record
 
@@ -157,17 +152,18 @@ class RemoteSearch:
         return self._record is not None
 
     def cancel(self) -> None:
+        """Ends it soon, with the best vote so far."""
         self.ticket.cancel()
 
     def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
-        """What a live trace has said, if it is the one that its replica told of last."""
+        """Returns the tokens of a live trace, if it is the one that its replica reported last."""
         thought = self._thought
         if thought is None or thought.trace != trace or thought.start > start:
             raise LookupError(trace)
         return thought.tokens[start - thought.start :]
 
     def result(self) -> SearchResult:
-        """Waits for it."""
+        """Waits for the result."""
         try:
             result = self.ticket.result.result()
         except BaseException:
@@ -176,7 +172,7 @@ class RemoteSearch:
         return self.sink.finish(result)
 
     def abandon(self) -> None:
-        """End it, and wait for that."""
+        """Ends it, and waits for that."""
         self.ticket.cancel()
         self.ticket.result.exception()
         self.sink.close()
@@ -184,6 +180,7 @@ class RemoteSearch:
     # -- on the thread that follows its replica ----------------------------------------------------------------
 
     def take(self, item: ev.Event | LiveThought) -> None:
+        """Takes what its replica sent."""
         if isinstance(item, LiveThought):
             self._thought = item
             return
@@ -191,21 +188,18 @@ class RemoteSearch:
         self.sink.write(item)
 
     def end(self, end: JobEnd) -> None:
+        """Takes its end."""
         if not isinstance(end, Done):
-            self._lose_engine(f"the engine of this search died: {end.reason}")
+            words = f"the engine of this search died: {end.reason}"
+            if not self.has_begun:
+                self.sink.discard()
+            self.ticket.result.set_exception(EngineError(words) if self.has_begun else NoEngineError(words))
         elif end.value.result is None:
             kind = UserError if end.value.is_users else EngineError
             self.ticket.result.set_exception(kind(end.value.error))
         else:
             self.notes, self.thinks = end.value.notes, end.value.thinks
             self.ticket.result.set_result(end.value.result)
-
-    def _lose_engine(self, words: str) -> None:
-        if self.has_begun:
-            self.ticket.result.set_exception(EngineError(words))
-        else:
-            self.sink.discard()
-            self.ticket.result.set_exception(NoEngineError(words))
 
 
 class ReplicaSolver:
@@ -225,8 +219,8 @@ class ReplicaSolver:
 
     @property
     def most_traces(self) -> int | None:
-        """That run at a time on all replicas together; None: as many as their KV caches hold."""
-        each = self._pool.ask_one(_most_traces)
+        """The number of traces that run at a time on all replicas; None: as many as their KV caches hold."""
+        each = self._pool.ask_one(attrgetter("most_traces"))
         return None if each is None else each * len(self.replicas)
 
     @property
@@ -234,7 +228,7 @@ class ReplicaSolver:
         return self._pool.slots
 
     def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
-        """What to do when a replica is ready, and when none can be started any more."""
+        """Sets callbacks for a replica that is ready, and for the loss of all."""
         self._pool.listen(on_change, on_lost)
 
     def submit(
@@ -245,7 +239,7 @@ class ReplicaSolver:
         out_dir: Path | None = None,
         on_event: Callable[[ev.Event], None] | None = None,
     ) -> RemoteSearch:
-        """Begin a search on the replica that runs fewest."""
+        """Begins a search on the replica that runs fewest."""
         callback = None if on_event is None else lambda _, event: on_event(event)
         search = RemoteSearch(EventSink(problem.id, out_dir, callback))
         with self._choosing:
@@ -277,10 +271,6 @@ class ReplicaSolver:
 
     def close(self) -> None:
         self._grader.close()
-
-
-def _most_traces(solver: Solver) -> int | None:
-    return solver.most_traces
 
 
 AnySolver: TypeAlias = Solver | ReplicaSolver

@@ -1,4 +1,4 @@
-"""One search over engines under Ray: each runs some of its islands, the driver puts them together."""
+"""One search on several engines under Ray: each runs some of its islands, the driver merges them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import methodcaller
 
 from gambit.cluster.actor import Done, JobDesk, Make
 from gambit.cluster.engines import EnginePool, EngineSlot, JobEnd, RemoteJob
@@ -13,7 +14,6 @@ from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, conne
 from gambit.cluster.work import SolverMaker
 from gambit.cluster.work import engine_options as fitted_options
 from gambit.config.options import EngineConfig, SearchConfig, build
-from gambit.engines.base import EngineInfo
 from gambit.models import files as models
 from gambit.search.parts import PartNews, PartOrder, Tell
 from gambit.solver import Solver
@@ -22,19 +22,6 @@ from gambit.solver.spread import SpreadSolver
 from gambit.types import Problem
 
 PARTS_PER_ENGINE = 2  # one that is ending, and the next
-
-
-@dataclass(frozen=True, slots=True)
-class PlanQuestion:
-    """Asks an engine how a search would go."""
-
-    problem: Problem
-    config: SearchConfig
-    history: LengthHistory
-    num_engines: int
-
-    def __call__(self, solver: Solver) -> SearchPlan:
-        return solver.plan(self.problem, self.config, self.history, self.num_engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +58,15 @@ class RemotePart:
 
 @dataclass(frozen=True, slots=True)
 class RemoteEngine:
-    """A solver under Ray, as far as a spread search needs it."""
+    """A solver under Ray, for a spread search."""
 
     pool: EnginePool[Solver]
     slot: EngineSlot
 
-    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
+    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int) -> SearchPlan:
         self.pool.wait()  # for the other engines too: the clock of the search does not run yet
-        return self.pool.ask(self.slot, PlanQuestion(problem, config, history, num_engines))
+        plan: SearchPlan = self.pool.ask(self.slot, methodcaller("plan", problem, config, history, num_engines))
+        return plan
 
     def start_part(self, order: PartOrder, tell: Tell) -> RemotePart:
         def on_end(end: JobEnd) -> None:
@@ -89,16 +77,11 @@ class RemoteEngine:
         return RemotePart(self.pool.begin(self.slot, PartJob(order), tell, on_end))
 
 
-def engine_info(solver: Solver) -> EngineInfo:
-    """Asks an engine what it runs on."""
-    return solver.engine.info
-
-
 @contextmanager
 def spread_engines(
     make: Make[Solver], num_engines: int, needs: EngineNeeds
 ) -> Iterator[tuple[list[RemoteEngine], EnginePool[Solver]]]:
-    """Engines under Ray for a `SpreadSolver`; this process must be a driver of Ray."""
+    """Yields engines under Ray for a `SpreadSolver`; this process must be a driver of Ray."""
     with EnginePool(make, num_engines, needs, jobs_per_engine=PARTS_PER_ENGINE) as pool:
         yield [RemoteEngine(pool, slot) for slot in pool.slots], pool
 
@@ -107,7 +90,7 @@ def spread_engines(
 def spread_on_ray(
     model: str = models.BUNDLED, *, engines: int, address: str = OWN, **engine_options: object
 ) -> Iterator[SpreadSolver]:
-    """A `SpreadSolver` on engines under Ray: at an address, or on this machine alone.
+    """Yields a `SpreadSolver` on engines under Ray: at an address, or on this machine alone.
 
     `engine_options` are those of `Solver`.
     """

@@ -157,7 +157,7 @@ class MergedSearch:
 
     @property
     def note(self) -> str | None:
-        """Why, on one engine, the search would have gone on with smaller islands."""
+        """The reason for which one engine would have gone on with smaller islands; None if there is none."""
         return None if self._watch is None else self._watch.finding
 
     # -- one step ----------------------------------------------------------------------------------------------

@@ -27,13 +27,13 @@ MOST_DEATHS = 2  # of engines, by one search
 
 
 class PartEngine(Protocol):
-    """A solver as far as a spread search needs it; it may be in another process."""
+    """A solver for parts of searches, perhaps in another process."""
 
-    def plan(
-        self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1
-    ) -> SearchPlan: ...
+    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int) -> SearchPlan:
+        """Returns the settings that a search of a problem would have."""
 
-    def start_part(self, order: PartOrder, tell: Tell) -> PartHandle: ...
+    def start_part(self, order: PartOrder, tell: Tell) -> PartHandle:
+        """Starts a part of a search, which reports to `tell`."""
 
 
 class SpreadSolver:
@@ -43,7 +43,7 @@ class SpreadSolver:
     ...     SpreadSolver([first, second]).solve("a = 17; b = 61; c = a + b; c?").answer
 
     Every engine runs some of the islands, or some of the traces of a method whose traces are independent. The same
-    seed gives the same traces and votes as on one engine with the memory of all. The engines stay their owner's.
+    seed gives the same traces and votes as on one engine with the memory of all. `close` leaves the engines open.
     """
 
     def __init__(self, engines: Sequence[PartEngine]) -> None:
@@ -64,7 +64,7 @@ class SpreadSolver:
         on_event: Callable[[ev.Event], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> SearchResult:
-        """As `Solver.solve`; callbacks are called on the caller's thread."""
+        """Searches as `Solver.solve` does; callbacks are called on the caller's thread."""
         result = self._search(request_of(problem, config, out_dir, extractor, on_event), should_stop)
         if result.error is not None:
             raise EngineError(result.error)
@@ -81,7 +81,7 @@ class SpreadSolver:
         on_event: EventCallback | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[SearchResult]:
-        """As `Solver.solve_many`, one problem after the other: each has all engines."""
+        """Searches as `Solver.solve_many` does, one problem after the other: each has all engines."""
         if concurrency != 1:
             raise UserError(f"concurrency {concurrency}: a search that is spread over all engines runs alone")
         for request in requests_of(problems, config, out_dir, extractor, on_event):
@@ -93,11 +93,11 @@ class SpreadSolver:
                 yield request.failed(error)
 
     def equivalent(self, first: str, second: str) -> bool:
-        """Whether two answers are equal, as the votes decide it."""
+        """Returns whether two answers are equal, as the votes decide it."""
         return self._grader.equivalent(first, second)
 
     def grade(self, answer: str | None, gold: str) -> bool:
-        """Whether an answer is right; no answer is wrong."""
+        """Returns whether an answer is right; no answer is wrong."""
         return self._grader.grade(answer, gold)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class SpreadSolver:
     # -- one search --------------------------------------------------------------------------------------------
 
     def _search(self, request: SearchRequest, should_stop: Callable[[], bool]) -> SearchResult:
-        """A search that loses an engine begins anew, on the one that takes its place; after two, it is given up."""
+        """Searches once more after the loss of an engine, on the one that takes its place; gives up after two."""
         for num_lost in itertools.count(1):
             sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
             try:
@@ -148,6 +148,7 @@ class SpreadSolver:
         return sink.finish(dataclasses.replace(result, warnings=(*self._told.tell(notes), *news)))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
+        """Returns a note if some engines have nothing to do."""
         if num_parts == len(self._engines):
             return []
         settings, found = plan.settings, f"of {len(self._engines)} engines {num_parts} can be used"

@@ -56,7 +56,7 @@ class CollectMaker:
 
 @dataclass(frozen=True, slots=True)
 class CollectFacts:
-    """What the driver has to know of an engine."""
+    """Facts about an engine that the driver needs."""
 
     hidden_size: int
     batch_tokens: int
@@ -69,7 +69,7 @@ def facts_of(engine: CollectEngine) -> CollectFacts:
 
 @dataclass(frozen=True, slots=True)
 class SampleEnd:
-    """What came of one problem; `sampled` where all its traces are there."""
+    """The end of one problem; `sampled` if all its traces are there."""
 
     sampled: Sampled | None
     error: str | None
@@ -147,8 +147,8 @@ class RayEngines:
         return self._facts.info
 
     def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
-        """They came with the traces."""
+        """Returns the states that came with the traces."""
         return [states for problem in problems for states in problem.states or ()]
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Holds nothing."""
