@@ -46,14 +46,11 @@ GROUPS = {
         ("results/vote", "results/ballots", "search/consensus", "search/log"),
     ),
     "answers": Group(
-        tuple(
-            f"{ANSWERS}/{name}.py"
-            for name in ("brackets", "equality", "extraction", "forms", "notation", "numbers", "relations", "units")
-        ),
+        tuple(f"{ANSWERS}/{name}.py" for name in ("extract", "forms", "spelling")),
         ("answers/answer_forms", "answers/answer_equality", "answers/answer_extraction"),
     ),
     "grader": Group(
-        tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "process", "worker")),
+        tuple(f"{ANSWERS}/{name}.py" for name in ("grader", "worker")),
         ("answers/algebra", "answers/grader", "answers/answer_forms"),
     ),
     "events": Group(("gambit/events.py",), ("search/log", "search/tree")),

@@ -1,9 +1,6 @@
 """Which answers are equal by their structure, and which expressions are left to algebra."""
 
-import pytest
-
-from gambit.answers.equality import MAX_SEARCHED, are_equal
-from gambit.answers.forms import read
+from gambit.answers.forms import MAX_SEARCHED, are_equal, read
 
 
 class Algebra:
@@ -23,70 +20,70 @@ def compare(first: str, second: str, *equal: tuple[str, str]) -> tuple[bool, lis
     return are_equal(read(first), read(second), algebra), algebra.asked
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "is_equal"),
-    [
-        ("12 cm", "12", True),
-        ("12 cm", "12 meters", False),
-        ("90^\\circ", "90 degrees Celsius", True),
-        ("5^\\circ C", "5^\\circ F", False),
-        ("28%", "28", True),
-        ("28%", "0.28", True),
-        ("0.28", "28%", True),
-        ("28%", "28%", True),
-        ("28%", "0.28%", False),
-        ("28%", "2.8", False),
-        ("x = 5", "5", True),
-        ("x = 5", "x = 5", True),
-        ("x = 5", "x = 6", False),
-        ("x = 5", "y = 5", False),
-        ("101_2", "5", False),
-        ("B", "b", True),
-        ("B", "C", False),
-        ("0.333333", "1/3", True),
-        ("0.333334", "1/3", False),
-        ("0.666667", "2/3", True),
-        ("1000000.123456", "1000000.123457", False),
-        ("0.3", "1/3", False),
-    ],
-)
-def test_values(first: str, second: str, is_equal: bool) -> None:
-    assert compare(first, second) == (is_equal, []), "nothing of this takes algebra"
+VALUES = [
+    ("12 cm", "12", True),
+    ("12 cm", "12 meters", False),
+    ("90^\\circ", "90 degrees Celsius", True),
+    ("5^\\circ C", "5^\\circ F", False),
+    ("28%", "28", True),
+    ("28%", "0.28", True),
+    ("0.28", "28%", True),
+    ("28%", "28%", True),
+    ("28%", "0.28%", False),
+    ("28%", "2.8", False),
+    ("x = 5", "5", True),
+    ("x = 5", "x = 5", True),
+    ("x = 5", "x = 6", False),
+    ("x = 5", "y = 5", False),
+    ("101_2", "5", False),
+    ("B", "b", True),
+    ("B", "C", False),
+    ("0.333333", "1/3", True),
+    ("0.333334", "1/3", False),
+    ("0.666667", "2/3", True),
+    ("1000000.123456", "1000000.123457", False),
+    ("0.3", "1/3", False),
+]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "is_equal"),
-    [
-        ("1, 2", "2, 1", True),
-        ("1, 2", "(1, 2)", True),
-        ("(1, 2)", "1, 2", True),
-        ("2, 1", "(1, 2)", False),
-        ("(1, 2)", "(2, 1)", False),
-        ("(1, 2)", "[1, 2]", False),
-        ("(1, 2)", "(1, 2]", False),
-        ("[1, 2]", "1, 2", False),
-        ("(1, 2)", "(1, 2, 3)", False),
-        ("1, 2", "1, 2, 3", False),
-        (r"\{1, 2\}", r"\{2, 1\}", True),
-        (r"\{1, 2\}", "1, 2", True),
-        (r"\{1, 2\}", "(1, 2)", False),
-        (r"\{5\}", "5", True),
-        (r"\{5\}", "6", False),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1, 2)", True),
-        (r"\begin{pmatrix}1&2\end{pmatrix}", "(1, 2)", True),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", "(2, 1)", False),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", True),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", False),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}", False),
-        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "(1, 2, 3, 4)", False),
-        (r"(0, 1)\cup(2, 3)", r"(2, 3)\cup(0, 1)", True),
-        (r"x \in (0, 1)", "(0, 1)", True),
-        ("x < 1", r"(-\infty, 1)", True),
-        (r"x \le 1", r"(-\infty, 1)", False),
-    ],
-)
-def test_several_things(first: str, second: str, is_equal: bool) -> None:
-    assert compare(first, second) == (is_equal, [])
+def test_values() -> None:
+    found = [(first, second, *compare(first, second)) for first, second, _ in VALUES]
+    assert found == [(*row, []) for row in VALUES], "nothing of this takes algebra"
+
+
+SEVERAL_THINGS = [
+    ("1, 2", "2, 1", True),
+    ("1, 2", "(1, 2)", True),
+    ("(1, 2)", "1, 2", True),
+    ("2, 1", "(1, 2)", False),
+    ("(1, 2)", "(2, 1)", False),
+    ("(1, 2)", "[1, 2]", False),
+    ("(1, 2)", "(1, 2]", False),
+    ("[1, 2]", "1, 2", False),
+    ("(1, 2)", "(1, 2, 3)", False),
+    ("1, 2", "1, 2, 3", False),
+    (r"\{1, 2\}", r"\{2, 1\}", True),
+    (r"\{1, 2\}", "1, 2", True),
+    (r"\{1, 2\}", "(1, 2)", False),
+    (r"\{5\}", "5", True),
+    (r"\{5\}", "6", False),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1, 2)", True),
+    (r"\begin{pmatrix}1&2\end{pmatrix}", "(1, 2)", True),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "(2, 1)", False),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", True),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", False),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}", False),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "(1, 2, 3, 4)", False),
+    (r"(0, 1)\cup(2, 3)", r"(2, 3)\cup(0, 1)", True),
+    (r"x \in (0, 1)", "(0, 1)", True),
+    ("x < 1", r"(-\infty, 1)", True),
+    (r"x \le 1", r"(-\infty, 1)", False),
+]
+
+
+def test_several_things() -> None:
+    found = [(first, second, *compare(first, second)) for first, second, _ in SEVERAL_THINGS]
+    assert found == [(*row, []) for row in SEVERAL_THINGS]
 
 
 def test_expressions_are_left_to_algebra_in_the_order_of_the_answers() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gambit.answers import Grader, process, worker
+from gambit.answers import Grader, worker
 from gambit.answers import grader as grading
 from gambit.errors import EngineError, UserError
 from gambit.results.vote import Ballot, tally
@@ -38,7 +38,7 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch, code: str) -> list[str]:
         starts.append(code)
         return [sys.executable, "-c", code]
 
-    monkeypatch.setattr(process, "worker_command", command)
+    monkeypatch.setattr(grading, "worker_command", command)
     return starts
 
 
@@ -73,7 +73,7 @@ def test_no_answer_is_never_right(grader: Grader) -> None:
 
 
 def test_plain_comparisons_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "worker_command", lambda: pytest.fail("a worker was started"))
+    monkeypatch.setattr(grading, "worker_command", lambda: pytest.fail("a worker was started"))
     with Grader() as grader:
         assert grader.equivalent("0.5", r"\frac12")
         assert grader.equivalent("x = 10,800", "10,800")
@@ -177,7 +177,7 @@ def test_a_process_that_starts_slowly_does_not_hold_up_a_vote(monkeypatch: pytes
 
 def test_a_busy_process_does_not_hold_up_another_threads_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_worker(monkeypatch, READY + "import time; time.sleep(10_000)")
-    monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(grading, "GRACE_SECONDS", 0.1)
     with Grader(comparison_seconds=2.0) as grader:
         busy = threading.Thread(target=grader.equivalent, args=NEEDS_ALGEBRA)
         busy.start()
@@ -235,7 +235,7 @@ def test_the_worker_bears_lower_limits_of_the_system() -> None:
 
 
 def test_a_worker_that_sleeps_forever_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(grading, "GRACE_SECONDS", 0.1)
     starts = fake_worker(monkeypatch, READY + "import time; time.sleep(10_000)")
     with Grader(comparison_seconds=0.2) as grader:
         assert not grader.equivalent(*NEEDS_ALGEBRA)
@@ -259,7 +259,7 @@ def test_a_worker_that_sleeps_forever_is_killed_and_replaced(monkeypatch: pytest
     ids=["babbles", "nonsense", "no-object", "no-answer", "crashes"],
 )
 def test_a_worker_that_makes_no_sense_is_replaced(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(grading, "GRACE_SECONDS", 0.1)
     starts = fake_worker(monkeypatch, READY + code)
     with Grader(comparison_seconds=0.3) as grader:
         assert not grader.equivalent("x+5", "5+x")
@@ -419,7 +419,7 @@ class Stub:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, float]] = []
         self.waits: list[tuple[float, float]] = []
-        self.outcomes: list[process.Outcome | Exception] = []
+        self.outcomes: list[grading.Outcome | Exception] = []
         self.num_stops = 0
         self.is_dead = False
 
@@ -429,9 +429,9 @@ class Stub:
     def wait_until_ready(self, deadline: float, startup_seconds: float) -> None:
         self.waits.append((deadline, startup_seconds))
 
-    def compare(self, first: str, second: str, seconds: float) -> process.Outcome:
+    def compare(self, first: str, second: str, seconds: float) -> grading.Outcome:
         self.asked.append((first, second, seconds))
-        outcome = self.outcomes.pop(0) if self.outcomes else process.Outcome.EQUAL
+        outcome = self.outcomes.pop(0) if self.outcomes else grading.Outcome.EQUAL
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -467,7 +467,7 @@ def test_the_deadline_of_a_vote_is_the_earlier_of_the_two(stub: Stub) -> None:
 
 
 def test_a_pair_is_asked_about_once_whatever_the_order(stub: Stub) -> None:
-    stub.outcomes = [process.Outcome.DIFFERENT]
+    stub.outcomes = [grading.Outcome.DIFFERENT]
     with Grader() as grader:
         assert not grader.equivalent("x+1", "x+2") and not grader.equivalent("x+2", "x+1")
         assert not grader.equivalent("x+1", "x+2", deadline=99.0)
@@ -475,7 +475,7 @@ def test_a_pair_is_asked_about_once_whatever_the_order(stub: Stub) -> None:
 
 
 def test_less_than_a_second_is_no_answers_fault(stub: Stub) -> None:
-    stub.outcomes = [process.Outcome.FIRST_IS_SLOW] * 4
+    stub.outcomes = [grading.Outcome.FIRST_IS_SLOW] * 4
     with Grader(comparison_seconds=5.0) as grader:
         assert not grader.equivalent("1+x", "x+1", deadline=101.9) and not grader._strikes
         assert not grader.equivalent("1+x", "x+1", deadline=102.0) and grader._strikes == {"1+x": 2, "x+1": 0}
@@ -486,13 +486,13 @@ def test_less_than_a_second_is_no_answers_fault(stub: Stub) -> None:
 @pytest.mark.parametrize(
     ("outcome", "strikes"),
     [
-        (process.Outcome.FIRST_IS_SLOW, (2, 0)),
-        (process.Outcome.SECOND_IS_SLOW, (0, 2)),
-        (process.Outcome.BOTH_ARE_SLOW, (1, 1)),
+        (grading.Outcome.FIRST_IS_SLOW, (2, 0)),
+        (grading.Outcome.SECOND_IS_SLOW, (0, 2)),
+        (grading.Outcome.BOTH_ARE_SLOW, (1, 1)),
         (EOFError(), (1, 1)),
     ],
 )
-def test_who_is_to_blame(stub: Stub, outcome: process.Outcome | Exception, strikes: tuple[int, int]) -> None:
+def test_who_is_to_blame(stub: Stub, outcome: grading.Outcome | Exception, strikes: tuple[int, int]) -> None:
     stub.outcomes = [outcome]
     with Grader() as grader:
         assert not grader.equivalent("1+x", "x+1") and grader.num_given_up == 1
@@ -545,13 +545,13 @@ def test_only_so_much_is_remembered(stub: Stub) -> None:
 
 
 @pytest.fixture
-def talking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], process.GradingProcess]]:
+def talking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], grading.GradingProcess]]:
     """Starts a process that runs a shell command, and ends it."""
-    started: list[process.GradingProcess] = []
+    started: list[grading.GradingProcess] = []
 
-    def start(command: str) -> process.GradingProcess:
-        monkeypatch.setattr(process, "worker_command", lambda: ["sh", "-c", command])
-        started.append(process.GradingProcess())
+    def start(command: str) -> grading.GradingProcess:
+        monkeypatch.setattr(grading, "worker_command", lambda: ["sh", "-c", command])
+        started.append(grading.GradingProcess())
         return started[-1]
 
     yield start
@@ -595,14 +595,14 @@ def test_a_process_that_lacks_something_says_what(talking: Callable) -> None:
 @pytest.mark.parametrize(
     ("reply", "outcome"),
     [
-        ('{"equal": true}', process.Outcome.EQUAL),
-        ('{"equal": false}', process.Outcome.DIFFERENT),
-        ('{"gave_up": "first"}', process.Outcome.FIRST_IS_SLOW),
-        ('{"gave_up": "second"}', process.Outcome.SECOND_IS_SLOW),
-        ('{"gave_up": "both"}', process.Outcome.BOTH_ARE_SLOW),
+        ('{"equal": true}', grading.Outcome.EQUAL),
+        ('{"equal": false}', grading.Outcome.DIFFERENT),
+        ('{"gave_up": "first"}', grading.Outcome.FIRST_IS_SLOW),
+        ('{"gave_up": "second"}', grading.Outcome.SECOND_IS_SLOW),
+        ('{"gave_up": "both"}', grading.Outcome.BOTH_ARE_SLOW),
     ],
 )
-def test_a_reply_may_come_in_pieces_and_is_an_outcome(talking: Callable, reply: str, outcome: process.Outcome) -> None:
+def test_a_reply_may_come_in_pieces_and_is_an_outcome(talking: Callable, reply: str, outcome: grading.Outcome) -> None:
     half = len(reply) // 2
     asked = talking(f"read line; printf '{reply[:half]}'; sleep 0.1; printf '{reply[half:]}\\n'; sleep 100")
     assert asked.compare("x", "y", 60.0) is outcome
@@ -611,7 +611,7 @@ def test_a_reply_may_come_in_pieces_and_is_an_outcome(talking: Callable, reply: 
 def test_what_is_asked_is_one_line(talking: Callable) -> None:
     """The process repeats it as what went wrong."""
     echo = talking("""read line; echo "{\\"gave_up\\": \\"first\\", \\"line\\": $line}"; cat""")
-    assert echo.compare("½", "a\nb", 2.5) is process.Outcome.FIRST_IS_SLOW
+    assert echo.compare("½", "a\nb", 2.5) is grading.Outcome.FIRST_IS_SLOW
     echo._process.stdin.write(b"[]\n")
     with pytest.raises(ValueError, match=r"b'\[\]'"):
         echo._receive(late())
@@ -623,6 +623,6 @@ def test_a_comparison_gets_a_moment_more_than_its_seconds(talking: Callable, mon
     monkeypatch.setattr(asked, "_receive", lambda deadline: deadlines.append(deadline) or {"equal": True})
     before = time.monotonic()
     asked.compare("x", "y", 5.0)
-    assert before <= deadlines[0] - 5.0 - process.GRACE_SECONDS <= time.monotonic()
+    assert before <= deadlines[0] - 5.0 - grading.GRACE_SECONDS <= time.monotonic()
     with pytest.raises(TimeoutError):
-        process.GradingProcess._receive(talking("sleep 100"), soon())
+        grading.GradingProcess._receive(talking("sleep 100"), soon())

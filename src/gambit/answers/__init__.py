@@ -1,6 +1,6 @@
-"""Answers: found in a text, brought into a normal form, compared."""
+"""Answers are extracted from texts, brought into a normal form and compared."""
 
-from gambit.answers.extraction import AnswerKind, Extractor, extract_boxed, extractor_for
+from gambit.answers.extract import AnswerKind, Extractor, extract_boxed, extractor_for
 from gambit.answers.forms import canonical
 from gambit.answers.grader import Equivalent, Grader
 

@@ -1,22 +1,23 @@
-r"""The structure of an answer: values with name and unit, lists, tuples, sets, intervals, unions, matrices.
+r"""The structure of an answer (value, list, tuple, set, interval, union, matrix), and when two are equal by it.
 
-`canonical` is the normal spelling of an answer and `read` its structure. Equal spellings mean equal answers; unequal
-ones may still be equal, which `equality` decides, and the grading process where it takes algebra.
+`canonical` is the normal spelling of an answer and `read` its structure. Equal spellings mean equal answers; of unequal
+ones `are_equal` compares the structures, and leaves single expressions to a function that does algebra.
+
+A name or a unit must agree where both answers have it, and may be left out: 12 cm is 12, but not 12 m; x = 5 is 5, but
+not y = 5; 1, 2 is (1, 2), but (2, 1) is not; 28 % is 28 as well as 0.28. This makes equality no equivalence relation:
+12 is 12 cm and 12 m. A number in another base is another answer, whatever its value.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from functools import lru_cache
 
-from gambit.answers.brackets import inside_brackets, split_outside
-from gambit.answers.notation import tidy
-from gambit.answers.numbers import number_form, numeral_form, ungrouped
-from gambit.answers.relations import CONSTANT, LETTER, solution_of
-from gambit.answers.units import split_unit
+from gambit.answers.spelling import are_compatible, number_form, numeral_form, same_number, split_unit, tidy, ungrouped
 
 MAX_ANSWER_LENGTH = 2000  # a longer "answer" is prose; also keeps a request within one pipe buffer, so no write blocks
 MAX_ROUNDS = 20  # of rewriting; what has not settled by then is hostile
@@ -24,6 +25,8 @@ MAX_DEPTH = 6
 
 
 class Kind(StrEnum):
+    """The kinds of single values."""
+
     NUMBER = "number"
     WORD = "word"  # compared by its spelling: a choice, a name, a time of day, a numeral in some base
     EXPRESSION = "expression"
@@ -31,6 +34,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
+    """A single value, such as a number, a word or an expression, with its unit and its name."""
+
     body: str
     kind: Kind = Kind.EXPRESSION
     unit: str = ""
@@ -67,6 +72,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
+    """A matrix or a vector, row by row."""
+
     rows: tuple[tuple[Form, ...], ...]
     name: str = ""
 
@@ -78,9 +85,100 @@ class Matrix:
 Form = Value | Group | Matrix
 
 
+# -- brackets: the content of the outermost ones, and the text outside -----------------------------------------
+
+
+BRACKETS = re.compile(r"\\[{}\\]|\\(?:begin|end)\{[a-zA-Z]*+\*?\}|\\[lr]angle(?![A-Za-z])|[(){}\[\]]")
+OPENING = frozenset(("(", "[", "{", r"\{", r"\langle"))
+
+
+def split_outside(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Splits at separators outside all brackets; returns the whole text if the brackets do not match."""
+    ranges = outermost_ranges(text)
+    if ranges is None:
+        return [text]
+    parts, start = [], 0
+    for match in separator.finditer(text):
+        while ranges and ranges[0][1] <= match.start():
+            ranges.pop(0)
+        if not ranges or match.start() < ranges[0][0]:
+            parts.append(text[start : match.start()].strip())
+            start = match.end()
+    return [*parts, text[start:].strip()]
+
+
+def inside_brackets(text: str) -> tuple[str, str, str] | None:
+    """Returns opening bracket, content and closing bracket if one pair encloses everything."""
+    if outermost_ranges(text) != [(0, len(text))] or text.startswith(r"\begin"):
+        return None
+    first, *_, last = BRACKETS.finditer(text)
+    return first[0], text[first.end() : last.start()].strip(), last[0]
+
+
+def outermost_ranges(text: str) -> list[tuple[int, int]] | None:
+    """Returns the ranges of the outermost brackets, None if they do not match; any kind closes any other: (0, 1]."""
+    ranges: list[tuple[int, int]] = []
+    depth = start = 0
+    for match in BRACKETS.finditer(text):
+        if match[0] == r"\\":
+            continue
+        is_opening = match[0] in OPENING or match[0].startswith(r"\begin")
+        start = match.start() if is_opening and depth == 0 else start
+        depth += 1 if is_opening else -1
+        if depth < 0:
+            return None
+        if depth == 0:
+            ranges.append((start, match.end()))
+    return ranges if depth == 0 else None
+
+
+# -- inequalities with constant bounds as sets: x < 5 is (-\infty, 5) ------------------------------------------
+
+
+GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|sigma|ell)(?![A-Za-z])"
+LETTER = rf"(?:[A-Za-z]|{GREEK})(?: ?_(?:\{{[^{{}}]*\}}|[A-Za-z0-9]))?'{{0,3}}"
+VARIABLE = re.compile(LETTER)
+CONSTANT = re.compile(r"(?:[^A-Za-z\\=]|\\(?:frac|sqrt|cdot|times|binom|pi|infty)(?![A-Za-z])|[ei](?![A-Za-z]))++")
+RELATION = re.compile(r" ?(<|>|\\(?:le|ge|ne)(?![A-Za-z])) ?")
+TURNED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le", r"\ne": r"\ne"}
+HALF_LINES = {
+    "<": r"(-\infty, {0})",
+    r"\le": r"(-\infty, {0}]",
+    ">": r"({0}, \infty)",
+    r"\ge": r"[{0}, \infty)",
+    r"\ne": r"(-\infty, {0})\cup({0}, \infty)",
+}
+
+
+def solution_of(text: str) -> tuple[str, str] | None:
+    r"""Returns variable and set of an inequality: x, (-\infty, 5) for `x < 5`; None for any other text."""
+    parts = RELATION.split(text)
+    if len(parts) == 3:
+        return _half_line(*parts) or _half_line(parts[2], TURNED[parts[1]], parts[0])
+    if len(parts) == 5:
+        return _interval(*parts) or _interval(*(TURNED.get(part, part) for part in reversed(parts)))
+    return None
+
+
+def _half_line(variable: str, relation: str, bound: str) -> tuple[str, str] | None:
+    if not VARIABLE.fullmatch(variable) or not CONSTANT.fullmatch(bound):
+        return None
+    return variable, HALF_LINES[relation].format(bound)
+
+
+def _interval(low: str, first: str, variable: str, second: str, high: str) -> tuple[str, str] | None:
+    is_between = VARIABLE.fullmatch(variable) and CONSTANT.fullmatch(low) and CONSTANT.fullmatch(high)
+    if not is_between or not {first, second} <= {"<", r"\le"}:
+        return None
+    return variable, f"{'(' if first == '<' else '['}{low}, {high}{')' if second == '<' else ']'}"
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
 @lru_cache(maxsize=65_536)  # a vote asks for the same answers again and again
 def canonical(answer: str) -> str:
-    """The normal spelling, which is its own normal spelling."""
+    """Returns the normal spelling, which is its own normal spelling."""
     plain = text = " ".join(answer.split())
     for _ in range(MAX_ROUNDS):
         if len(text) > MAX_ANSWER_LENGTH:
@@ -94,21 +192,21 @@ def canonical(answer: str) -> str:
 
 @lru_cache(maxsize=8192)
 def read(answer: str) -> Form:
-    """The structure of an answer's normal spelling."""
+    """Returns the structure of an answer's normal spelling."""
     form = canonical(answer)
     return _read(tidy(form)) if len(form) <= MAX_ANSWER_LENGTH else Value(form, Kind.WORD)
 
 
 SEPARATOR = re.compile(r"(?:[,;]|\\l(?:and|or)(?![A-Za-z])) ?")
-RELATION = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
+INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|ne)(?![A-Za-z])")
 
 
 def _read(text: str, depth: int = 0) -> Form:
-    """The outermost structure, then what is inside."""
+    """Reads the outermost structure, then its parts."""
     if depth > MAX_DEPTH:
         return Value(text)
     text = ungrouped(text)
-    is_conjunction = r"\land" in text and RELATION.search(text)
+    is_conjunction = r"\land" in text and INEQUALITY.search(text)
     parts = [text] if is_conjunction else [part for part in split_outside(text, SEPARATOR) if part]
     if len(parts) < 2:
         return _read_one(text, depth)
@@ -125,7 +223,7 @@ def _list(items: tuple[Form, ...]) -> Form:
 
 
 def _alternatives(items: tuple[Form, ...]) -> Form:
-    """`x < 1 or x > 2` is the union of two intervals."""
+    """Makes a union of the intervals of `x < 1 or x > 2`; a list of anything else."""
     names = {item.name for item in items if isinstance(item, Group) and item.is_ordered}
     if len(names) != 1 or "" in names or any(not isinstance(item, Group) or not item.name for item in items):
         return _list(items)
@@ -146,7 +244,7 @@ NAME = re.compile(rf"{LETTER}|{WORDS}|{SEGMENT}|{CALL}|\({LETTER}(?:, ?{LETTER})
 
 
 def _split_name(text: str) -> tuple[str, str]:
-    """`x = 5` and `x = 2 + 3 = 5` -> x, 5; `2 + 3 = 5` -> 5; any other equation stays whole."""
+    """Splits `x = 5` and `x = 2 + 3 = 5` into x and 5; `2 + 3 = 5` is 5. Any other equation stays whole."""
     parts = split_outside(text, EQUALS)
     if len(parts) < 2 or not parts[-1]:
         return "", text
@@ -181,7 +279,7 @@ SAME_BRACKET = {r"\langle": "(", r"\rangle": ")", "{": r"\{", "}": r"\}"}
 
 
 def _bracketed(text: str, depth: int) -> Form | None:
-    """A tuple, set or interval; one thing in brackets that only group is that thing."""
+    """Reads a tuple, set or interval; in brackets that only group, a single thing is that thing."""
     brackets = inside_brackets(text)
     if brackets is None or CHOICE.fullmatch(text):
         return None
@@ -197,7 +295,7 @@ PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z]) ?")
 
 
 def _plus_minus(text: str, depth: int) -> Form | None:
-    r"""3 \pm \sqrt{2} is a list of two."""
+    r"""Reads 3 \pm \sqrt{2} as a list of two."""
     if len(PLUS_MINUS.findall(text)) != 1:
         return None
     plus = PLUS_MINUS.sub(lambda match: "+" if match.start() else "", text)
@@ -224,3 +322,131 @@ def _quantity(body: str, unit: str) -> Value:
     if (number := number_form(body)) is not None:
         return Value(number, Kind.NUMBER, unit)
     return Value(body, Kind.WORD if CLOCK.fullmatch(body) else Kind.EXPRESSION, unit)
+
+
+# -- equality --------------------------------------------------------------------------------------------------
+
+
+Algebra = Callable[[str, str], bool]  # of two LaTeX expressions, the first answer's first
+MAX_SEARCHED = 40  # items of a list in any order; a longer list is compared by its spelling
+
+
+def are_equal(first: Form, second: Form, algebra: Algebra) -> bool:
+    if first == second:
+        return True
+    if _are_equations(first, second):
+        return not _are_constant(first, second) and algebra(str(first), str(second))
+    left, right = _unnamed(first), _unnamed(second)
+    if isinstance(left, Value) and isinstance(right, Value):
+        return _same_value(left, right, algebra)
+    if isinstance(left, Group) and isinstance(right, Group):
+        return _same_group(left, right, algebra)
+    if isinstance(left, Matrix) and isinstance(right, Matrix):
+        return _same_rows(left.rows, right.rows, algebra)
+    return _same_kind_of_thing(left, right, algebra)
+
+
+def _unnamed(form: Form) -> Form:
+    return replace(form, name="") if form.name else form
+
+
+def _are_equations(first: Form, second: Form) -> bool:
+    """Returns whether the names differ, or one is not solved for its name: y = 2x, x = y/2 and 2x - y = 0."""
+    if first.name and second.name:
+        return first.name != second.name
+    return any(a.name and isinstance(b, Value) and "=" in b.body for a, b in ((first, second), (second, first)))
+
+
+def _are_constant(*forms: Form) -> bool:
+    return all(isinstance(form, Value) and CONSTANT.fullmatch(form.body) for form in forms)
+
+
+def _same_value(first: Value, second: Value, algebra: Algebra) -> bool:
+    if not are_compatible(first.unit, second.unit):
+        return False
+    if _same_body(first, second, algebra):
+        return True
+    is_one_percentage = (first.unit == "percent") != (second.unit == "percent")
+    return is_one_percentage and _same_body(_hundredth(first), _hundredth(second), algebra)
+
+
+def _hundredth(value: Value) -> Value:
+    """Returns 28 % as 0.28, and any other value as it is."""
+    if value.unit != "percent":
+        return value
+    is_number = value.kind is Kind.NUMBER
+    body = str(Fraction(value.body) / 100) if is_number else rf"\frac{{{value.body}}}{{100}}"
+    return Value(body, value.kind)
+
+
+def _same_body(first: Value, second: Value, algebra: Algebra) -> bool:
+    kinds = {first.kind, second.kind}
+    if first.body == second.body or Kind.WORD in kinds or ("=" in first.body) != ("=" in second.body):
+        return first.body == second.body
+    if kinds == {Kind.NUMBER}:
+        return same_number(first.body, second.body)
+    return algebra(first.body, second.body)
+
+
+def _same_group(first: Group, second: Group, algebra: Algebra) -> bool:
+    if first.is_union or second.is_union:
+        return _same_union(first, second, algebra)
+    if first.is_ordered and second.is_ordered:
+        brackets = {(group.opening, group.closing) for group in (first, second)}
+        return len(brackets) == 1 and _same_in_order(first.items, second.items, algebra)
+    if first.is_ordered or second.is_ordered:
+        return _are_list_and_tuple(first, second) and _same_in_order(first.items, second.items, algebra)
+    return _same_in_any_order(first.items, second.items, algebra)
+
+
+def _same_union(first: Group, second: Group, algebra: Algebra) -> bool:
+    """Compares unions part by part, or as sets of numbers: [0, 1] and [1, 2] together are [0, 2]."""
+    if any(not group.opening and not group.is_union for group in (first, second)):
+        return False
+    if first.is_union and second.is_union and _same_in_any_order(first.items, second.items, algebra):
+        return True
+    return algebra(str(first), str(second))
+
+
+def _are_list_and_tuple(first: Group, second: Group) -> bool:
+    return {(group.opening, group.closing) for group in (first, second)} == {("", ""), ("(", ")")}
+
+
+def _same_in_order(first: Sequence[Form], second: Sequence[Form], algebra: Algebra) -> bool:
+    return len(first) == len(second) and all(map(are_equal, first, second, [algebra] * len(first)))
+
+
+def _same_in_any_order(first: Sequence[Form], second: Sequence[Form], algebra: Algebra) -> bool:
+    if len(first) != len(second) or len(first) > MAX_SEARCHED:
+        return {*map(str, first)} == {*map(str, second)}
+    left = list(second)
+    for item in first:
+        partner = next((other for other in left if are_equal(item, other, algebra)), None)
+        if partner is None:
+            return False
+        left.remove(partner)
+    return True
+
+
+def _same_rows(first: Sequence[Sequence[Form]], second: Sequence[Sequence[Form]], algebra: Algebra) -> bool:
+    return len(first) == len(second) and all(map(_same_in_order, first, second, [algebra] * len(first)))
+
+
+def _same_kind_of_thing(first: Form, second: Form, algebra: Algebra) -> bool:
+    r"""Compares different structures that may mean the same: a vector and a tuple, \{5\} and 5, a described set."""
+    first, second = _plain(first), _plain(second)
+    if type(first) is type(second):
+        return are_equal(first, second, algebra)
+    is_described = any(isinstance(form, Value) and form.kind is Kind.EXPRESSION for form in (first, second))
+    return is_described and algebra(str(first), str(second))
+
+
+def _plain(form: Form) -> Form:
+    """Returns a column or row as a tuple, and a set of one as its element."""
+    if isinstance(form, Matrix) and 1 in (len(form.rows), *map(len, form.rows)):
+        return Group(tuple(_flat(form.rows)), "(", ")")
+    return form.items[0] if isinstance(form, Group) and form.is_set and len(form.items) == 1 else form
+
+
+def _flat(rows: Iterable[Sequence[Form]]) -> list[Form]:
+    return [cell for row in rows for cell in row]

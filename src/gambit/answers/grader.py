@@ -1,16 +1,43 @@
-"""Decides whether two answers are equal, within time limits that hostile answers cannot stretch."""
+"""Decides whether two answers are equal, within time limits that hostile answers cannot stretch.
 
+Algebra happens in a process of its own (worker.py), which can be killed at any time.
+"""
+
+from __future__ import annotations
+
+import json
 import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Self, TypeVar
 
-from gambit.answers.equality import are_equal
-from gambit.answers.forms import canonical, read
-from gambit.answers.process import LOST, GradingProcess, Outcome
+from gambit.answers.forms import are_equal, canonical, read
 from gambit.errors import EngineError, UserError
+
+GRACE_SECONDS = 2.0  # for the process to report itself that a comparison has run out of time
+LOST = (OSError, EOFError, ValueError)  # too late (TimeoutError is an OSError), gone, or out of the protocol
+
+
+class Outcome(StrEnum):
+    """The outcome of a comparison. An expression whose reading exceeds time or memory is slow; else both are."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    FIRST_IS_SLOW = "first"
+    SECOND_IS_SLOW = "second"
+    BOTH_ARE_SLOW = "both"
+
 
 Equivalent = Callable[[str, str], bool]
 
@@ -26,7 +53,7 @@ Pair = tuple[str, str]
 
 
 class _NeedsAlgebraError(Exception):
-    """Structure alone does not tell."""
+    """Structure alone does not decide."""
 
 
 class _GaveUpError(Exception):
@@ -39,8 +66,8 @@ class _GaveUpError(Exception):
 class Grader:
     """Compares answers, from any thread.
 
-    Structure, numbers, units and words are compared here; algebra happens in a process of its own, because nothing
-    inside this one can stop a runaway power or simplification. An answer that exceeds its time or memory there is
+    Structure, numbers, units and words are compared here; algebra happens in another process, since no code in this
+    one can stop a runaway power or simplification. An answer that exceeds its time or memory there is
     remembered and compared by its spelling from then on. So is every pair that has not been compared by a deadline.
     """
 
@@ -66,18 +93,18 @@ class Grader:
 
     @property
     def num_given_up(self) -> int:
-        """Comparisons that exceeded their time or memory, and so counted as not equal."""
+        """Counts comparisons that exceeded their time or memory; their answers count as different."""
         return self._num_given_up
 
     def for_vote(self, deadline: float = math.inf) -> Equivalent:
-        """`equivalent` for one vote, whose comparisons together end at `deadline`, or after `vote_seconds` from now."""
+        """Returns `equivalent` for one vote; its comparisons together end at `deadline`, or after `vote_seconds`."""
         return partial(self.equivalent, deadline=min(deadline, time.monotonic() + self._vote_seconds))
 
     def grade(self, answer: str | None, gold: str) -> bool:
         return answer is not None and self.equivalent(answer, gold)
 
     def equivalent(self, first: str, second: str, deadline: float = math.inf) -> bool:
-        """Whether two answers are equal; not, where algebra has not shown it by `deadline` (of `time.monotonic()`)."""
+        """Returns whether two answers are shown to be equal, by algebra until `deadline` (of `time.monotonic()`)."""
         pair = _ordered(canonical(first), canonical(second))
         if "" in pair or pair[0] == pair[1]:
             return pair[0] == pair[1] != ""
@@ -136,7 +163,7 @@ class Grader:
         return False
 
     def _ready_process(self, deadline: float) -> GradingProcess:
-        """Raises TimeoutError where it has not started by the deadline; the next comparison then waits on."""
+        """Raises TimeoutError if it has not started by the deadline; the next comparison waits on."""
         if self._process is not None and not self._process.is_alive():
             self._drop_process()  # ended while idle, so the next comparison is not to blame
         if self._process is None:
@@ -155,7 +182,7 @@ class Grader:
 
 
 def _ordered(first: str, second: str) -> Pair:
-    """The same pair whoever asks in whichever order, so that equality is symmetric also where math-verify is not."""
+    """Puts a pair into one order, so that equality is symmetric even if math-verify is not."""
     return (first, second) if first <= second else (second, first)
 
 
@@ -178,8 +205,86 @@ Kept = TypeVar("Kept")
 
 
 def _keep(memory: dict[Key, Kept], key: Key, value: Kept, size: int) -> Kept:
-    """Remembers the value, and forgets the oldest where there are too many."""
+    """Stores the value, and forgets the oldest one above `size`."""
     memory[key] = value
     if len(memory) > size:
         del memory[next(iter(memory))]
     return value
+
+
+# -- the grading process ---------------------------------------------------------------------------------------
+
+
+class GradingProcess:
+    """A new interpreter that grades, over JSON lines; a fork of this process would copy torch's threads and locks.
+
+    It ends with its stdin, which the kernel closes when this process ends, however it ends.
+    """
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        # A session of its own keeps Ctrl-C away from it, and makes one group of it and its children.
+        self._process = subprocess.Popen(
+            worker_command(), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True
+        )
+        self._started = time.monotonic()
+        self._is_ready = False
+        self._unread = b""
+        self.pid = self._process.pid
+        self.stop = weakref.finalize(self, _end, self._process)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until_ready(self, deadline: float, startup_seconds: float) -> None:
+        """Raises TimeoutError at the deadline while it may still get ready, and EngineError if it cannot."""
+        if self._is_ready:
+            return
+        latest = self._started + startup_seconds
+        try:
+            reply = self._receive(min(deadline, latest))
+        except LOST as error:
+            if isinstance(error, TimeoutError) and deadline < latest:
+                raise
+            raise EngineError(f"the grading process did not start within {startup_seconds} s ({error!r})") from error
+        if "failed" in reply:
+            raise EngineError(
+                f"the grading process cannot work ({reply['failed']}): pip install 'math-verify>=0.9,<0.10'"
+            )
+        self._is_ready = True
+
+    def compare(self, first: str, second: str, seconds: float) -> Outcome:
+        assert self._process.stdin is not None
+        request = {"first": first, "second": second, "seconds": seconds}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        reply = self._receive(time.monotonic() + seconds + GRACE_SECONDS)
+        if isinstance(equal := reply.get("equal"), bool):
+            return Outcome.EQUAL if equal else Outcome.DIFFERENT
+        return Outcome(str(reply.get("gave_up")))
+
+    def _receive(self, deadline: float) -> dict[str, bool | str]:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+                if not (chunk := os.read(self._process.stdout.fileno(), 65536)):
+                    raise EOFError
+                self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        reply = json.loads(line)
+        if not isinstance(reply, dict):
+            raise ValueError(line)
+        return reply
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def worker_command() -> list[str]:
+    # -P: without it Python would put this folder first on the path of modules.
+    return [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def serve(requests: Iterable[bytes], replies: BinaryIO) -> None:
-    """Answers until the grader closes our stdin, which the kernel also does when the grader's process is killed."""
+    """Answers until stdin is closed by the grader, or by the kernel when the grader's process is killed."""
     child: _Child | None = None
     for line in requests:
         child = child or _Child(replies)
@@ -68,7 +68,7 @@ STAGES = ("first", "second", "both")  # which expression is to blame when time o
 
 
 class _Child:
-    """A fork that does the algebra, and how far it has come."""
+    """A fork that does the algebra, and its progress."""
 
     def __init__(self, replies: BinaryIO) -> None:
         requests, self._requests = os.pipe()
@@ -83,7 +83,7 @@ class _Child:
         self._num_stages = 0
 
     def ask(self, request: bytes, seconds: float) -> dict[str, bool | str] | None:
-        """The reply; None where the child did not give one in time."""
+        """Returns the reply; None if the child gave none in time."""
         self._num_stages = 0
         os.write(self._requests, request)
         deadline = time.monotonic() + seconds
@@ -107,7 +107,7 @@ class _Child:
 
 
 def _do_algebra(requests: BinaryIO, progress: BinaryIO) -> None:
-    """The child's life: a dot for each expression read, then = or !. Ends with its parent, whose pipe then closes."""
+    """Runs in the child: writes a dot for each expression read, then = or !. Ends when its parent's pipe closes."""
     status = 0
     try:
         for line in requests:
@@ -139,7 +139,7 @@ class _Reading(NamedTuple):
 
 
 def compare(first: str, second: str) -> bool:
-    """True if either direction verifies: math-verify follows the gold's form, and a vote has no gold."""
+    """Returns whether either direction verifies: math-verify follows the gold's form, and a vote has no gold."""
     return any(
         _verifies(gold.expression, other.expression)
         for left in _readings(first)
@@ -176,7 +176,7 @@ def _parse(expression: str) -> "list[Basic]":
 
 
 def _to_latex(expression: str) -> str:
-    """Without dollar signs, which would end it; degrees as numbers; the rest as math-verify's parser wants it."""
+    """Drops dollar signs, which would end the formula, and rewrites degrees and more for math-verify's parser."""
     latex = expression.replace("$", "")
     for pattern, replacement in REWRITES:
         latex = pattern.sub(replacement, latex)
@@ -184,9 +184,9 @@ def _to_latex(expression: str) -> str:
 
 
 def _clearly_differ(first: tuple[complex, ...] | None, second: tuple[complex, ...] | None) -> bool:
-    """Whether a part on one side is far from every part on the other: then no algebra makes them equal.
+    """Returns whether a part on one side is far from every part on the other: no algebra makes these equal.
 
-    Answers that a vote compares mostly do, and simplifying their difference takes math-verify 10 to 30 ms.
+    Most answers that a vote compares differ so, and simplifying their difference takes math-verify 10 to 30 ms.
     """
     if first is None or second is None:
         return False
@@ -198,7 +198,7 @@ def _is_far(value: complex, others: tuple[complex, ...]) -> bool:
 
 
 def _values(expression: "Basic") -> tuple[complex, ...] | None:
-    """Numbers that equal answers share whatever their form; None where math-verify compares by other means."""
+    """Returns numbers that equal answers share whatever their form; None if math-verify compares by other means."""
     from sympy import Expr
 
     values = [_value(part) if isinstance(part, Expr) else None for part in _parts(expression)]
@@ -206,7 +206,7 @@ def _values(expression: "Basic") -> tuple[complex, ...] | None:
 
 
 def _value(expression: "Expr") -> complex | None:
-    """With a number for each symbol, always the same one. None: it may be a word, or too costly."""
+    """Evaluates with a fixed number for each symbol; None for a possible word, or if it costs too much."""
     from sympy import Derivative, Integral, Limit, Product, Sum
 
     if expression.is_infinite and expression.is_extended_real:
@@ -223,7 +223,7 @@ def _value(expression: "Expr") -> complex | None:
 
 
 def _as_complex(number: "Expr") -> complex:
-    """The number; one that no float can hold as large as its logarithm says, so that it still differs from others."""
+    """Returns the number; one beyond the floats becomes as large as its logarithm, so that it differs from others."""
     from sympy import log
 
     size = abs(number)
@@ -233,10 +233,10 @@ def _as_complex(number: "Expr") -> complex:
 
 
 def _agrees(first: "Basic", second: "Basic") -> bool:
-    """False if a number on one side has no equal on the other.
+    """Returns whether each number on one side has an equal on the other.
 
     math-verify subtracts, evaluates to 15 digits and chops, so that it takes 10^{-30} for 10^{-31}, and a third for a
-    sixth where both are fractions of huge powers. What it calls equal is checked once more, number by number.
+    sixth if both are fractions of huge powers. Numbers that it calls equal are checked once more.
     """
     left, right = _numbers(first), _numbers(second)
     if not left or not right:
@@ -271,7 +271,7 @@ def _is_same(first: "Expr", second: "Expr") -> bool:
 
 
 def _same_number(first: "Basic", second: "Basic") -> bool | None:
-    """Of exact numbers, where evaluating them tells: simplification takes seconds where the powers are large."""
+    """Compares exact numbers by evaluation, None for others: simplifying large powers takes seconds."""
     from sympy import Expr, Float
 
     if not all(isinstance(part, Expr) and part.is_number and not part.has(Float) for part in (first, second)):
@@ -283,7 +283,7 @@ def _same_number(first: "Basic", second: "Basic") -> bool | None:
 
 
 def _claim_stdout() -> BinaryIO:
-    """Keeps the reply pipe to ourselves, so that a library that prints cannot garble it."""
+    """Returns the pipe for replies, and points stdout elsewhere, so that a library that prints cannot garble them."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return replies
@@ -294,12 +294,12 @@ def _write(replies: BinaryIO, message: dict[str, bool | str]) -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """The kernel ends us even if the parent is gone and one big power holds the interpreter, where no thread could."""
+    """Has the kernel end this process, even if the parent is gone and one big power holds the interpreter."""
     _limit("RLIMIT_CPU", math.ceil(time.process_time() + seconds) + 1)
 
 
 def _limit(name: str, value: int) -> None:
-    """Moves a soft limit, but not above the hard one, which the system may have set lower."""
+    """Sets a soft limit, but not above the hard one, which the system may have set lower."""
     import resource
 
     kind = getattr(resource, name)

@@ -15,6 +15,8 @@ Extractor = Callable[[str], str | None]
 
 
 class AnswerKind(StrEnum):
+    """The place of an answer in a text."""
+
     BOXED = "boxed"
     CHOICE = "choice"
     NUMBER = "number"
@@ -45,7 +47,7 @@ BOX_PARTS = re.compile(
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""The last non-empty, brace-balanced \boxed{...}: after the thinking if there is one, else anywhere."""
+    r"""Returns the last non-empty, balanced \boxed{...}: after the thinking if there is one, else anywhere."""
     return _last_box(_final_part(text)) or _last_box(text)
 
 
@@ -54,7 +56,7 @@ def _final_part(text: str) -> str:
 
 
 def _last_box(text: str) -> str | None:
-    """One pass with a stack of open braces; a box longer than an answer can be is passed over."""
+    """Finds the last box in one pass with a stack of open braces; skips a box longer than an answer can be."""
     last: tuple[int, int] | None = None
     opened: list[int | None] = []  # content start of an open box, None for any other brace
     for part in BOX_PARTS.finditer(text):
@@ -105,7 +107,7 @@ def _stated_choice(text: str) -> str | None:
 
 
 def _is_article(match: re.Match[str]) -> bool:
-    """In "the answer is A circle" the A is a word; B, C and D are none."""
+    """Returns whether the A is a word, as in "the answer is A circle"; B, C and D are none."""
     return match.group(2) == "A" and ARTICLE.match(match.string, match.end()) is not None
 
 
@@ -126,7 +128,7 @@ COUNTED_NOUN = re.compile(rf"({PLAIN_NUMBER.pattern})\s[A-Za-z][A-Za-z ]+")
 
 
 def extract_number(text: str) -> str | None:
-    """The last box, else the last number of the final part as it is written there (sign, separators, base, percent)."""
+    """Returns the last box, else the last number of the final part, as written (sign, separators, base, percent)."""
     if box := extract_boxed(text):
         noun = COUNTED_NOUN.fullmatch(box)
         return noun.group(1) if noun else box
@@ -145,5 +147,5 @@ def extract_text(text: str) -> str | None:
 
 
 def _short(answer: str) -> str | None:
-    """An answer of a length that an answer can have."""
+    """Returns the answer; None if it is empty or longer than an answer can be."""
     return answer if 0 < len(answer) <= MAX_ANSWER_LENGTH else None
