@@ -73,7 +73,6 @@ def bench(
     **flags: str | bool | None,
 ) -> int:
     """Compare search methods on benchmarks."""
-
     from gambit.storage.problems import columns_of
 
     if list_benchmarks:

@@ -18,7 +18,6 @@ def merge(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the whole run.")],
 ) -> int:
     """Put the shards of a bench run together."""
-
     from gambit.bench.folder import merge_shards
     from gambit.storage.run_folder import check_writable
 

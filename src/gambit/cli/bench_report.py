@@ -18,7 +18,6 @@ def report(
     no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,
 ) -> int:
     """Make tables, figures and a page of a bench run."""
-
     from gambit.bench.report import write_report
 
     made = write_report(folder, with_trees=not no_trees)

@@ -13,8 +13,8 @@ import typer
 
 from gambit.answers import Equivalent
 from gambit.cli.results import Shown, Style
+from gambit.cli.running import open_session
 from gambit.cli.session import sole_writer
-from gambit.cli.solve import open_session
 from gambit.cli.terminal import put
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.events import Event
@@ -46,7 +46,6 @@ def demo(
     ] = None,
 ) -> int:
     """Solve a puzzle that the bundled model has not seen, and see what plain voting makes of it."""
-
     folder = out or new_run_folder()
     check_writable(folder)
     with sole_writer(folder):
@@ -72,14 +71,14 @@ def _run(number: int, folder: Path) -> int:
 
 
 def unseen_problem(seed: int) -> tuple[Problem, str]:
-    """A puzzle of the test split and its answer."""
+    """Returns a puzzle of the test split and its answer."""
     puzzle = next(generate(Split.TEST, 1000 + seed, Level.HARD))
     return Problem(puzzle.text, id="demo"), str(puzzle.answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """A search and all that happened in it."""
+    """A search and the record of its events."""
 
     result: SearchResult
     record: SearchRecord
@@ -93,7 +92,7 @@ def searches(
     on_event: Callable[[Event], None] | None,
     should_stop: Callable[[], bool],
 ) -> Iterator[Searched]:
-    """Gambit, then self-consistency with as many traces."""
+    """Searches by Gambit, then by self-consistency with as many traces."""
     for policy in POLICIES:
         if should_stop():
             return
@@ -110,7 +109,7 @@ def searches(
 
 
 def fair_comparison(mine: Searched, rival: Searched, gold: str, equivalent: Equivalent) -> str:
-    """Nobody would stop plain voting in mid-sentence: it gets as many whole traces as Gambit's tokens pay for."""
+    """Compares Gambit with plain voting over as many whole traces as Gambit's tokens pay for."""
     budget = mine.result.tokens.generated
     ballots = affordable(rival.record, budget)
     fewer = tally(ballots, equivalent)
@@ -125,7 +124,7 @@ def fair_comparison(mine: Searched, rival: Searched, gold: str, equivalent: Equi
 
 
 def affordable(record: SearchRecord, tokens: int) -> list[Ballot]:
-    """The first traces, in the order in which they began, that together take no more than so many tokens."""
+    """Returns the votes of the first traces that together take no more than so many tokens."""
     ballots = {ballot.trace: ballot for ballot in ballots_of(record.tree, VoteKind.MAJORITY)}
     lengths = accumulate(trace.num_tokens for trace in record.tree.traces)
     paid = [trace.id for trace, spent in zip(record.tree.traces, lengths, strict=True) if spent <= tokens]

@@ -38,7 +38,6 @@ VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> int:
     """Say which engines and devices are here, what is missing."""
-
     findings = examine()
     is_fit = can_run(findings)
     if as_json:
@@ -50,7 +49,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 
 
 class Condition(StrEnum):
-    """How a thing is: there, absent although needed, or absent and not needed."""
+    """The condition of a part of the installation."""
 
     OK = "ok"
     MISSING = "missing"
@@ -59,7 +58,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table."""
+    """A line of the table."""
 
     name: str
     condition: Condition
@@ -67,7 +66,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything a run may need."""
+    """Examines everything that a run may need."""
     torch = _torch()
     return [
         Finding("python", Condition.OK, f"{platform.python_version()} ({sys.executable})"),
@@ -84,12 +83,12 @@ def examine() -> list[Finding]:
 
 
 def can_run(findings: list[Finding]) -> bool:
-    """Whether some model could be searched with: nothing needed is missing."""
+    """Returns whether nothing that every search needs is missing."""
     return all(finding.condition is not Condition.MISSING for finding in findings)
 
 
 def _torch() -> ModuleType | None:
-    """Imported for real: an installed torch whose libraries do not load helps nobody."""
+    """Imports torch; returns None if it is missing or its libraries do not load."""
     try:
         return importlib.import_module("torch")
     except (ImportError, OSError):
@@ -105,7 +104,7 @@ def _package(name: str) -> Finding:
 
 
 def _compiled_step(torch: ModuleType | None) -> Finding:
-    """Built and run for real: a model that is loaded compares the step's results with its own."""
+    """Builds the compiled step and loads a model, which compares the step's results with its own."""
     name, slow = "compiled decode step", "the local engine decodes at half its speed on a CPU"
     if torch is None:
         return Finding(name, Condition.OPTIONAL, f"needs torch: {slow}")
@@ -157,7 +156,7 @@ def _engines(torch: ModuleType | None) -> Iterator[Finding]:
 
 
 def _vllm() -> tuple[Condition, str]:
-    """Found without importing it, which takes seconds and may touch the GPU."""
+    """Finds vLLM without importing it, which takes seconds and may touch the GPU."""
     build = installed()
     if build is None:
         return Condition.OPTIONAL, VLLM_HINT
@@ -166,7 +165,7 @@ def _vllm() -> tuple[Condition, str]:
 
 
 def _ray() -> Finding:
-    """Of several engines (--ray)."""
+    """Finds Ray, which several engines need (--ray)."""
     try:
         return Finding("ray", Condition.OK, version("ray"))
     except PackageNotFoundError:
@@ -182,7 +181,7 @@ def _bundled_model() -> Finding:
 
 
 def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
-    """What a search with the bundled model and its scorer is set to where nothing is asked for."""
+    """Describes the pool of a search with the bundled model and no options."""
     if torch is None:
         return
     from gambit.scorers.checkpoint import load_checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -14,7 +15,7 @@ from typer.models import OptionInfo
 
 from gambit.cli.commands import ADVANCED, HelpAll
 from gambit.cluster.plan import ClusterConfig
-from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig, build
+from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.config.presets import Preset
 from gambit.errors import UserError
 from gambit.events import Json
@@ -32,7 +33,7 @@ PAIRS = {name: f"--{name.removesuffix('s').replace('_', '-')}" for name in NESTE
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A box of `--help`, and the fields whose options stand in it."""
+    """A box of `--help` and the fields whose options it holds."""
 
     title: str
     model: type[BaseModel]
@@ -143,6 +144,16 @@ def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | N
 def picked(model: type[Model], flags: Mapping[str, object]) -> Model:
     """Builds a model from those flags that are its fields."""
     return build(model, {name: value for name, value in given(flags).items() if name in model.model_fields})
+
+
+def read_configs(file: Path | None, flags: Mapping[str, object]) -> tuple[SearchConfig, EngineConfig]:
+    """Reads the options of a search and its engine; flags override the YAML file."""
+    from gambit.search.choice import check_search
+
+    values = overlaid(read_config_file(file) if file else {}, given(flags))
+    search, engine = picked(SearchConfig, values), picked(EngineConfig, values)
+    check_search(search)  # an unknown policy or option is refused before the model is loaded
+    return search, engine
 
 
 def given(options: Mapping[str, T | None]) -> dict[str, T]:

@@ -15,7 +15,6 @@ def policies(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False,
 ) -> int:
     """List the search methods with their options (for `solve --policy NAME --policy-option KEY=VALUE`)."""
-
     for name in _names():
         if as_json:
             typer.echo(json.dumps(_describe(name)))
@@ -62,14 +61,14 @@ def _put_policy(described: dict[str, object]) -> None:
 
 
 def _automatic_pools() -> list[str]:
-    """How `--islands auto` splits a pool, rule by rule."""
+    """Describes the rules by which `--islands auto` splits a pool."""
     from gambit.config.trust import RULES
 
     lines = [
         "islands, swaps and warm-up that are left open follow from the AUC at half-way in the scorer's checkpoint:"
     ]
     for rule in RULES:
-        who = f"{rule.from_auc:g} and more" if rule.from_auc else "less, or nobody judged it"
+        who = f"{rule.from_auc:g} and more" if rule.from_auc else "less, or unknown"
         share = f", warm-up of at least {rule.least_warmup:.0%} of a trace" if rule.least_warmup else ""
         lines.append(f"  {who}: islands of {rule.island_size}, {rule.swaps_per_island} swaps each{share}")
     return lines

@@ -54,7 +54,6 @@ def prefix_value(
     **flags: str | bool | None,
 ) -> int:
     """Measure what the best prefixes gain, continued instead of random ones."""
-
     from gambit.bench.datasets import benchmark_for
     from gambit.bench.prefix_value import PrefixPlan, is_done, run, summarise, write_prefix_report
     from gambit.cli.progress import progress_bar

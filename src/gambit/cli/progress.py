@@ -109,7 +109,7 @@ def _clock(seconds: float) -> str:
 
 
 class SearchProgress:
-    """How far a search is, from its events alone."""
+    """The progress of a search, from its events alone."""
 
     def __init__(self, started: ev.RunStarted) -> None:
         self.record = SearchRecord(started)
@@ -125,7 +125,7 @@ class SearchProgress:
             self._count_votes()
 
     def _count_votes(self) -> None:
-        """Pools answers that are spelled alike: comparing them by the grader takes too long before the end."""
+        """Counts the answers so far; those spelled alike are equal, since the grader takes too long before the end."""
         entries = self.record.vote(lambda first, second: False).entries
         if entries:
             share = entries[0].weight / sum(entry.weight for entry in entries)

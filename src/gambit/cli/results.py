@@ -1,4 +1,4 @@
-"""Prints results of searches and says which exit code they make."""
+"""Prints results of searches, and turns them into an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_VOTES = 10
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A result and what is known of its right answer."""
+    """A result and its right answer, where that is known."""
 
     result: SearchResult
     gold: str | None = None
@@ -28,7 +28,7 @@ class Shown:
 
     def to_json(self) -> str:
         graded = {} if self.gold is None else {"expected": self.gold, "is_right": self.is_right}
-        can_show_all = sys.stdout.encoding.lower() == "utf-8"  # elsewhere it must still be JSON
+        can_show_all = sys.stdout.encoding.lower() == "utf-8"  # elsewhere escapes keep it JSON
         return json.dumps({**self.result.to_json(), **graded}, ensure_ascii=not can_show_all)
 
     @property
@@ -38,7 +38,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How results are printed."""
+    """The form in which results are printed."""
 
     as_json: bool = False
     is_quiet: bool = False
@@ -63,7 +63,7 @@ class Style:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of all problems."""
+    """Exit codes and right answers of all problems."""
 
     codes: list[int] = field(default_factory=list)
     num_right: int = 0
@@ -76,13 +76,13 @@ class Tally:
 
     @property
     def exit_code(self) -> int:
-        """That of the worst; a run without one answer is no failure of the machine, but nothing to go on with."""
+        """The exit code of the worst result; a run without an answer has one of its own."""
         found = [*self.codes, OK if self.num_answered or not self.codes else NO_ANSWER]
         return worst(found)
 
 
 def _code_of(result: SearchResult) -> int:
-    """A refused problem is the user's mistake; a log with holes is a failure even when the answer is there."""
+    """Returns the exit code of a result; an incomplete log is a failure even with an answer."""
     if result.log_error is not None:
         return FAILURE
     return USER_MISTAKE if result.error is not None else OK
@@ -97,7 +97,7 @@ def worst(codes: Iterable[int]) -> int:
 
 
 def report(result: SearchResult, *, title: str | None = None, verdict: str | None = None) -> RenderableType:
-    """The answer, the vote table, what it cost, why it ended and where its log is; a refused problem has only why."""
+    """Returns the answer, the votes, the cost, the reason of the end and the log's folder, or the error alone."""
     if result.error is not None:
         return _headline(result, title)
     facts = Table.grid(padding=(0, 2))
@@ -174,7 +174,7 @@ def _verifier_words(cost: VerifierCost) -> str:
 
 
 def _trace_counts(counts: Counts) -> str:
-    """Where all traces came from and what became of them: the two sums are equal."""
+    """Counts the traces by origin and by end; both sums are equal."""
     ended = ", ".join(f"{number:,} {name}" for name, number in counts.by_end.items() if number or name == "completed")
     notes = {"were evicted": counts.evicted, "of the completed have no vote": counts.discarded}
     noted = "".join(f"; {number:,} {words}" for words, number in notes.items() if number)

@@ -120,7 +120,6 @@ def collect(
     **flags: str | None,
 ) -> int:
     """Sample traces of problems, grade them and store the states at their thought boundaries."""
-
     from gambit.config.options import EngineConfig, SearchConfig, build
     from gambit.engines.base import check_engine
     from gambit.storage.problems import check_not_empty, columns_of, shard_of

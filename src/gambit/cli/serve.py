@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gambit.cli.options import RAY_PANEL, SEARCH_PANELS, Panel, given, picked, with_options
+from gambit.cli.options import RAY_PANEL, SEARCH_PANELS, Panel, given, picked, read_configs, with_options
 from gambit.cli.session import (
     check_model,
     loaded,
@@ -22,7 +22,6 @@ from gambit.cli.session import (
     only_our_warnings,
     solver_maker,
 )
-from gambit.cli.solve import read_configs
 from gambit.cli.terminal import FAILURE, OK, failed, say
 from gambit.cluster.plan import ClusterConfig
 from gambit.errors import UserError
@@ -81,7 +80,6 @@ def serve(
     The first signal lets running searches end, the second ends the server. Exit codes: 0 ended by a signal, 1 failure,
     2 your input.
     """
-
     _check_libraries()
     search, engine = read_configs(config, _with_model(flags, model_tag))
     keys = _keys(api_key or [], api_keys)

@@ -32,7 +32,7 @@ QUIET = {
 
 
 class Screen(Protocol):
-    """A live view that can say what is loading and make room for lasting lines."""
+    """A live display that shows what is loading and makes room for lasting lines."""
 
     def loading(self, model: str) -> None: ...
 
@@ -40,7 +40,7 @@ class Screen(Protocol):
 
 
 def check_model(model: str, *, is_quiet: bool = False) -> None:
-    """Refuse a model that cannot be had; one that the hub alone may have is announced, since that may take a while."""
+    """Raises for a model that is not to be found. A download from the hub is announced, since it may take a while."""
     from gambit.models import files
     from gambit.models.hub import address
 
@@ -52,7 +52,7 @@ def check_model(model: str, *, is_quiet: bool = False) -> None:
 
 
 def loaded(engine: EngineConfig, screen: Screen) -> Solver:
-    """The model on its engine; libraries keep their progress bars to themselves."""
+    """Loads a model on its engine, without the progress bars of libraries."""
     from gambit.solver import Solver
 
     screen.loading(engine.model)
@@ -63,7 +63,7 @@ def loaded(engine: EngineConfig, screen: Screen) -> Solver:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """What is imported and loaded stays for good: looking it over for garbage, now or at the end, is wasted time."""
+    """Exempts what is loaded from garbage collection, which takes time: all of it stays to the end."""
     gc.disable()
     try:
         yield
@@ -73,16 +73,16 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def prepare_libraries() -> None:
-    """Before a model is loaded."""
+    """Sets the environment variables of libraries, before a model is loaded."""
     for name, value in library_settings().items():
         os.environ.setdefault(name, value)
 
 
 def library_settings() -> dict[str, str]:
-    """Environment variables: libraries keep quiet, and vLLM has a process of its own on a GPU, as by itself.
+    """Returns environment variables that keep libraries quiet and give vLLM a process of its own on a GPU.
 
-    A search's own work is then off the path of its steps. Only for commands: a script without a main guard cannot
-    start processes, so that `Solver` alone does not.
+    A search's own work is then off the path of vLLM's steps. `Solver` itself does not set them: a script without a main
+    guard cannot start processes.
     """
     found = installed()
     is_on_gpu = found is not None and found[1] == "cuda"
@@ -91,7 +91,7 @@ def library_settings() -> dict[str, str]:
 
 @contextmanager
 def sole_writer(folder: Path, *, is_quiet: bool = False) -> Iterator[None]:
-    """Entered before a model is loaded: a folder that another run is writing to is refused."""
+    """Locks a folder, before a model is loaded; raises if another run is writing to it."""
     from gambit.storage.folders import locked
 
     with only_our_warnings(is_quiet=is_quiet), locked(folder):
@@ -100,7 +100,7 @@ def sole_writer(folder: Path, *, is_quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def only_our_warnings(screen: Screen | None = None, *, is_quiet: bool = False) -> Iterator[None]:
-    """Gambit's warnings become one line each on stderr; those of libraries, meant for programmers, are dropped."""
+    """Prints Gambit's warnings as lines on stderr; drops those of libraries, which are meant for programmers."""
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int,
@@ -132,7 +132,7 @@ def needs_in_cluster(plan: ClusterPlan, engine: EngineConfig, screen: Screen | N
 
 
 def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None = None) -> SolverMaker:
-    """With the environment that commands give to libraries."""
+    """Returns the description of a solver, with the environment that commands give to libraries."""
     from gambit.cluster.work import SolverMaker, engine_options
 
     return SolverMaker(engine_options(engine, needs), scorer, library_settings())
@@ -142,7 +142,7 @@ def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None
 def loaded_in_cluster(
     plan: ClusterPlan, engine: EngineConfig, screen: Screen
 ) -> Iterator[tuple[SpreadSolver, EnginePool[Solver]]]:
-    """Engines of which each runs a part of every search, as one solver, and these engines."""
+    """Yields a solver that spreads each search over all engines, and these engines."""
     from gambit.cluster.spreading import spread_engines
     from gambit.solver.spread import SpreadSolver
 

@@ -98,7 +98,7 @@ def is_watched() -> bool:
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM: the first makes a call of this object return True, a later one ends the process at once."""
+    """Ctrl-C and SIGTERM: the first makes calls of this object return True, a later one ends the process at once."""
 
     def __init__(self, on_stop: Callable[[], None]) -> None:
         self._on_stop = on_stop

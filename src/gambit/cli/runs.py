@@ -1,4 +1,4 @@
-"""`gambit replay`: a run's result from its event log alone, and whether the log can be believed."""
+"""`gambit view` and `gambit replay`: runs that are over, from their logs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,37 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.results import Shown, Style
+from gambit.cli.session import prepare_libraries
 from gambit.cli.terminal import FAILURE, OK, put, say
+
+
+def view(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Folder that `gambit solve` wrote, or its log.", show_default=False),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page (default: tree.html beside the log).")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Folder or hub name, where the one that the log names is not at hand."),
+    ] = None,
+    is_opened: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+) -> int:
+    """Write one HTML page that shows what a search did: its tree, its texts, its vote."""
+    from gambit.storage.run_folder import check_writable, find_log
+    from gambit.view import write_page
+
+    log = find_log(run)
+    page = out or log.parent / "tree.html"
+    check_writable(page.parent)
+    prepare_libraries()
+    write_page(log, page, tokenizer)
+    typer.echo(page)
+    if is_opened:
+        typer.launch(page.resolve().as_uri())
+    return OK
 
 
 def replay(
@@ -24,8 +53,8 @@ def replay(
     ] = False,
 ) -> int:
     """Rebuild a run's result from its event log alone."""
-
     from gambit.answers import Grader
+    from gambit.cli.results import Shown, Style
     from gambit.results.record import replay_log
     from gambit.storage.run_folder import find_logs
 
