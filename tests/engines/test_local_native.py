@@ -139,7 +139,8 @@ def decoded(model, rows):
         for part in (layer.row_keys, layer.row_values, layer.prompt_keys, layer.prompt_values):
             part.copy_(torch.randn(part.shape, generator=generator))
     plan = DecodePlan(
-        store=store, own=own[:rows], positions=own[:rows] + 4, own_length=7, prompt_lengths=torch.tensor([4, 2]),
+        store=store, rows=torch.arange(rows), own=own[:rows], positions=own[:rows] + 4, own_length=7,
+        prompt_lengths=torch.tensor([4, 2]),
         prompt_length=4, row_slots=torch.arange(rows) % 2, members=None, places=None, level=None,
         has_even_prompts=False,
     )  # fmt: skip

@@ -52,12 +52,14 @@ class PoolStore:
     def __init__(self) -> None:
         self.layers: dict[int, LayerStore] = {}
         self._shape = {"row": (0, 0), "prompt": (0, 0)}  # entries and positions that are allocated
+        self.version = 0  # changes whenever a layer appears or moves
         self._origin: dict[int, int] = {}  # row -> the row that still holds its keys and values
         self._copied_length = 0
 
     def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> LayerStore:
         """Returns a layer, made on first use for keys and values like these ([entry, head, (position,) dim])."""
         if index not in self.layers:
+            self.version += 1
             self.layers[index] = LayerStore(
                 *(
                     like.new_zeros(_shape(name, like.shape[1], like.shape[-1], *self._shape[kind]))
@@ -75,6 +77,7 @@ class PoolStore:
             return
         shape = (_grown(have_entries, entries), _grown(have_positions, positions))
         self._shape[kind] = shape
+        self.version += 1
         for layer in self.layers.values():
             for name, axis in _POSITION_AXIS.items():
                 old: torch.Tensor = getattr(layer, f"{kind}_{name}")
@@ -150,6 +153,7 @@ class DecodePlan:
     """One new token for each of the first `len(own)` rows."""
 
     store: PoolStore
+    rows: torch.Tensor  # [n] 0, 1, 2, …
     own: torch.Tensor  # [n] own position of the token being fed
     positions: torch.Tensor  # [n] absolute positions
     own_length: int  # longest row, the fed token included
@@ -160,11 +164,7 @@ class DecodePlan:
     places: torch.Tensor | None  # [n] where a row stands in the flattened `members`
     level: int | None  # the own position of all rows where they are at the same, as the traces of one search are
     has_even_prompts: bool  # all prompt segments have the same length
-    rows: torch.Tensor = field(init=False)
     _masks: dict[int | None, torch.Tensor] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.rows = torch.arange(len(self.own), device=self.own.device)
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
         n = len(self.own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.confidence import fold_thoughts
 from gambit.engines.local.attention import DecodePlan
 from gambit.engines.local.model import ForwardOutput, PoolModel, load_model
-from gambit.engines.local.pool import KvBlocks, Pool, Stopwatch
+from gambit.engines.local.pool import KvBlocks, Pool
 from gambit.engines.local.rows import Layout
 from gambit.engines.sampling import sample, token_confidence, uniforms
 from gambit.engines.states import LayerChoice, Projection
@@ -22,7 +23,7 @@ from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
 from gambit.text.tokenizers import Tokenizer
-from gambit.types import EndReason, Progress, StatePosition, StepBatch, ThoughtScore, TraceKey, TraceSpec
+from gambit.types import EndReason, Progress, StatePosition, StepBatch, StepSeconds, ThoughtScore, TraceKey, TraceSpec
 
 
 class LocalEngine:
@@ -42,15 +43,17 @@ class LocalEngine:
         self._tokenizer = tokenizer
         self._scorer = scorer.to(model.device)
         self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
+        self._inner = self._layers.inner
+        self._reads_boundary = scorer.info.state_position is StatePosition.BOUNDARY
         self._kv_asked_tokens = kv_budget_tokens
         kv_tokens = kv_budget_tokens if kv_budget_tokens is not None else model.kv_cache_tokens(memory_ratio)
-        self._clock = Stopwatch()
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
-        self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation, self._clock)
+        self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation)
         self._pool.histories = None if self._memory is None else Histories()
         self._projection = Projection(model.device)
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
         self._cached_layout: Layout | None = None
+        self._seconds_scoring = 0.0  # of the step under way
 
     @property
     def info(self) -> EngineInfo:
@@ -117,18 +120,20 @@ class LocalEngine:
     # -- one step: schedule, run, read -------------------------------------------------------------------------
 
     def step(self) -> StepBatch:
-        self._clock.reset()
-        self._pool.schedule()
-        if len(self._pool.rows):
-            with self._clock.part("engine"):
-                output = self._forward()
-                tokens, confidence = self._sample(output)
-            self._read(output, tokens, confidence)
-        blocks = self._pool.blocks
-        return StepBatch(dict(self._pool.steps), blocks.used_tokens, blocks.capacity_tokens, self._clock.seconds())
+        pool, blocks, began = self._pool, self._pool.blocks, time.perf_counter()
+        pool.schedule()
+        scheduling = time.perf_counter() - began - pool.seconds_computing
+        self._seconds_scoring = 0.0
+        if pool.rows.traces:
+            layout = self._layout()
+            output = self._forward(layout)
+            tokens, confidence = self._sample(output, layout)
+            self._read(output, tokens, confidence, layout)
+        engine = time.perf_counter() - began - scheduling - self._seconds_scoring
+        seconds = StepSeconds(engine=engine, scoring=self._seconds_scoring, scheduling=scheduling)
+        return StepBatch(dict(pool.steps), blocks.used_tokens, blocks.capacity_tokens, seconds)
 
-    def _forward(self) -> ForwardOutput:
-        layout = self._layout()
+    def _forward(self, layout: Layout) -> ForwardOutput:
         table = self._pool.rows.table
         lengths = table["num_tokens"].copy()
         shortest, longest = int(lengths.min()), int(lengths.max())
@@ -140,6 +145,7 @@ class LocalEngine:
             store=self._pool.store,
             own=own.to(self._model.device),
             positions=positions,
+            rows=layout.rows,
             own_length=longest + 1,
             prompt_lengths=layout.prompt_lengths,
             prompt_length=layout.prompt_length,
@@ -150,22 +156,28 @@ class LocalEngine:
             has_even_prompts=layout.has_even_prompts,
         )
         tokens = torch.from_numpy(self._pool.rows.last_tokens(layout.first_tokens)).long().to(self._model.device)
-        return self._model.forward(tokens[:, None], positions[:, None], plan, self._layers.inner)
+        return self._model.forward(tokens[:, None], positions[:, None], plan, self._inner)
 
     @torch.inference_mode()
-    def _sample(self, output: ForwardOutput) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
-        table, layout = self._pool.rows.table, self._layout()
+    def _sample(
+        self, output: ForwardOutput, layout: Layout
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
+        table = self._pool.rows.table
         uniform = torch.from_numpy(uniforms(table["noise_key"], table["num_tokens"])).float()
         tokens = sample(output.logits, layout.filters, uniform.to(self._model.device))
-        is_wanted = self._scorer.info.needs_confidence or len(self._pool.tracks) > 0
+        is_wanted = self._scorer.info.needs_confidence or len(layout.tracked) > 0
         confidence = token_confidence(output.logits) if is_wanted else None
         return tokens.cpu().numpy(), None if confidence is None else confidence.cpu().numpy()
 
     def _read(
-        self, output: ForwardOutput, tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32] | None
+        self,
+        output: ForwardOutput,
+        tokens: npt.NDArray[np.int64],
+        confidence: npt.NDArray[np.float32] | None,
+        layout: Layout,
     ) -> None:
         """Appends the tokens, finds the thoughts and traces that ended with them, scores the thoughts."""
-        table, layout = self._pool.rows.table, self._layout()
+        table = self._pool.rows.table
         was_pending, fed_length = table["is_pending"].copy(), table["num_tokens"].copy()
         is_boundary = layout.advance(table, tokens)
         self._pool.rows.append_tokens(tokens)
@@ -174,25 +186,28 @@ class LocalEngine:
         unconfident: list[TraceKey] = []  # that their stop rules end
         if confidence is not None:
             fold_thoughts(table, confidence, is_boundary)
-            unconfident = self._pool.track_confidence(confidence)
+            keys = [self._pool.rows.traces[row].key for row in layout.tracked]
+            unconfident = self._pool.tracks.fold(keys, confidence[layout.tracked])
         for search, count in layout.rows_per_search.items():
             self._pool.steps[search].num_generated += count
-        if self._scorer.info.state_position is StatePosition.BOUNDARY:
-            self._score(output, np.flatnonzero(was_pending), fed_length)
-        else:
-            self._score(output, np.flatnonzero(is_boundary), table["num_tokens"])
-        self._finish(layout.is_stop(tokens), unconfident)
+        ended = np.flatnonzero(was_pending if self._reads_boundary else is_boundary)
+        if len(ended):
+            self._score(output, ended, fed_length if self._reads_boundary else table["num_tokens"])
+        has_stopped = layout.has_stopped(tokens)
+        is_over = has_stopped | (table["num_tokens"] >= layout.limits)
+        if unconfident or is_over.any():
+            self._finish(np.flatnonzero(is_over), has_stopped, unconfident)
 
     def _score(self, output: ForwardOutput, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
-        if len(rows) == 0:
-            return
-        with self._clock.part("scoring"), torch.inference_mode():
+        began = time.perf_counter()
+        with torch.inference_mode():
             confidences = torch.from_numpy(self._pool.rows.table["thought_confidence"][rows]).float()
             index = torch.from_numpy(rows).to(self._model.device)
             states = self._layers.join(output.states[index], [layer[index] for layer in output.inner])
             thoughts = ThoughtBatch(states, confidences.to(self._model.device))
             scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
             embeddings = self._embed(output.states, rows)
+        self._seconds_scoring = time.perf_counter() - began
         # By id, not by row: where a row stands depends on its neighbours, and scores depend on their order.
         scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
         is_ranked, needs_confidence = self._scorer.info.ranks_within_run, self._scorer.info.needs_confidence
@@ -222,22 +237,23 @@ class LocalEngine:
             found |= zip(wanting, map(tuple, vectors.tolist()), strict=True)
         return found
 
-    def _finish(self, said_stop: npt.NDArray[np.bool_], unconfident: Sequence[TraceKey]) -> None:
-        table = self._pool.rows.table
-        context_left = self._model.context_tokens - 1 - table["prompt_length"]
-        is_full = table["num_tokens"] >= np.minimum(table["max_new_tokens"], context_left)
-        ended = [(self._pool.rows.traces[row], bool(said_stop[row])) for row in np.flatnonzero(said_stop | is_full)]
-        reasons = {trace: EndReason.STOP if stopped else EndReason.LENGTH for trace, stopped in ended}
+    def _finish(
+        self, rows: npt.NDArray[np.int64], has_stopped: npt.NDArray[np.bool_], unconfident: Sequence[TraceKey]
+    ) -> None:
+        traces = self._pool.rows.traces
+        reasons = {traces[row]: EndReason.STOP if has_stopped[row] else EndReason.LENGTH for row in rows}
         for key in unconfident:
             reasons.setdefault(self._pool.searches[key.search].traces[key.trace], EndReason.CONFIDENCE)
         for trace in sorted(reasons, key=lambda trace: trace.key):
             self._pool.finish(trace, reasons[trace])
 
     def _layout(self) -> Layout:
-        layout, rows = self._cached_layout, self._pool.rows
-        if layout is None or layout.version != rows.version:
-            specs = [search.spec for search in self._pool.slots]
-            layout = self._cached_layout = Layout.of(rows, specs, self._tables, self._model.device)
+        layout, pool = self._cached_layout, self._pool
+        if layout is None or layout.version != pool.rows.version:
+            specs = [search.spec for search in pool.slots]
+            tracked = pool.tracks.pick([trace.key for trace in pool.rows.traces])
+            layout = Layout.of(pool.rows, specs, self._tables, tracked, self._model.context_tokens, self._model.device)
+            self._cached_layout = layout
         return layout
 
 

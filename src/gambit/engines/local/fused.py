@@ -209,7 +209,8 @@ class _Listening:
 def _proof_plan(store: PoolStore, positions: torch.Tensor) -> DecodePlan:
     zeros = torch.zeros_like(positions)
     return DecodePlan(
-        store=store, own=zeros, positions=positions, own_length=1,
+        store=store, rows=torch.arange(len(positions), device=positions.device), own=zeros, positions=positions,
+        own_length=1,
         prompt_lengths=torch.full_like(positions[:1], _PROOF_PROMPT), prompt_length=_PROOF_PROMPT,
         row_slots=zeros, members=None, places=None, level=0, has_even_prompts=True,
     )  # fmt: skip

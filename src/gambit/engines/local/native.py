@@ -27,7 +27,7 @@ from gambit.errors import UserError
 from gambit.storage.folders import cache_folder
 
 if TYPE_CHECKING:
-    from gambit.engines.local.attention import DecodePlan, LayerCall, LayerStore
+    from gambit.engines.local.attention import DecodePlan, LayerCall, PoolStore
     from gambit.engines.local.fused import Layer, Output, Rotation, TorchStack
 
 
@@ -205,6 +205,7 @@ class CompiledStack:
         self._head = self._panels(stack.head_weight.t())
         self._head_bias = self._bias(stack.head_bias)
         self._scratch = torch.zeros(0)
+        self._found: tuple[PoolStore, int] | None = None  # the pools that `_layers` point into, and their version
 
     def _layer(self, layer: Layer, call: LayerCall) -> LayerArgs:
         missing = self._inner - layer.down.weight.shape[0]
@@ -239,7 +240,8 @@ class CompiledStack:
         # Threads share rows, torch's share columns: with few rows and large weights most of these would only wait.
         if not self._is_cached and 2 * -(-len(x) // FEW) < threads:
             return self._torch.run(x, rotation, plan, inner)
-        self._find_pools(plan, like=x.new_empty(1, self._kv_heads, self._dim))
+        if self._found != (plan.store, plan.store.version):
+            self._find_pools(plan.store, like=x.new_empty(1, self._kv_heads, self._dim))
         states, logits, kept = torch.empty_like(x), x.new_empty(len(x), self._vocabulary), []
         step = self._step(x, rotation, plan, threads)
         for step.first, step.last in pairwise([0, *inner, len(self._layers)]):
@@ -251,30 +253,30 @@ class CompiledStack:
         return states, logits, kept
 
     def _step(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, threads: int) -> StepArgs:
-        scratch, of_thread = self._scratch_for(threads, plan)
+        pairs = (self._heads // self._kv_heads + 1) // 2 * 2
+        of_row = self._hidden + (2 * self._heads + 2 * self._kv_heads) * self._dim + self._inner
+        attention = self._dim * (1 + 2 * pairs) + 2 * (plan.prompt_length + plan.own_length)
+        floats = TOGETHER * of_row + attention  # of one thread
+        if len(self._scratch) < threads * floats:  # zeros at first: rows that do not exist are read too
+            self._scratch = torch.zeros(threads * floats * 3 // 2)
         return StepArgs(
             rows=len(x), hidden=self._hidden, inner=self._inner, vocabulary=self._vocabulary, kv_heads=self._kv_heads,
             group=self._heads // self._kv_heads, dim=self._dim, threads=threads,
             layers=ctypes.addressof(self._layers), norm=self._norm, head=self._head, head_bias=self._head_bias,
             cosines=rotation[0].data_ptr(), signed_sines=rotation[1].data_ptr(), own_at=plan.own.data_ptr(),
             slots=plan.row_slots.data_ptr(), prompt_lengths=plan.prompt_lengths.data_ptr(), x=x.data_ptr(),
-            scratch=scratch.data_ptr(), scratch_floats=of_thread, eps=self._eps,
+            scratch=self._scratch.data_ptr(), scratch_floats=floats, eps=self._eps,
         )  # fmt: skip
 
-    def _find_pools(self, plan: DecodePlan, like: torch.Tensor) -> None:
+    def _find_pools(self, store: PoolStore, like: torch.Tensor) -> None:
         """Writes the pools' addresses into the structures; they move when they grow."""
         for index, layer in enumerate(self._layers):
-            layer.own, layer.prompt = _pools(plan.store.layer(index, like, like))
-
-    def _scratch_for(self, threads: int, plan: DecodePlan) -> tuple[torch.Tensor, int]:
-        """Returns all threads' memory and one's share. It starts as zeros: rows that do not exist are read too."""
-        pairs = (self._heads // self._kv_heads + 1) // 2 * 2
-        of_row = self._hidden + (2 * self._heads + 2 * self._kv_heads) * self._dim + self._inner
-        attention = self._dim * (1 + 2 * pairs) + 2 * (plan.prompt_length + plan.own_length)
-        floats = TOGETHER * of_row + attention
-        if len(self._scratch) < threads * floats:
-            self._scratch = torch.zeros(threads * floats * 3 // 2)
-        return self._scratch, floats
+            pools = store.layer(index, like, like)
+            layer.own = PoolArgs(pools.row_keys.data_ptr(), pools.row_values.data_ptr(), pools.row_keys.shape[3])
+            layer.prompt = PoolArgs(
+                pools.prompt_keys.data_ptr(), pools.prompt_values.data_ptr(), pools.prompt_keys.shape[3]
+            )
+        self._found = store, store.version
 
 
 def can_compile(stack: TorchStack) -> bool:
@@ -309,8 +311,3 @@ def gate_panels(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
     depth, columns = matrix.shape
     both = nn.functional.pad(matrix.view(depth, 2, columns // 2), (0, -(columns // 2) % lanes))
     return panels(both.view(depth, 2, -1, lanes).transpose(1, 2).reshape(depth, -1), 2 * lanes)
-
-
-def _pools(store: LayerStore) -> tuple[PoolArgs, PoolArgs]:
-    own = PoolArgs(store.row_keys.data_ptr(), store.row_values.data_ptr(), store.row_keys.shape[3])
-    return own, PoolArgs(store.prompt_keys.data_ptr(), store.prompt_values.data_ptr(), store.prompt_keys.shape[3])

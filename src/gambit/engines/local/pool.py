@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from gambit.engines.base import SearchSpec
 from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
-from gambit.engines.local.attention import PoolStore, PromptPlan, RowPlan, RowSnapshot
+from gambit.engines.local.attention import AttentionPlan, PoolStore, PromptPlan, RowPlan, RowSnapshot
 from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
 from gambit.engines.sampling import noise_keys
@@ -30,42 +29,10 @@ from gambit.types import (
     Eviction,
     PressureAction,
     SearchStep,
-    StepSeconds,
     TraceEnd,
     TraceKey,
     TraceSpec,
 )
-
-
-class Stopwatch:
-    """Adds up the seconds of a step by part. A part inside another is taken from the outer one."""
-
-    def __init__(self) -> None:
-        self._open: list[str] = []
-        self._since = 0.0
-        self.reset()
-
-    def reset(self) -> None:
-        self._spent = {"engine": 0.0, "scoring": 0.0, "scheduling": 0.0}
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        self._charge()
-        self._open.append(name)
-        try:
-            yield
-        finally:
-            self._charge()
-            self._open.pop()
-
-    def _charge(self) -> None:
-        now = time.perf_counter()
-        if self._open:
-            self._spent[self._open[-1]] += now - self._since
-        self._since = now
-
-    def seconds(self) -> StepSeconds:
-        return StepSeconds(**self._spent)
 
 
 class KvBlocks:
@@ -74,14 +41,11 @@ class KvBlocks:
     def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.num_blocks = capacity_tokens // block_tokens
+        self.capacity_tokens = self.num_blocks * block_tokens
         self.used_by: Counter[int] = Counter()
         self._refs: dict[int, int] = {}
         self._owner: dict[int, int] = {}
         self._next_id = 0
-
-    @property
-    def capacity_tokens(self) -> int:
-        return self.num_blocks * self.block_tokens
 
     @property
     def num_free(self) -> int:
@@ -136,7 +100,7 @@ class OpenSearch:
 class Pool:
     """The traces of all open searches: running ones in rows, waiting ones in a queue."""
 
-    def __init__(self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation, clock: Stopwatch) -> None:
+    def __init__(self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation) -> None:
         self.blocks = blocks
         self.histories: Histories[TraceKey] | None = None  # set for a scorer that remembers thoughts
         self.store = PoolStore()
@@ -146,32 +110,28 @@ class Pool:
         self.tracks: ConfidenceTracks[TraceKey] = ConfidenceTracks()
         self._model = model
         self._aggregation = aggregation
-        self._clock = clock
         self._waiting: list[LiveTrace] = []
         self._parents: dict[LiveTrace, LiveTrace] = {}  # waiting child -> parent whose memory it will share
         self._parked: dict[LiveTrace, RowSnapshot] = {}  # parents whose rows went before their children came
         self._num_admissions = 0
         self._step = 0
+        self.seconds_computing = 0.0  # of the last `schedule`, for prompts and prefixes
         self.steps: defaultdict[int, SearchStep] = defaultdict(SearchStep)  # of the step under way, by search
 
     def schedule(self) -> None:
         """Begins a step: running traces get blocks first, waiting ones only those that cost no eviction."""
         self._step += 1
-        self.steps = defaultdict(SearchStep)
-        with self._clock.part("scheduling"):
-            if not self._allocate():
-                self._admit()
+        self.steps, self.seconds_computing = defaultdict(SearchStep), 0.0
+        table, block_tokens = self.rows.table, self.blocks.block_tokens
+        at_block_start = np.flatnonzero((table["prompt_length"] + table["num_tokens"]) % block_tokens == 0)
+        had_victim = len(at_block_start) > 0 and self._allocate([self.rows.traces[row] for row in at_block_start])
+        if self._waiting and not had_victim:
+            self._admit()
 
     def finish(self, trace: LiveTrace, reason: EndReason) -> None:
         tokens, confidence = self.rows.tokens_of(trace), self.tracks.end(trace.key)
         self.drop(trace)
         self.steps[trace.key.search].finished.append(TraceEnd(trace.key.trace, reason, tokens, confidence))
-
-    def track_confidence(self, confidence: npt.NDArray[np.float32]) -> list[TraceKey]:
-        """Folds in the confidence of each row's new token; returns the traces that their stop rules end."""
-        keys = [trace.key for trace in self.rows.traces]
-        tracked = self.tracks.pick(keys)
-        return self.tracks.fold([keys[at] for at in tracked], confidence[tracked]) if len(tracked) else []
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 
@@ -203,13 +163,10 @@ class Pool:
 
     # -- KV blocks ---------------------------------------------------------------------------------------------
 
-    def _allocate(self) -> bool:
-        """Gives every running row a block for the token it feeds next; True if that evicted a trace."""
-        table, block_tokens = self.rows.table, self.blocks.block_tokens
-        at_block_start = np.flatnonzero((table["prompt_length"] + table["num_tokens"]) % block_tokens == 0)
-        hungry = sorted((self.rows.traces[row] for row in at_block_start), key=lambda trace: trace.key)
+    def _allocate(self, hungry: list[LiveTrace]) -> bool:
+        """Gives each of these a block for the token it feeds next; returns True if that evicted a trace."""
         had_victim = False
-        for trace in hungry:
+        for trace in sorted(hungry, key=lambda trace: trace.key):
             while trace.row is not None and not self._extend(trace):
                 self._evict(self._victim())
                 had_victim = True
@@ -252,7 +209,7 @@ class Pool:
 
     def _evict(self, trace: LiveTrace) -> None:
         action = action_on(trace.spec.on_pressure, self._num_live(trace.key.search)[trace.spec.island])
-        if action is PressureAction.QUEUE and len(self.rows) == 1:
+        if action is PressureAction.QUEUE and len(self.rows.traces) == 1:
             # Alone it still does not fit: queueing it would go round forever.
             self.finish(trace, EndReason.MEMORY)
             return
@@ -272,9 +229,9 @@ class Pool:
         while self._waiting:
             if self._try_admit(self._waiting[0]):
                 self._waiting.pop(0)
-            elif len(self.rows) or not self._drop_held_prefix():
+            elif self.rows.traces or not self._drop_held_prefix():
                 break
-        if self._waiting and not len(self.rows):
+        if self._waiting and not self.rows.traces:
             raise EngineError(f"a KV budget of {self.blocks.capacity_tokens} tokens cannot hold a waiting trace: "
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
 
@@ -303,21 +260,24 @@ class Pool:
         search.prompt_blocks = blocks
         self.store.reserve("prompt", len(self.slots), len(segment))
         if segment:
-            with self._clock.part("engine"):
-                tokens = torch.tensor([segment], device=self._model.device)
-                positions = torch.arange(len(segment), device=self._model.device)[None]
-                self._model.forward(tokens, positions, PromptPlan(self.store, search.slot))
+            self._compute(segment, 0, PromptPlan(self.store, search.slot))
         return True
+
+    def _compute(self, tokens: Sequence[int], start: int, plan: AttentionPlan) -> None:
+        """Computes tokens of one sequence from position `start`, for their keys and values alone."""
+        began = time.perf_counter()
+        positions = torch.arange(start, start + len(tokens), device=self._model.device)[None]
+        self._model.forward(torch.tensor([tokens], device=self._model.device), positions, plan)
+        self.seconds_computing += time.perf_counter() - began
 
     def _place(self, search: OpenSearch, trace: LiveTrace) -> None:
         """Gives an admitted trace its row, with the keys and values of what it already said."""
         length = len(trace.tokens)
-        self.store.reserve("row", len(self.rows) + 1, length + 1)
+        self.store.reserve("row", len(self.rows.traces) + 1, length + 1)
         row = self.rows.add(trace)
         parent = self._parents.pop(trace, None)
         if length and parent is None:
-            with self._clock.part("engine"):
-                self._recompute(search, row, trace.tokens)
+            self._recompute(search, row, trace.tokens)
         elif length and parent is not None:
             self._share_row(parent, row, length)
         self._num_admissions += 1
@@ -337,12 +297,10 @@ class Pool:
 
     def _recompute(self, search: OpenSearch, row: int, tokens: npt.NDArray[np.int32]) -> None:
         """Computes the prompt's last token and all tokens but the last, which the next step feeds."""
-        fed = [search.spec.prompt[-1], *tokens[:-1].tolist()]
         start = len(search.segment)
-        positions = torch.arange(start, start + len(fed), device=self._model.device)[None]
         self.store.settle()
-        plan = RowPlan(self.store, row, search.slot, start)
-        self._model.forward(torch.tensor([fed], device=self._model.device), positions, plan)
+        fed = [search.spec.prompt[-1], *tokens[:-1].tolist()]
+        self._compute(fed, start, RowPlan(self.store, row, search.slot, start))
 
     # -- traces in and out of rows -----------------------------------------------------------------------------
 

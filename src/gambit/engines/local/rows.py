@@ -58,26 +58,22 @@ class Rows:
 
     def __init__(self) -> None:
         self._table = np.zeros(0, ROW)
+        self.table = self._table  # of the running traces alone
         self._tokens = np.zeros((0, 0), np.int32)
         self.traces: list[LiveTrace] = []
         self.version = 0  # changes whenever a row appears, moves or goes
 
-    def __len__(self) -> int:
-        return len(self.traces)
-
-    @property
-    def table(self) -> npt.NDArray[np.void]:
-        return self._table[: len(self.traces)]
-
     def last_tokens(self, first: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns the token each row feeds next: its last one, or `first` (the prompt's last) where it has none yet."""
-        n, lengths = len(self), self.table["num_tokens"]
+        n, lengths = len(self.traces), self.table["num_tokens"]
         last = self._tokens[np.arange(n), np.maximum(lengths - 1, 0)]
         return np.where(lengths > 0, last, first)
 
     def append_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
-        n, lengths = len(self), self.table["num_tokens"]
-        self._reserve(n, int(lengths.max()) + 1)
+        n, lengths = len(self.traces), self.table["num_tokens"]
+        longest = int(lengths.max()) + 1
+        if longest > self._tokens.shape[1]:
+            self._reserve(n, longest)
         self._tokens[np.arange(n), lengths] = tokens
         lengths += 1
 
@@ -102,7 +98,7 @@ class Rows:
         self._tokens[row, : len(trace.tokens)] = trace.tokens
         self.traces.append(trace)
         trace.row = row
-        self.version += 1
+        self._has_changed()
         return row
 
     def remove(self, trace: LiveTrace) -> int:
@@ -114,8 +110,12 @@ class Rows:
         moved = self.traces.pop()
         if moved is not trace:
             self.traces[row], moved.row = moved, row
-        self.version += 1
+        self._has_changed()
         return last
+
+    def _has_changed(self) -> None:
+        self.table = self._table[: len(self.traces)]
+        self.version += 1
 
     def _reserve(self, rows: int, length: int) -> None:
         have_rows, have_length = self._tokens.shape
@@ -133,6 +133,7 @@ class Layout:
 
     version: int
     filters: Filters
+    rows: torch.Tensor  # their numbers
     row_slots: torch.Tensor
     prompt_lengths: torch.Tensor
     prompt_length: int
@@ -143,10 +144,18 @@ class Layout:
     rows_per_search: dict[int, int]
     detectors: list[tuple[npt.NDArray[np.int64], ThoughtTables]]
     stops: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+    tracked: npt.NDArray[np.int64]  # rows whose confidence is measured
+    limits: npt.NDArray[np.int64]  # tokens that end a trace
 
     @classmethod
     def of(
-        cls, rows: Rows, slots: list[SearchSpec], tables: dict[BoundaryRule, ThoughtTables], device: torch.device
+        cls,
+        rows: Rows,
+        slots: list[SearchSpec],
+        tables: dict[BoundaryRule, ThoughtTables],
+        tracked: npt.NDArray[np.int64],
+        context_tokens: int,
+        device: torch.device,
     ) -> Layout:
         row_slots = rows.table["slot"].copy()
         lengths = [len(spec.prompt) - 1 for spec in slots]
@@ -158,6 +167,7 @@ class Layout:
         return cls(
             version=rows.version,
             filters=filters_of(rows.table, device),
+            rows=torch.arange(len(row_slots), device=device),
             row_slots=torch.from_numpy(row_slots).to(device),
             prompt_lengths=torch.tensor(lengths, device=device),
             prompt_length=max(lengths),
@@ -171,6 +181,8 @@ class Layout:
                 (at, np.array(sorted(ids), np.int64))
                 for ids, at in _rows_by(row_slots, [spec.stop_ids for spec in slots])
             ],
+            tracked=tracked,
+            limits=np.minimum(rows.table["max_new_tokens"], context_tokens - 1 - rows.table["prompt_length"]),
         )
 
     def advance(self, table: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -180,11 +192,12 @@ class Layout:
             table["flags"][at], is_boundary[at] = detector.advance_rows(table["flags"][at], tokens[at])
         return is_boundary
 
-    def is_stop(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        said_stop = np.zeros(len(tokens), np.bool_)
+    def has_stopped(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Returns which rows ended with a stop token."""
+        found = np.zeros(len(tokens), np.bool_)
         for at, ids in self.stops:
-            said_stop[at] = np.isin(tokens[at], ids)
-        return said_stop
+            found[at] = np.isin(tokens[at], ids)
+        return found
 
 
 Key = TypeVar("Key", bound=Hashable)
