@@ -1,8 +1,9 @@
 """The first wrong step of hand-written solutions: `@` stands before the value that is to be found, if any."""
 
-import pytest
 from benchmarks.long_chains.first_error import first_wrong_step, normalised
 from benchmarks.long_chains.problems import generate
+
+from support.tables import table
 
 VALUES = {
     "Ann": ("12", 12),
@@ -131,7 +132,7 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "marked"), [*((CHAIN, text) for text in CHAINS), *MOVES])
+@table(("problem", "marked"), [*((CHAIN, text) for text in CHAINS), *MOVES])
 def test_the_first_wrong_value_is_found(problem, marked):
     text, place = marked.replace("@", ""), marked.find("@")
     found = first_wrong_step(problem, text)
@@ -157,8 +158,8 @@ def test_offsets_stay_where_they_are():
         assert [i for i, c in enumerate(normalised(text)) if c == "\n"] == [i for i, c in enumerate(text) if c == "\n"]
 
 
-@pytest.mark.parametrize("spec", ["chains:12,idle=3", "moves:8"])
-@pytest.mark.parametrize("split", ["train", "dev", "judge", "test"])
+@table("spec", ["chains:12,idle=3", "moves:8"])
+@table("split", ["train", "dev", "judge", "test"])
 def test_solutions_that_repeat_the_problem_are_right(spec, split):
     """Nothing in a problem's own sentences is taken for a claim that is wrong."""
     for row in generate(spec, split, 40, seed=9):

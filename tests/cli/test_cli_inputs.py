@@ -19,6 +19,7 @@ from gambit.errors import UserError, check_host
 from gambit.storage.problems import read_problem_file, read_problems
 from gambit.storage.run_folder import check_writable
 from gambit.types import Problem
+from support.tables import table
 
 SMALL = ("--capacity", "4", "--check-interval", "5", "--warmup-tokens", "5", "--max-new-tokens", "60")
 TWO = [{"question": "a=1", "answer": 7}, {"question": "b=2", "answer": "x"}]
@@ -119,7 +120,7 @@ def test_stdin_that_is_no_utf8_ends_with_code_2():
 # -- ids and folders -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["../../evil", "a/b", "..", ".", "", "a\\b", "a\0b", "/etc"])
+@table("name", ["../../evil", "a/b", "..", ".", "", "a\\b", "a\0b", "/etc"])
 def test_an_id_that_leaves_the_folder_is_refused_in_python_too(name):
     with pytest.raises(UserError, match="cannot name a problem's folder"):
         Problem("a=1", id=name)

@@ -10,6 +10,7 @@ import pytest
 
 from support import bad_invocations
 from support.bad_invocations import INVOCATIONS, WITH_TORCH
+from support.tables import table
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_there_are_at_least_200_of_them_and_all_were_tried(outcomes):
     assert len(outcomes) == len(INVOCATIONS) >= 200
 
 
-@pytest.mark.parametrize(("args", "culprit"), INVOCATIONS, ids=lambda value: " ".join(value)[:60] if value else None)
+@table(("args", "culprit"), INVOCATIONS)
 def test_a_mistake_is_one_sentence_that_names_it(outcomes, args, culprit):
     code, out, err, imported, left = outcomes[args]
     said = sentence(err)

@@ -33,6 +33,7 @@ from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, EndReason, OnPressure, PressureAction, StopRule
 from support import GOLDEN
 from support.searching import finished_view
+from support.tables import table
 
 FOLDER = GOLDEN / "originals"
 DEEPCONF, SLIM_SC, STEP = (
@@ -41,7 +42,7 @@ DEEPCONF, SLIM_SC, STEP = (
 
 
 def cases(original, part):
-    return pytest.mark.parametrize("case", original[part], ids=lambda case: str(original[part].index(case)))
+    return table("case", original[part])
 
 
 def voted(kind, answers, *, scores=None, lengths=None, confidences=None):

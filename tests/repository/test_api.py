@@ -12,6 +12,7 @@ import torch
 import gambit
 import gambit.api as api
 from support import GOLDEN, ROOT
+from support.tables import table
 
 PROTOCOLS = [api.Policy, api.Scorer, api.SplitScorer, api.HistoryScorer, api.Engine]
 RECORDS = [api.Benchmark, api.StepBatch, api.SearchStep, api.SearchSpec, api.ScorerInfo]  # that extensions make
@@ -41,16 +42,14 @@ def test_the_names_of_gambit_itself_are_the_same() -> None:
         assert getattr(gambit, name) is getattr(api, name)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in api.__all__ if inspect.isclass(getattr(api, n)) or inspect.isroutine(getattr(api, n))]
-)
+@table("name", [n for n in api.__all__ if inspect.isclass(getattr(api, n)) or inspect.isroutine(getattr(api, n))])
 def test_every_class_and_function_says_what_it_is(name: str) -> None:
     found = inspect.getdoc(getattr(api, name)) or ""
     is_made_up = found.startswith(f"{name}(")  # what a dataclass without a docstring gets
     assert len(found.split()) >= 3 and not is_made_up, f"{name} has no docstring that stands alone"
 
 
-@pytest.mark.parametrize("kind", [*PROTOCOLS, api.Solver], ids=lambda kind: kind.__name__)
+@table("kind", [*PROTOCOLS, api.Solver])
 def test_every_method_that_is_called_or_implemented_is_documented(kind: type) -> None:
     members = {name: value for base in kind.__mro__ for name, value in vars(base).items() if not name.startswith("_")}
     methods = {name: value for name, value in members.items() if callable(value) or isinstance(value, property)}
@@ -85,7 +84,7 @@ def annotations_of(kind: type) -> set[type]:
     return found
 
 
-@pytest.mark.parametrize("kind", PROTOCOLS + RECORDS, ids=lambda kind: kind.__name__)
+@table("kind", PROTOCOLS + RECORDS)
 def test_every_type_that_a_protocol_needs_is_exported(kind: type) -> None:
     exported = {id(getattr(api, name)) for name in api.__all__}
     missing = sorted(found.__name__ for found in annotations_of(kind) if id(found) not in exported)

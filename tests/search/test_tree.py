@@ -10,6 +10,7 @@ from gambit.tree import TraceState, TraceTree
 from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
 
 from support.searching import make_header, make_settings  # isort: skip
+from support.tables import table
 
 
 def grown(*events, capacity=4):
@@ -36,7 +37,7 @@ def test_the_two_views_are_queries_on_one_tree():
     assert tree.traces[3].state is TraceState.WAITING
 
 
-@pytest.mark.parametrize(
+@table(
     "events",
     [
         (*root(0), ev.Admitted(1, 0, 0, 0, 0)),
@@ -204,7 +205,7 @@ def test_waiting_adds_up_until_the_last_account():
     assert (tree.traces[0].waited_steps, tree.traces[0].waited_seconds) == (5, 0.0)
 
 
-@pytest.mark.parametrize(
+@table(
     "event",
     [
         ev.Scored(1, (0, 1), (0.5,), (3, 3)),
@@ -255,7 +256,7 @@ def broken(change, *events):
     return tree
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "message"),
     [
         (lambda tree: setattr(tree, "capacity", 1), "2 active traces, capacity 1"),

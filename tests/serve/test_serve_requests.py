@@ -19,6 +19,7 @@ from gambit.serve.requests import (
     ResponseFields,
 )
 from gambit.serve.settings import check_binding
+from support.tables import table
 
 QUESTION = [{"role": "user", "content": "a?"}]
 
@@ -199,7 +200,7 @@ def test_mistakes_are_named(reader):
         assert refusal(reader, **fields).param == param, fields
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "sentence"),
     [
         ({"max_token": 1}, "unknown parameter 'max_token': did you mean 'max_tokens'?"),
@@ -237,7 +238,7 @@ def test_the_other_formats_refuse_too(reader):
         reader.read(ResponseFields, {"model": "M", "input": "a?", "background": True, "store": False}, KeyLimits())
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         b"",
@@ -250,7 +251,6 @@ def test_the_other_formats_refuse_too(reader):
         b"[" * 100_000,
         b'{"a": ' + b"9" * 5000 + b"}",
     ],
-    ids=lambda body: repr(body[:12]),
 )
 def test_bodies_that_are_no_requests_are_refused(body):
     with pytest.raises(ApiError) as refused:
@@ -262,7 +262,7 @@ HALF = r"\ud800"  # of a surrogate pair, as JSON writes it
 USER = r'{"role": "user", "content": "a?"}'
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "param"),
     [
         (rf'{{"messages": [{{"role": "system", "content": "{HALF}"}}, {USER}]}}', "messages[0].content"),
@@ -277,7 +277,6 @@ USER = r'{"role": "user", "content": "a?"}'
         (f'{{"prompt": "{HALF}"}}', "prompt"),
         (b'{"prompt": "\xed\xa0\x80"}', "prompt"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_text_that_cannot_be_encoded_is_refused_at_the_door(body, param):
     with pytest.raises(ApiError, match="surrogate") as refused:

@@ -19,6 +19,7 @@ from gambit.serve import keys, page, server
 from gambit.serve.keys import NOBODY
 from gambit.serve.page import SESSION_COOKIE
 from support.serving import EASY, KEY, OTHER_KEY, SMALL, serving
+from support.tables import table
 
 PATHS = [
     ("GET", "/v1/models"), ("GET", "/v1/models/pawn"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
@@ -48,9 +49,9 @@ BODY = {"model": "pawn", "messages": [{"role": "user", "content": EASY}]}
 # -- keys ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-wrong"}, {"authorization": KEY},
+@table("headers", [{}, {"authorization": "Bearer sk-wrong"}, {"authorization": KEY},
                                      {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer"},
-                                     {"cookie": f"{SESSION_COOKIE}=guess"}], ids=str)  # fmt: skip
+                                     {"cookie": f"{SESSION_COOKIE}=guess"}])  # fmt: skip
 def test_without_a_key_there_is_health_and_nothing_else(served, headers):
     with served.http(None) as client:
         for method, path in PATHS:
@@ -73,7 +74,7 @@ def test_every_key_is_compared_whatever_is_presented(monkeypatch, served):
     assert seen == [(32, 32)] * 8
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/x", "search-0", "a\\b", "%00"])
+@table("name", ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/x", "search-0", "a\\b", "%00"])
 def test_ids_are_names_and_no_paths(served, name):
     with served.http() as client:
         for path in (f"/page/searches/{name}/log", f"/page/searches/{name}/live", f"/v1/responses/{name}"):
@@ -172,7 +173,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization:
 HIDDEN = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
-@pytest.mark.parametrize("headers", [
+@table("headers", [
     b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nX" + HIDDEN,
     b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n" + HIDDEN,
     b"Content-Length: 0\r\nContent-Length: 50\r\n\r\n" + HIDDEN,
@@ -183,7 +184,7 @@ HIDDEN = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     b"Host: other\r\n\r\n" + HIDDEN,
     b"X: a\r\n b: c\r\nBad Header\r\n\r\n" + HIDDEN,
     b"X-\x00: a\r\n\r\n" + HIDDEN,
-], ids=lambda headers: repr(headers[:30]))  # fmt: skip
+])  # fmt: skip
 def test_a_request_inside_another_is_not_answered(served, headers):
     reply = raw(served, HEAD, headers)
     assert (
@@ -211,7 +212,7 @@ def test_a_body_in_broken_chunks_is_answered_once(open_server, caplog, path, chu
     ] * 2
 
 
-@pytest.mark.parametrize(("header", "status"), [(b"Host: [::1", 400), (b"Host: 127.0.0.1\r\nOrigin: http://[::1", 403)])
+@table(("header", "status"), [(b"Host: [::1", 400), (b"Host: 127.0.0.1\r\nOrigin: http://[::1", 403)])
 def test_a_host_that_is_none_is_refused(open_server, header, status):
     request = b"POST /login HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n%s\r\n\r\n" % header
     assert raw(open_server, request).startswith(b"HTTP/1.1 %d" % status)

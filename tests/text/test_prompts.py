@@ -25,6 +25,7 @@ from gambit.text.boundary import (
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT, EncodedPrompt, encode_problem, rule_for, stop_ids
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 from gambit.types import ChatMessage
+from support.tables import table
 from support.tiny import CHAT_TEMPLATE, tiny_sentencepiece_tokenizer, word_tokenizer
 
 # "a" plain, "n" a newline, "N" a blank line, "e" ends with a newline, "s" starts with one, "T" closes the thinking
@@ -41,7 +42,7 @@ REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no sy
 OPENS_THINKING = CHAT_TEMPLATE + "<think>\n"
 
 
-@pytest.mark.parametrize(
+@table(
     ("stream", "expected"),
     [
         ("aNa", [1]),
@@ -224,7 +225,7 @@ def test_messages_are_taken_as_given() -> None:
     assert len(messages) == 4
 
 
-@pytest.mark.parametrize("template", [NO_SYSTEM, REFUSES_SYSTEM])
+@table("template", [NO_SYSTEM, REFUSES_SYSTEM])
 def test_without_a_system_role_the_user_turn_carries_the_system_prompt(template: str) -> None:
     tokenizer = word_tokenizer(chat_template=template)
     prompt = encode_problem(tokenizer, "let x = 5")
@@ -286,9 +287,7 @@ def test_without_a_chat_template_the_prompt_is_plain_and_noted() -> None:
     assert "no chat template" in prompt.notes[0]
 
 
-@pytest.mark.parametrize(
-    "problem", ["", " \n", [], [{"role": "user", "content": " "}], [{"role": "assistant", "content": "hi"}]]
-)
+@table("problem", ["", " \n", [], [{"role": "user", "content": " "}], [{"role": "assistant", "content": "hi"}]])
 def test_an_empty_problem_is_the_users_mistake(problem: str | list[ChatMessage]) -> None:
     with pytest.raises(UserError, match="problem"):
         encode_problem(tiny(), problem)

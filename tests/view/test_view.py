@@ -32,6 +32,7 @@ from gambit.view.text import model_name, read_tokens
 from support.browser import HOSTILE, LAST_STEP, QUESTION, Story
 from support.scripted import ScriptedEngine
 from support.searching import make, options, run_one, schedules, st
+from support.tables import table
 from support.tiny import tiny_sentencepiece_tokenizer, word_tokenizer
 
 
@@ -121,7 +122,7 @@ def test_the_pool_is_the_size_that_samples_say(schedule, choice, swap):
 # -- texts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make_tokenizer", [word_tokenizer, tiny_sentencepiece_tokenizer], ids=["bytes", "pieces"])
+@table("make_tokenizer", [word_tokenizer, tiny_sentencepiece_tokenizer])
 def test_token_texts_joined_are_the_decoded_text(make_tokenizer):
     tokenizer = make_tokenizer()
     tokens = tokenizer.encode("a so é \N{PARTY POPPER}日本 a b\n\n b a.", add_special_tokens=False)
