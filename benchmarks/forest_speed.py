@@ -1,15 +1,14 @@
-"""Forest attention against vLLM's own: attention alone, whole decode steps, greedy tokens. Random weights or real.
+"""Forest attention against vLLM's own: attention alone, whole decode steps, whole searches, with random weights.
 
     PYTHONPATH=src VLLM_USE_FLASHINFER_SAMPLER=0 python benchmarks/forest_speed.py --out OUT --seconds 280   # H200
     … --shapes qwen3-4b --parts start,gate --seconds 220             # what `auto` chooses, and what is faster
     … --shapes qwen3-4b --parts start,search --seconds 320           # whole searches, 8,000 tokens a trace
-    … --model FOLDER --text PROBLEMS.jsonl --seconds 280             # greedy tokens of a real model on real text
     python benchmarks/forest_speed.py --out OUT --tiny                                       # any CPU, for debugging
 
 Trees are laid out by prefill (`forest_trees.py`), then all traces decode. Stock and forest attention take turns inside
 one engine on the same traces: with the switch at `stock` a step is vLLM's own CUDA graph of stock attention. Results
 are written after every measured item, and items for which no time is left are dropped. Starting takes 95 s of an H200.
-Random weights amplify every rounding, so that their greedy tokens say little: for these, give a model and a text.
+What forest attention does to greedy tokens of a real model is settled (forest_speed_model.json, code in e5590e1).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -57,12 +55,6 @@ CONTEXT_TOKENS = 40_960
 BANDWIDTH = 4.3e12  # of a copy on an H200
 TURNS = {"decode": 2, "unshared": 3, "gate": 2}
 STEPS = {"decode": 24, "unshared": 70, "gate": 12}
-GREEDY_TOKENS = 64
-WATCHED_STEP = 3
-YARDSTICK = "in halves"
-MODEL_PARTS = ("start", "greedy")  # what a real model is asked
-MODEL_CONTEXT = 4_096
-MODEL_MEMORY = 0.12  # what must be free for vLLM to start, no more: another process may have the rest
 PAPER_MEDIAN, PAPER_WARMUP = 14_500, 12_000
 WARMUP_POINTS = (0.1, 0.4, 0.7, 1.0)  # lengths at which a step of the warm-up is measured
 LAID_OUT_PER_SECOND = 25_000  # tokens that an H200 reads while it lays out a tree of a 4B model, the slowest seen
@@ -95,11 +87,10 @@ tree_of = functools.cache(grow_shared)
 SMALL, MIDDLE, LARGE = Case(64, 12_000, 3.5, 1, 12), Case(128, 20_000, 4.5, 1, 26), Case(112, 36_000, 5.5, 1, 40)
 ISLANDS = Case(64, 12_000, 1.9, 32, 16)
 UNSHARED = Case(64, 4_000, 1.0, 1, 15)
-GREEDY = Case(256, 2_000, 3.0, 1, 20)
 FEW = (Case(16, 36_000, 5.0), Case(8, 36_000, 3.0), Case(64, 2_000, 2.0), Case(256, 2_000, 2.0))  # attention alone
 TINY = {
     SMALL: Case(6, 700, 2.0), MIDDLE: Case(8, 800, 2.5), LARGE: Case(8, 900, 3.0), ISLANDS: Case(8, 700, 1.5, 4),
-    UNSHARED: Case(4, 500, 1.0), GREEDY: Case(12, 500, 2.0),
+    UNSHARED: Case(4, 500, 1.0),
 }  # fmt: skip
 
 
@@ -134,8 +125,6 @@ def main() -> None:
     parser.add_argument("--shapes", default="qwen3-4b,qwen3-8b")
     parser.add_argument("--parts", default="", help="by name; all unless given")
     parser.add_argument("--tiny", action="store_true", help="small trees on a CPU, of a tiny model unless one is given")
-    parser.add_argument("--model", type=Path, help="a folder with weights and a tokenizer, instead of shapes")
-    parser.add_argument("--text", type=Path, help="JSON lines whose `question`s the traces of --model have said")
     parser.add_argument("--gate-seconds", type=float, default=120, help="for part `gate`")
     parser.add_argument("--search-traces", type=int, default=64, help="for part `search`")
     parser.add_argument("--search-tokens", type=int, default=8_000, help="median length of a trace")
@@ -145,19 +134,13 @@ def main() -> None:
     parser.add_argument("--search-longest", type=float, default=1.15, help="in medians")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if (args.model is None) != (args.text is None):
-        parser.error("--model and --text need each other")
-    if args.model is not None:
-        args.parts = args.parts or ",".join(MODEL_PARTS)
-        if others := {*args.parts.split(",")} - {*MODEL_PARTS}:
-            parser.error(f"--model: of the parts {', '.join(MODEL_PARTS)} alone, not {', '.join(sorted(others))}")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.one:
         with on_cpu() if args.tiny else nullcontext():
             Bench(args).run()
         return
     began = time.monotonic()
-    for shape in ["model"] if args.model else ["tiny"] if args.tiny else args.shapes.split(","):
+    for shape in ["tiny"] if args.tiny else args.shapes.split(","):
         left = args.seconds - (time.monotonic() - began)
         if left < 70 and not args.tiny:
             print(f"no time for {shape}", flush=True)
@@ -170,7 +153,6 @@ def run_apart(args: argparse.Namespace, shape: str, left: float) -> None:
     more = [*(["--tiny"] if args.tiny else []), "--parts", args.parts, "--gate-seconds", str(args.gate_seconds)]
     more += ["--search-traces", str(args.search_traces), "--search-tokens", str(args.search_tokens)]
     more += ["--search-spread", str(args.search_spread), "--search-longest", str(args.search_longest)]
-    more += ["--model", str(args.model), "--text", str(args.text)] if args.model else []
     command = [sys.executable, __file__, "--one", "--out", str(args.out), "--shapes", shape, "--seconds", str(left)]
     try:
         subprocess.run([*command, *more], timeout=left + 5, check=False)
@@ -196,8 +178,7 @@ class Bench:
         self.torch = torch
         self.began = BEGAN
         self.args, self.shape = args, args.shapes
-        self.sizes = sizes_of(read_config(args.model) if args.model else SHAPES[self.shape])
-        self.model_name = args.model.resolve().name if args.model else self.shape  # of a folder its name alone
+        self.sizes = sizes_of(SHAPES[self.shape])
         self.is_cpu = not torch.cuda.is_available()
         self.device = "cpu" if self.is_cpu else "cuda"
         self.block_tokens = 32 if self.is_cpu else 16
@@ -212,7 +193,6 @@ class Bench:
         device = "cpu" if self.is_cpu else self.torch.cuda.get_device_name(0)
         return {
             "vllm": vllm.__version__, "torch": self.torch.__version__, "device": device, "shape": self.shape,
-            **({"model": self.model_name} if self.args.model else {}),
         }  # fmt: skip
 
     # -- order and time ----------------------------------------------------------------------------------------
@@ -225,12 +205,11 @@ class Bench:
             parts.append(("attention", 40, self.attention))
         parts += [("start", 60, self.start), ("small", SMALL.needs, lambda: self.decode(SMALL, "auto"))]
         if is_first:
-            parts += [("profile", 8, self.profile), ("unshared", UNSHARED.needs, self.unshared)]
+            parts.append(("unshared", UNSHARED.needs, self.unshared))
         parts += [("middle", MIDDLE.needs, lambda: self.decode(MIDDLE))]
         parts += [("large", LARGE.needs, lambda: self.decode(LARGE))]
         if is_first:
-            parts += [("greedy", GREEDY.needs, self.greedy), ("islands", ISLANDS.needs, lambda: self.decode(ISLANDS))]
-            parts += [("check", 5, self.check)]
+            parts += [("islands", ISLANDS.needs, lambda: self.decode(ISLANDS)), ("check", 5, self.check)]
         parts += [
             (name, needs, part) for name, needs, part in (
                 ("gate", 15, self.gate), ("search", 60, self.search)
@@ -305,10 +284,10 @@ class Bench:
         from gambit.config.options import EngineConfig
         from gambit.engines.vllm.start import start_vllm
 
-        model = str(self.args.model) if self.args.model else self.random_model()
+        model = self.random_model()
         engine_config = EngineConfig(
             model=model, engine="vllm", dtype="float32" if self.is_cpu else "bfloat16",
-            memory_ratio=MODEL_MEMORY if self.args.model else 0.85, engine_options=self.options(),
+            memory_ratio=0.85, engine_options=self.options(),
         )  # fmt: skip
         scorer = random_scorer(self.sizes["hidden_size"])
         with self.noting_check() as checked:
@@ -316,10 +295,9 @@ class Bench:
         self.engine._detector = lambda search, trace: (0, False)  # prefixes of random tokens have no thoughts
         self.worker = self.engine._core._client.engine_core.model_executor.driver_worker.worker
         self.switch = self.worker._forest
-        if not self.args.model:
-            self.liven()
+        self.liven()
         return {
-            "engine": str(replace(self.engine.info, model=self.model_name)), "graphs": len(self.switch.graphs),
+            "engine": str(replace(self.engine.info, model=self.shape)), "graphs": len(self.switch.graphs),
             "runner": type(self.worker.model_runner).__module__, "check_errors": checked,
             "attention_builders": len(self.switch._builders),
         }  # fmt: skip
@@ -357,10 +335,8 @@ class Bench:
             yield found
 
     def options(self) -> dict[str, Any]:
-        common = {"attention": "auto", "own_process": False, "self_check": False, "exact_noise": False}
-        if self.args.model:
-            return common | self.model_options()
-        common |= {"load_format": "dummy"}
+        common: dict[str, Any] = {"attention": "auto", "own_process": False, "self_check": False, "exact_noise": False}
+        common["load_format"] = "dummy"
         if self.is_cpu:
             return common | {"max_model_len": 2048, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
         sizes = [*([8, 16, 32] if {"gate", "search"} & {*self.wanted} else []), 64, 112, 128, 256]
@@ -368,17 +344,6 @@ class Bench:
             "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 256, "kv_cache_memory_bytes": self.room(LARGE),
             "compilation_config": {"cudagraph_capture_sizes": sizes},
         }  # fmt: skip
-
-    def model_options(self) -> dict[str, Any]:
-        """Room for greedy tokens alone."""
-        case = self.case(GREEDY)
-        options = {
-            "max_model_len": min(MODEL_CONTEXT, self.sizes["max_position_embeddings"]), "max_num_seqs": case.traces,
-            "kv_cache_memory_bytes": self.room(case),
-        }  # fmt: skip
-        if self.is_cpu:
-            return options
-        return options | {"compilation_config": {"cudagraph_capture_sizes": [case.traces // 2, case.traces]}}
 
     def room(self, case: Case) -> int:
         """Bytes of a KV cache that holds a tree and, beside it, what several runs say: none evicts the tree."""
@@ -403,25 +368,11 @@ class Bench:
     ) -> Iterator[int]:
         """All traces of a tree decode, or those of `order`, or their first blocks; gives the search."""
         seed = self.number + 1 if seed is None else seed
-        tokens = self.tree_tokens(case.tree(self.block_tokens), seed)
+        tokens = case.tree(self.block_tokens).tokens(self.block_tokens, self.sizes["vocab_size"], seed)
         tokens = tokens[:, : (tokens.shape[1] if blocks is None else blocks * self.block_tokens) - 5]  # one is filled
         prompt = PROMPT_BLOCKS * self.block_tokens if case.sharing > 1 else 1
         with self.decoding(case.name, tokens, prompt, order, **sampling) as number:
             yield number
-
-    def tree_tokens(self, tree: Tree, seed: int) -> Any:
-        if self.args.model:
-            return tree.reading(self.text, self.block_tokens, seed)
-        return tree.tokens(self.block_tokens, self.sizes["vocab_size"], seed)
-
-    @functools.cached_property
-    def text(self) -> Any:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(self.args.model, local_files_only=True)
-        lines = self.args.text.read_text(encoding="utf-8").split("\n")  # a question may have other ends of lines
-        text = "\n\n".join(json.loads(line)["question"] for line in lines if line)
-        return np.array(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
     @contextmanager
     def decoding(self, name: str, tokens: Any, prompt: int, order: Any = None, **sampling: float) -> Iterator[int]:
@@ -577,117 +528,9 @@ class Bench:
             "forest_steps": self.switch.num_steps - before,
         }  # fmt: skip
 
-    def profile(self) -> dict[str, Any]:
-        """Where a step's time goes; the profiler itself costs host time."""
-        from torch.profiler import ProfilerActivity, profile
-
-        found: dict[str, Any] = {}
-        case = self.case(SMALL)
-        with self.laid_out(case, seed=1):  # that of the first measurement: its blocks are still there
-            for wish in ("stock", "forest"):
-                self.wish(wish)
-                for _ in range(WARM_STEPS):
-                    self.step()
-                kinds = [ProfilerActivity.CPU] if self.is_cpu else [ProfilerActivity.CUDA]
-                with profile(activities=kinds) as profiler:
-                    for _ in range(6):
-                        self.step()
-                    self.synchronize()
-                found[wish] = self.by_kernel(profiler, 6)
-        return found
-
-    def by_kernel(self, profiler: Any, steps: int) -> dict[str, Any]:
-        field = "self_cpu_time_total" if self.is_cpu else "self_device_time_total"
-        rows = sorted(profiler.key_averages(), key=lambda row: -getattr(row, field))
-        total = sum(getattr(row, field) for row in rows) / steps / 1e3
-        top = {row.key[:90]: [round(getattr(row, field) / steps / 1e3, 4), row.count] for row in rows[:18]}
-        return {"ms_per_step": round(total, 3), "top": top}
-
     def synchronize(self) -> None:
         if not self.is_cpu:
             self.torch.cuda.synchronize()
-
-    # -- greedy tokens -----------------------------------------------------------------------------------------
-
-    def greedy(self) -> dict[str, Any]:
-        """Runs after the first find all blocks in the cache and begin alike.
-
-        Stock attention gives a row the same bits wherever it stands among the others, so that permuting rows changes
-        nothing; in a batch of half the size the same row is rounded differently. That is the yardstick.
-        """
-        case = self.case(GREEDY)
-        shuffled = np.random.default_rng(1).permutation(case.traces)
-        plans = {
-            "first": ("stock", None), "stock": ("stock", None), "again": ("stock", None),
-            "permuted": ("stock", shuffled), "forest": ("forest", None), "forest permuted": ("forest", shuffled),
-        }  # fmt: skip
-        said: dict[str, Said] = {}
-        for name, (wish, order) in plans.items():
-            if self.has_time(6):
-                said[name] = self.said(case, wish, order)
-                self.write("greedy", {"case": case.name, **compared(said)})
-        for name, wish in ((YARDSTICK, "stock"), (f"forest {YARDSTICK}", "forest")):
-            if self.has_time(8):
-                said[name] = self.said_in_halves(case, wish)
-                self.write("greedy", {"case": case.name, **compared(said)})
-        return {"case": case.name, **compared(said)}
-
-    def said_in_halves(self, case: Case, wish: str) -> Said:
-        """Every other trace, then the rest: trees of the same shape, half as many rows."""
-        parts = [np.arange(first, case.traces, 2) for first in (0, 1)]
-        one, other = (self.said(case, wish, part) for part in parts)
-        tokens = np.concatenate([one.tokens, other.tokens])[np.argsort(np.concatenate(parts))]
-        return Said(tokens, one.logs | other.logs, one.histories | other.histories)
-
-    def said(self, case: Case, wish: str, order: Any) -> Said:
-        """No trace ends before: searches have no stop tokens here, and vLLM is told to go on after a model's own."""
-        logs: dict[int, Any] = {}
-        likeliest: dict[int, list[int]] = defaultdict(list)
-        count = 16 if self.is_cpu else GREEDY_TOKENS
-        with (
-            self.laid_out(case, order=order, seed=1_000, temperature=0.0) as search,
-            self.watching(search, logs, likeliest),
-        ):
-            self.wish(wish)
-            traces = self.engine._searches[search].traces
-            before = {number: len(generated(trace)) for number, trace in traces.items()}
-            while min(len(generated(trace)) for trace in traces.values()) < count:
-                self.step()
-            tokens = {number: generated(traces[number]).tolist() for number in sorted(traces)}
-        # A step may have been under way when watching began: its token counts as said before.
-        histories = {trace: (*tokens[trace][: before[trace] + 1], *likeliest[trace]) for trace in logs}
-        return Said(np.array([row[:count] for row in tokens.values()]), logs, histories)
-
-    @contextmanager
-    def watching(self, search: int, logs: dict[int, Any], likeliest: dict[int, list[int]]) -> Iterator[None]:
-        """By trace: log-probabilities of one decode step, and the likeliest tokens, which are said, of those before."""
-        tap, sample = self.worker.model_runner.sampler, self.worker.sample_tokens
-        see, traces = tap._see, dict(self.engine._searches[search].traces)
-        by_request = {trace.request: number for number, trace in traces.items()}
-        requests: list[list[str]] = []  # of each step, in the order of rows
-
-        def note_rows(*args: Any, **kwargs: Any) -> Any:
-            requests.append(self.worker._row_ids())
-            return sample(*args, **kwargs)
-
-        def watch(logits: Any) -> None:
-            see(logits)
-            if len(requests) > WATCHED_STEP or len(requests[-1]) < len(traces):
-                return
-            rows = [by_request[request] for request in requests[-1]]
-            values = logits[: len(rows)].float()
-            if len(requests) == WATCHED_STEP:  # the switch is where it should be
-                logs.update(zip(rows, values.log_softmax(-1).cpu(), strict=True))
-                return
-            for row, token in zip(rows, values.argmax(-1).tolist(), strict=True):
-                likeliest[row].append(token)
-
-        tap._see, self.worker.sample_tokens = watch, note_rows
-        try:
-            yield
-        finally:
-            tap._see = see
-            del self.worker.sample_tokens
 
     # -- whole searches ----------------------------------------------------------------------------------------
 
@@ -780,71 +623,6 @@ def summary_of(trees: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What the traces of a tree said, and what was likely in one decode step of theirs."""
-
-    tokens: Any  # [traces, tokens]
-    logs: dict[int, Any]  # by trace: log-probabilities in that step
-    histories: dict[int, tuple[int, ...]]  # all that a trace had generated before that step
-
-
-def compared(said: dict[str, Said]) -> dict[str, Any]:
-    """Every run with that of stock attention; then forest attention with the yardstick."""
-    if "stock" not in said:
-        return {}
-    stock = said["stock"]
-    found = {
-        name: {**differences(stock.tokens, other.tokens), **log_differences(stock, other)}
-        for name, other in said.items()
-        if name not in ("first", "stock")
-    }
-    summary = {}
-    if {"forest", YARDSTICK} <= found.keys():
-        summary = {f"forest / {YARDSTICK}": ratios(found["forest"], found[YARDSTICK])}
-    return {f"{name} against stock": measured for name, measured in found.items()} | summary
-
-
-def differences(tokens: Any, others: Any) -> dict[str, float]:
-    """Shares of tokens and traces that differ, tokens before a trace's first difference, and the rate of first ones.
-
-    After its first difference a trace goes on from another text. The rate looks no further: first differences, per
-    token said up to them.
-    """
-    differs = tokens != others
-    is_apart = differs.any(1)
-    before = np.where(is_apart, differs.argmax(1), tokens.shape[1])
-    rate = is_apart.sum() / (before + is_apart).sum()
-    return {
-        "tokens": round(float(differs.mean()), 5), "traces": round(float(is_apart.mean()), 4),
-        "before_first": round(float(before.mean()), 2), "rate": round(float(rate), 6),
-    }  # fmt: skip
-
-
-def log_differences(one: Said, other: Said) -> dict[str, float]:
-    """Of the token that is likeliest to the first, among traces that had said the same up to then."""
-    both = sorted(one.logs.keys() & other.logs.keys())
-    alike = [trace for trace in both if one.histories[trace] == other.histories[trace]]
-    if not alike:
-        return {"compared": 0}
-    off = [abs(float(one.logs[i].max() - other.logs[i][one.logs[i].argmax()])) for i in alike]
-    median, most, largest = (float(np.quantile(off, share)) for share in (0.5, 0.9, 1.0))
-    return {"compared": len(alike), "median |log p|": median, "90 %": most, "largest": largest}
-
-
-def ratios(found: dict[str, float], yardstick: dict[str, float]) -> dict[str, float | None]:
-    """None where the yardstick shows no difference."""
-    return {
-        measure: round(found[measure] / yardstick[measure], 3) if yardstick[measure] else None
-        for measure in ("rate", "tokens")
-    }
-
-
-def generated(trace: Any) -> Any:
-    """The tokens of an engine's trace that it did not inherit."""
-    return trace.tokens[trace.spec.inherited :]
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text()))
 
@@ -897,7 +675,7 @@ class Attention:
         return {
             "sharing": round(self.tree.sharing, 2), **times, "gain": round(times["stock_ms"] / times["forest_ms"], 2),
             "ideal_ms": round(ideal, 4), "parts": int(plan.part_starts[-1]), "read": int(self.read(plan)) / unique,
-            "waits_for_device": self.waits(), "errors": errors, **self.extras(plan, scale),
+            "errors": errors,
         }  # fmt: skip
 
     def plan(self) -> Any:
@@ -937,57 +715,6 @@ class Attention:
             exact = attend(self.query[row : row + 1].float(), keys, values)[0][0]
             sums = [total + relative(each[row], exact) / 4 for total, each in zip(sums, found, strict=True)]
         return dict(zip(names, sums, strict=True))
-
-    def waits(self) -> str:
-        """Whether making a plan has the host wait for the device."""
-        if self.bench.is_cpu:
-            return "not measured"
-        self.torch.cuda.set_sync_debug_mode("error")
-        try:
-            self.plan()
-        except RuntimeError as error:
-            return f"yes: {str(error)[:200]}"
-        finally:
-            self.torch.cuda.set_sync_debug_mode("default")
-        return "no"
-
-    def extras(self, plan: Any, scale: float) -> dict[str, Any]:
-        """What parts of it take, and whether FlashAttention's own schedule, made once for all layers, would help."""
-        if self.bench.is_cpu:
-            return {}
-        from vllm.v1.attention.backends import fa_utils
-
-        from gambit.engines.vllm import kernels
-
-        gathered = self.query.index_select(0, plan.query_rows)
-
-        def call(schedule: Any = None) -> Any:
-            return fa_utils.flash_attn_varlen_func(
-                q=gathered, k=self.keys, v=self.values, max_seqlen_q=plan.most_queries,
-                cu_seqlens_q=plan.query_starts, max_seqlen_k=plan.most_keys, seqused_k=plan.num_keys,
-                softmax_scale=scale, causal=False, block_table=plan.block_table, return_softmax_lse=True,
-                num_splits=1, fa_version=3, scheduler_metadata=schedule,
-            )  # fmt: skip
-
-        partial, lse = call()
-        out = self.torch.empty_like(self.query)
-        found: dict[str, Any] = {
-            "gather_ms": self.timed(lambda: self.query.index_select(0, plan.query_rows)), "fa_ms": self.timed(call),
-            "merge_ms": self.timed(lambda: kernels.merge(partial, lse, plan, out)), "lse": list(lse.shape),
-        }  # fmt: skip
-        try:
-            schedule = fa_utils.get_scheduler_metadata(
-                batch_size=len(plan.num_keys), max_seqlen_q=plan.most_queries, max_seqlen_k=plan.most_keys,
-                num_heads_q=self.heads, num_heads_kv=self.kv_heads, headdim=self.width, cache_seqlens=plan.num_keys,
-                qkv_dtype=self.query.dtype, cu_seqlens_q=plan.query_starts, page_size=self.bench.block_tokens,
-                causal=False, num_splits=1,
-            )  # fmt: skip
-            used = int(plan.query_starts[-1])
-            found["fa_scheduled_ms"] = self.timed(lambda: call(schedule))
-            found["fa_scheduled_error"] = relative(call(schedule)[0][:used], partial[:used])
-        except Exception as error:
-            found["fa_scheduled_error"] = repr(error)[:200]
-        return found
 
     def timed(self, work: Callable[[], Any]) -> float:
         """Milliseconds of the device, the median of several."""

@@ -33,17 +33,6 @@ class Tree:
         said = rng.integers(5, vocab_size, size=(int(self.table.max()) + 1, block_tokens))
         return said[self.table].reshape(len(self.table), -1)
 
-    def reading(self, text: npt.NDArray[np.int64], block_tokens: int, seed: int) -> npt.NDArray[np.int64]:
-        """[traces, tokens]: slices of a text, which runs on along a path except where it leaves that of an earlier row.
-
-        Seeds begin at different places of the text, and it begins anew where it ends.
-        """
-        _, first, block = np.unique(self.table, return_index=True, return_inverse=True)
-        place = first.argsort().argsort()[block.ravel()]  # blocks in the order in which the rows first name them
-        began = np.roll(text, -int(np.random.default_rng(seed).integers(len(text))))
-        said = np.resize(began, (len(first), block_tokens))
-        return said[place].reshape(len(self.table), -1)
-
 
 def grow(traces: int, blocks: int, turnover: float, islands: int = 1, seed: int = 0) -> Tree:
     """All traces grow by a block at a time; now and then one is replaced by a branch of another of its island."""

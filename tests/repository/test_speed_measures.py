@@ -28,7 +28,6 @@ BENCHMARKS = ROOT / "benchmarks"
 with mock.patch.dict(os.environ), mock.patch.object(sys, "path", [str(BENCHMARKS), *sys.path]):  # they set some
     import forest_check
     import forest_speed
-    import forest_trees
     import gpu_speed
     import speed_parts
     import step_profile
@@ -120,55 +119,6 @@ def test_the_gate_is_judged_by_what_was_faster():
         "right": 1, "of": 3, "slower_than_stock": 1, "most_slower_than_the_faster": 0.25, "promised_too_much": 1,
     }  # fmt: skip
     assert forest_speed.summary_of([])["of"] == 0
-
-
-def test_first_differences_are_counted_per_token_up_to_them():
-    tokens = np.zeros((4, 8), int)
-    others = tokens.copy()
-    others[0, 1:], others[1, 7] = 1, 1  # a trace that goes on from another text, and one that differs at its end
-    found = forest_speed.differences(tokens, others)
-    assert found == {"tokens": 0.25, "traces": 0.5, "before_first": 6.0, "rate": round(2 / (2 + 8 + 8 + 8), 6)}
-    assert forest_speed.differences(tokens, tokens) == {"tokens": 0, "traces": 0, "before_first": 8, "rate": 0}
-
-
-def said(tokens, first, history=(7, 8)) -> forest_speed.Said:
-    """Two traces of which the first's log-probabilities and history are given."""
-    logs = {0: torch.tensor(first), 1: torch.tensor([-0.1, -3.0])}
-    return forest_speed.Said(np.array(tokens), logs, {0: history, 1: (7, 8)})
-
-
-def test_log_probabilities_are_compared_among_traces_of_one_history():
-    stock = said([[1, 2], [1, 2]], [-0.5, -2.0])
-    found = forest_speed.log_differences(stock, said([[1, 2], [1, 2]], [-0.9, -0.4]))
-    assert found["compared"] == 2 and found["largest"] == pytest.approx(0.4)
-    assert found["median |log p|"] == pytest.approx(0.2) and found["90 %"] == pytest.approx(0.36)
-    for other in ((7, 9), (7, 8, 8)):  # another token before that step, or one more
-        found = forest_speed.log_differences(stock, said([[1, 2], [1, 2]], [-0.9, -0.4], other))
-        assert found["compared"] == 1 and found["largest"] == 0
-    assert forest_speed.log_differences(stock, forest_speed.Said(stock.tokens, {}, {})) == {"compared": 0}
-
-
-def test_forest_attention_is_measured_by_stock_attention_in_halves():
-    same, half, all_differ = [[1, 2], [1, 2]], [[1, 2], [1, 3]], [[1, 3], [1, 3]]
-    runs = {name: said(tokens, [-0.5, -2.0]) for name, tokens in (("stock", same), ("forest", all_differ))}
-    assert [*forest_speed.compared(runs)] == ["forest against stock"]
-    found = forest_speed.compared(runs | {"in halves": said(half, [-0.5, -2.0])})
-    assert found["forest / in halves"] == {"rate": 2.0, "tokens": 2.0}
-    found = forest_speed.compared(runs | {"in halves": runs["stock"]})
-    assert found["forest / in halves"] == {"rate": None, "tokens": None}
-    assert forest_speed.compared({}) == {}
-
-
-def test_a_text_runs_on_along_the_paths_of_a_tree():
-    tree = forest_trees.Tree(np.array([[1, 2, 5, 7], [1, 2, 6, 8], [1, 3, 4, 9]], np.int32), 0.0)
-    text = np.arange(100, 117)  # too short for nine blocks of two tokens
-    rows = tree.reading(text, 2, seed=0)
-    begin = rows[0, 0] - 100
-    assert (rows[0] == 100 + (begin + np.arange(8)) % 17).all()
-    assert (rows[1, :4] == rows[0, :4]).all() and (rows[2, :2] == rows[0, :2]).all()
-    assert (rows[1, 4:] == 100 + (begin + 8 + np.arange(4)) % 17).all()
-    assert (rows[2, 2:] == 100 + (begin + 12 + np.arange(6)) % 17).all()
-    assert tree.reading(text, 2, seed=1)[0, 0] != rows[0, 0]
 
 
 def test_a_heads_width_is_given_or_computed():
