@@ -212,7 +212,7 @@ def test_a_turn_is_what_a_method_searched_in_one_go() -> None:
         for variant, times in began.items()
         for i, when in enumerate(times)
     ]
-    turns = ProblemTable.of(rows, ["sc", "gambit"]).turns()
+    turns = ProblemTable(rows, ["sc", "gambit"]).turns
     assert [turn.tolist() for turn in turns] == [[0, 1], [2, 3], [4]]
 
 
@@ -223,7 +223,7 @@ def test_blocks_that_a_method_goes_through_without_a_break_are_turns_of_their_ow
         methods = ("sc", "gambit") if block % 2 == 0 else ("gambit", "sc")
         for variant, problem in itertools.product(methods, (2 * block, 2 * block + 1)):
             rows.append(row(variant, problem, True, seed=seed, began=float(next(clock))))
-    turns = ProblemTable.of(rows, ["sc", "gambit"]).turns()
+    turns = ProblemTable(rows, ["sc", "gambit"]).turns
     assert [turn.tolist() for turn in turns] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -358,14 +358,14 @@ def test_figures_and_words_are_written_in_every_form(run: Path) -> None:
     assert pictures == [f"{name}-b.png" for name in ("lengths", "pool", "seconds", "throughput", "tradeoff")]
     assert all((run / "figures" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     for name in pictures:
-        assert f"(figures/{name})" in report.markdown
-    assert "| gambit | 30 | 83.3 (" in report.markdown
+        assert f"(figures/{name})" in report.to_markdown()
+    assert "| gambit | 30 | 83.3 (" in report.to_markdown()
 
 
 def test_without_matplotlib_the_tables_remain(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "is_available", lambda: False)
+    monkeypatch.setattr("gambit.bench.report.find_spec", lambda name: None)
     report = write_report(run)
-    assert "matplotlib is not installed" in report.markdown and "<svg" not in (run / "report.html").read_text()
+    assert "matplotlib is not installed" in report.to_markdown() and "<svg" not in (run / "report.html").read_text()
     assert not (run / "figures").exists()
 
 

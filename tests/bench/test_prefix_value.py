@@ -77,8 +77,9 @@ def rows_of(num_problems):
 def test_few_problems_carry_no_claim(tmp_path):
     plan = PrefixPlan((0.5,), 8, 2)
     few, enough = (write_prefix_report(tmp_path, "made", plan, rows_of(count)) for count in (19, 20))
-    assert len(few.sentences) == 1 and few.sentences[0].startswith("Only 19 problems: nothing is claimed")
-    assert len(enough.sentences) == 2 and all("raises the share of right traces" in line for line in enough.sentences)
+    assert [line[:36] for line in few.cautions] == ["Only 19 problems: nothing is claimed"] and not few.findings
+    assert len(enough.findings) == 2 and not enough.cautions
+    assert all("raises the share of right traces" in line for line in enough.findings)
     assert "shows no gain" in finding(rows_of(19)[1], 2)
 
 

@@ -6,12 +6,12 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gambit.bench.datasets import slug
+from gambit.bench.recipe import Scalar
 from gambit.bench.rows import Row
 from gambit.bench.summary import PARTS, BenchSummary, Cell, SweepPoint
 from gambit.results.html import Markup, attributes_html
@@ -39,10 +39,6 @@ class Picture:
     svg: Markup
 
 
-def is_available() -> bool:
-    return find_spec("matplotlib") is not None
-
-
 def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
     """Draws every figure that the rows allow, benchmark by benchmark."""
     styles = styles_for(summary.variants)
@@ -67,11 +63,11 @@ def draw_all(summary: BenchSummary, rows: Sequence[Row]) -> Iterator[Picture]:
             caption = f"Accuracy and tokens over the swept options; level lines: the other methods{on}."
             drawn.append(("sweep", caption, partial(_sweep, points, others, styles)))
         for name, caption, draw in drawn:
-            yield picture(f"{name}-{slug(benchmark)}", caption, draw)
+            yield _picture(f"{name}-{slug(benchmark)}", caption, draw)
 
 
-def picture(name: str, caption: str, draw: Callable[[], Figure], max_width: str = "980px") -> Picture:
-    """Draws a figure as PNG and SVG; `max_width` on the page is a CSS length."""
+def _picture(name: str, caption: str, draw: Callable[[], Figure]) -> Picture:
+    """Draws a figure as PNG and SVG."""
     import matplotlib
 
     style = {
@@ -87,18 +83,18 @@ def picture(name: str, caption: str, draw: Callable[[], Figure], max_width: str 
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption, max_width))
+    return Picture(name, caption, png.getvalue(), _for_page(svg.getvalue(), caption))
 
 
-def _for_page(svg: str, caption: str, max_width: str) -> Markup:
+def _for_page(svg: str, caption: str) -> Markup:
     """Returns the element alone, in the colours of the page around it."""
     element = svg[svg.index("<svg") :]
     element = element.replace(INK, "currentColor").replace(RULE, "var(--rule)")
-    label = attributes_html(role="img", style=f"max-width: {max_width}", aria_label=caption)
+    label = attributes_html(role="img", style="max-width: 980px", aria_label=caption)
     return Markup(element.replace("<svg", f"<svg{label}", 1))
 
 
-def new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:
+def _new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:
     """Makes panels under each other: side by side their text would be too small for a narrow page."""
     from matplotlib.figure import Figure
 
@@ -106,7 +102,7 @@ def new_figure(rows: int, height: float = 2.3) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(rows, 1, squeeze=False).flat)
 
 
-def add_legend(figure: Figure, axes: Axes) -> None:
+def _add_legend(figure: Figure, axes: Axes) -> None:
     """Puts a legend below the panels, with each name once."""
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     columns = LEGEND_COLUMNS if max(map(len, named), default=0) <= 10 else 2
@@ -118,30 +114,31 @@ def _few_ticks(axes: Axes) -> None:
     axes.locator_params(axis="x", nbins=5)
 
 
+def _name_bars(axes: Axes, label: str, cells: Sequence[Cell]) -> None:
+    axes.set(xlabel=label)
+    axes.set_yticks(np.arange(len(cells))[::-1], [cell.variant for cell in cells])
+    axes.grid(visible=False, axis="y")
+    _few_ticks(axes)
+
+
 # -- the figures -----------------------------------------------------------------------------------------------
 
 
 def _tradeoff(cells: Sequence[Cell], styles: Styles) -> Figure:
-    figure, (above, below) = new_figure(2)
+    figure, (above, below) = _new_figure(2)
     for axes, label in ((above, "tokens a problem"), (below, "seconds a problem")):
         for cell in cells:
             cost = cell.tokens if axes is above else cell.seconds
             if cost is not None:
-                _cross(axes, cost, cell.accuracy, styles[cell.variant], cell.variant)
+                styles[cell.variant].point(axes, cost, cell.accuracy, cell.variant)
         axes.set(xlabel=label, ylabel="accuracy %", xlim=(0, None))
         _few_ticks(axes)
-    add_legend(figure, above)
+    _add_legend(figure, above)
     return figure
 
 
-def _cross(axes: Axes, x: Interval, y: Interval, style: SeriesStyle, label: str) -> None:
-    x_error = x.value - x.low, x.high - x.value
-    y_error = 100 * (y.value - y.low), 100 * (y.high - y.value)
-    style.point(axes, x.value, 100 * y.value, x_error, y_error, label)
-
-
 def _pool(rows: Sequence[Row], styles: Styles) -> Figure:
-    figure, (above, below) = new_figure(2)
+    figure, (above, below) = _new_figure(2)
     ends = [row.seconds.total for row in rows if row.series.seconds]
     grid = np.linspace(0, float(np.quantile(ends, 0.98)) if ends else 1.0, NUM_MOMENTS)
     for variant, style in styles.items():
@@ -155,7 +152,7 @@ def _pool(rows: Sequence[Row], styles: Styles) -> Figure:
     if 0 < capacity < 2 * below.get_ylim()[1]:  # far above, it would flatten the curves
         below.axhline(capacity, linestyle="--", color=INK, linewidth=1)
         below.set_ylim(0, 1.05 * capacity)
-    add_legend(figure, above)
+    _add_legend(figure, above)
     return figure
 
 
@@ -167,30 +164,24 @@ def mean_curve(rows: Sequence[Row], grid: Floats, values: Callable[[Row], Sequen
 
 
 def _lengths(rows: Sequence[Row], styles: Styles) -> Figure:
-    figure, (above, below) = new_figure(2)
+    figure, (above, below) = _new_figure(2)
     for variant, style in styles.items():
         mine = [row for row in rows if row.variant == variant]
-        _distribution(above, [n for row in mine for n in row.unique_lengths], style, variant)
-        _distribution(below, [n for row in mine for n in row.total_lengths], style, variant)
+        for axes, name in ((above, "unique_lengths"), (below, "total_lengths")):
+            if lengths := [length for row in mine for length in getattr(row, name)]:
+                shares = np.linspace(0, 1, 201)  # a cumulative distribution
+                style.line(axes, np.quantile(lengths, shares), 100 * shares, variant)
     above.set(xlabel="tokens of its own (unique)")
     below.set(xlabel="tokens in all (with the inherited part)")
     for axes in (above, below):
         axes.set(ylabel="% of completed traces", xlim=(0, None), ylim=(0, 101))
         _few_ticks(axes)
-    add_legend(figure, above)
+    _add_legend(figure, above)
     return figure
 
 
-def _distribution(axes: Axes, lengths: Sequence[int], style: SeriesStyle, label: str) -> None:
-    """Draws the cumulative share of lengths."""
-    if not lengths:
-        return
-    shares = np.linspace(0, 1, 201)
-    style.line(axes, np.quantile(lengths, shares), 100 * shares, label)
-
-
 def _throughput(cells: Sequence[Cell], styles: Styles) -> Figure:
-    figure, (above, below) = new_figure(2, height=0.9 + 0.26 * len(cells))
+    figure, (above, below) = _new_figure(2, height=0.9 + 0.26 * len(cells))
     places = np.arange(len(cells))[::-1]
     shades = [styles[cell.variant].colour for cell in cells]
     above.barh(places, [cell.completed_per_second or 0 for cell in cells], color=shades, height=0.65)
@@ -198,59 +189,46 @@ def _throughput(cells: Sequence[Cell], styles: Styles) -> Figure:
     shares = np.array([cell.productive_share or 0 for cell in cells])
     below.barh(places, speeds, color=shades, height=0.65, alpha=0.35)
     below.barh(places, speeds * shares, color=shades, height=0.65)
-    for axes, label in ((above, "completed traces a second"), (below, "tokens a second (full: productive)")):
-        axes.set(xlabel=label)
-        axes.set_yticks(places, [cell.variant for cell in cells])
-        axes.grid(visible=False, axis="y")
-        _few_ticks(axes)
+    _name_bars(above, "completed traces a second", cells)
+    _name_bars(below, "tokens a second (full: productive)", cells)
     return figure
 
 
 def _decomposition(cells: Sequence[Cell]) -> Figure:
-    figure, (axes,) = new_figure(1, height=1.4 + 0.28 * len(cells))
+    figure, (axes,) = _new_figure(1, height=1.4 + 0.28 * len(cells))
     places, reached = np.arange(len(cells))[::-1], np.zeros(len(cells))
     for part, colour, hatch in zip(PARTS, COLOURS, HATCHES, strict=False):
         seconds = np.array([cell.parts[part] for cell in cells])
         axes.barh(places, seconds, left=reached, color=colour, hatch=hatch, edgecolor="white", height=0.65, label=part)
         reached += seconds
-    axes.set(xlabel="mean seconds a search")
-    axes.set_yticks(places, [cell.variant for cell in cells])
-    axes.grid(visible=False, axis="y")
-    _few_ticks(axes)
-    add_legend(figure, axes)
+    _name_bars(axes, "mean seconds a search", cells)
+    _add_legend(figure, axes)
     return figure
 
 
 def _sweep(points: Sequence[SweepPoint], others: Sequence[Cell], styles: Styles) -> Figure:
     """Draws accuracy and tokens of each swept option, under each other."""
     places = list(dict.fromkeys((point.policy, point.option) for point in points))
-    figure, axes = new_figure(2 * len(places), height=1.9)
+    figure, axes = _new_figure(2 * len(places), height=1.9)
     for row, (policy, option) in enumerate(places):
         mine = [point for point in points if (point.policy, point.option) == (policy, option)]
         top, bottom = axes[2 * row], axes[2 * row + 1]
-        _values(top, mine, [100 * p.accuracy.value for p in mine],
-                [(100 * p.accuracy.low, 100 * p.accuracy.high) for p in mine])  # fmt: skip
-        known = [p for p in mine if p.tokens is not None]
-        costs = [p.tokens for p in mine if p.tokens is not None]
-        _values(bottom, known, [c.value for c in costs], [(c.low, c.high) for c in costs])
+        _values(top, [(point.value, point.accuracy) for point in mine], 100)
+        _values(bottom, [(point.value, point.tokens) for point in mine if point.tokens is not None], 1)
         for cell in others:
-            _level(top, 100 * cell.accuracy.value, styles[cell.variant], cell.variant)
+            style = styles[cell.variant]
+            style.line(top, top.get_xlim(), 2 * (100 * cell.accuracy.value,), cell.variant)
             if cell.tokens is not None:
-                _level(bottom, cell.tokens.value, styles[cell.variant], cell.variant)
+                style.line(bottom, bottom.get_xlim(), 2 * (cell.tokens.value,), cell.variant)
         top.set(ylabel="accuracy %")
         bottom.set(ylabel="tokens a problem", xlabel=f"{policy} {option}", ylim=(0, None))
     if others:
-        add_legend(figure, axes[0])
+        _add_legend(figure, axes[0])
     return figure
 
 
-def _level(axes: Axes, y: float, style: SeriesStyle, label: str) -> None:
-    style.line(axes, axes.get_xlim(), (y, y), label)
-
-
-def _values(axes: Axes, points: Sequence[SweepPoint], y: Sequence[float], spans: Sequence[tuple[float, float]]) -> None:
-    places = np.arange(len(points))
-    errors = [[v - low for v, (low, _) in zip(y, spans, strict=True)],
-              [high - v for v, (_, high) in zip(y, spans, strict=True)]]  # fmt: skip
-    axes.errorbar(places, y, yerr=errors, fmt="o-", color=INK, capsize=2, elinewidth=1)
-    axes.set_xticks(places, [str(point.value) for point in points])
+def _values(axes: Axes, points: Sequence[tuple[Scalar, Interval]], scale: float) -> None:
+    y = [scale * x.value for _, x in points]
+    errors = [[scale * (x.value - x.low) for _, x in points], [scale * (x.high - x.value) for _, x in points]]
+    axes.errorbar(range(len(y)), y, yerr=errors, fmt="o-", color=INK, capsize=2, elinewidth=1)
+    axes.set_xticks(range(len(y)), [str(value) for value, _ in points])

@@ -7,7 +7,6 @@ same command goes on where it was stopped.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from gambit import stats as st
 from gambit.bench.folder import add_environment, identity_of, stamp
-from gambit.bench.report import BenchReport, Content, made_with, write_files
+from gambit.bench.report import Report, made_with
 from gambit.bench.tables import Table, number, percent, points
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
@@ -288,26 +287,23 @@ def judged(problem: CutProblem, keep: int) -> dict[str, tuple[float, float]]:
 # -- the report --------------------------------------------------------------------------------------------------
 
 
-def write_prefix_report(folder: Path, name: str, plan: PrefixPlan, rows: Sequence[Chosen]) -> BenchReport:
+def write_prefix_report(folder: Path, name: str, plan: PrefixPlan, rows: Sequence[Chosen]) -> Report:
     """Writes report.md, report.json and report.html into the folder of a run on the problems called `name`."""
     fewest = min(row.num_problems for row in rows)
     few = f"Only {fewest} problems: nothing is claimed from fewer than {FEWEST_PROBLEMS}, and intervals are rough."
-    content = Content(
-        title=f"Prefix values: {name}",
-        lead=f"Traces are cut at the thought nearest to each share of their tokens; {plan.num_rollouts} rollouts "
-        "continue each prefix.",
-        cautions=[few] if fewest < FEWEST_PROBLEMS else [],
-        findings=[finding(row, plan.keep) for row in rows
-                  if row.judge != RANDOM and row.num_problems >= FEWEST_PROBLEMS],
-        tables=[_table(rows, plan.keep)],
-        figures=[],
-        environment=made_with(folder),
-        links=[],
-        notes=[],
-    )  # fmt: skip
-    words = {"environment": content.environment, "cautions": content.cautions, "findings": content.findings}
-    figures = {"plan": dataclasses.asdict(plan), "rows": [dataclasses.asdict(row) for row in rows], **words}
-    return write_files(folder, content, json.dumps(figures, indent=2, ensure_ascii=False))
+    cautions = [few] if fewest < FEWEST_PROBLEMS else []
+    findings = [finding(row, plan.keep) for row in rows if row.judge != RANDOM and row.num_problems >= FEWEST_PROBLEMS]
+    environment = made_with(folder)
+    figures = {"plan": dataclasses.asdict(plan), "rows": [dataclasses.asdict(row) for row in rows]}
+    words = {"environment": environment, "cautions": cautions, "findings": findings}
+    lead = (
+        f"Traces are cut at the thought nearest to each share of their tokens; {plan.num_rollouts} rollouts continue "
+        "each prefix."
+    )
+    tables = [_table(rows, plan.keep)]
+    report = Report(f"Prefix values: {name}", lead, cautions, findings, tables, environment, {**figures, **words})
+    report.write(folder)
+    return report
 
 
 def finding(row: Chosen, keep: int) -> str:

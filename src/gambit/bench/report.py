@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from gambit.bench import figures
 from gambit.bench.datasets import slug
+from gambit.bench.figures import Picture, draw_all
 from gambit.bench.folder import BenchPlan, read_environments, read_plan
 from gambit.bench.recipe import default_options
 from gambit.bench.rows import Row, read_rows
@@ -48,74 +49,91 @@ details summary { cursor: pointer; }
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """The content of a report, of which the page and the Markdown file are made."""
+class Report:
+    """The content of a report, of which the page, the Markdown and the JSON file are made."""
 
     title: str
     lead: str
     cautions: Sequence[str]
     findings: Sequence[str]
     tables: Sequence[Table]
-    figures: Sequence[figures.Picture]
     environment: Mapping[str, str]
-    links: Sequence[tuple[str, str]]  # target, text
-    notes: Sequence[str]
+    figures: Mapping[str, object]  # of the JSON file
+    pictures: Sequence[Picture] = ()
+    links: Sequence[tuple[str, str]] = ()  # target, text
+    notes: Sequence[str] = ()
+
+    def write(self, folder: Path) -> None:
+        """Writes report.md, report.json, report.html and figures/*.png."""
+        files = {"md": self.to_markdown(), "json": self.to_json(), "html": page(self.title, STYLE, self._elements())}
+        for name, text in files.items():
+            (folder / f"report.{name}").write_text(text, encoding="utf-8")
+        if self.pictures:
+            (folder / FIGURES_FOLDER).mkdir(exist_ok=True)
+        for picture in self.pictures:
+            (folder / FIGURES_FOLDER / f"{picture.name}.png").write_bytes(picture.png)
+
+    def to_json(self) -> str:
+        return json.dumps(self.figures, indent=2, ensure_ascii=False)
+
+    def to_markdown(self) -> str:
+        parts = [f"# {self.title}", self.lead]
+        parts += [f"> {caution}" for caution in self.cautions]
+        parts += [self.tables[0].to_markdown()]
+        if self.findings:
+            parts.append("## What is shown and what is not\n\n" + "\n".join(f"- {line}" for line in self.findings))
+        parts += [f"![{picture.caption}]({FIGURES_FOLDER}/{picture.name}.png)" for picture in self.pictures]
+        parts += [table.to_markdown() for table in self.tables[1:]]
+        parts.append("## Made with\n\n" + "\n".join(f"- {key}: {value}" for key, value in self.environment.items()))
+        return "\n\n".join([*parts, *self.notes]) + "\n"
+
+    def _elements(self) -> Iterator[Markup]:
+        """Yields the page: the first table and the claims come first, since readers come for these."""
+        yield tag("h1", self.title)
+        yield tag("p", self.lead, class_="lead")
+        yield _bullets(self.cautions, "caution")
+        yield self.tables[0].to_html()
+        if self.findings:
+            yield joined([tag("h2", "What is shown and what is not"), _bullets(self.findings)])
+        if self.pictures:
+            yield tag("h2", "Figures")
+        yield from (tag("figure", picture.svg, tag("figcaption", picture.caption)) for picture in self.pictures)
+        yield from (table.to_html() for table in self.tables[1:])
+        if self.links:
+            links = [tag("a", text, href=target) for target, text in self.links]
+            yield joined([tag("h2", "Trees of single searches"), _bullets(links)])
+        pairs = [element for name, text in self.environment.items() for element in (tag("dt", name), tag("dd", text))]
+        yield joined([tag("h2", "Made with"), tag("dl", *pairs)])
+        yield from (tag("p", note, class_="note") for note in self.notes)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchReport:
-    """A report as it was written."""
-
-    markdown: str
-    json: str
-    tables: tuple[Table, ...]
-    sentences: tuple[str, ...]
+def _bullets(items: Sequence[str], kind: str | None = None) -> Markup:
+    return tag("ul", *(tag("li", item) for item in items), class_=kind) if items else Markup()
 
 
-def summary_of(folder: Path) -> tuple[BenchPlan, list[Row], BenchSummary]:
-    """Returns the plan, the rows and the figures of a run."""
+def write_report(folder: Path, *, with_trees: bool = True) -> Report:
+    """Writes report.md, report.json, report.html, figures/*.png and trees/*.html into the run's folder."""
     plan = read_plan(folder)
     rows = list(read_rows(folder))
     names = [info.name for info in plan.benchmarks]
     summary = summarise(rows, plan.variants, names, plan.recipe.bench.seeds, plan.num_tasks)
     if not summary.cells:
         raise UserError(f"{folder}: no problem has been searched by every method yet, so that nothing can be compared")
-    return plan, rows, summary
-
-
-def write_report(folder: Path, *, with_trees: bool = True) -> BenchReport:
-    """Writes report.md, report.json, report.html, figures/*.png and trees/*.html into the run's folder."""
-    plan, rows, summary = summary_of(folder)
-    pictures = list(figures.draw_all(summary, rows)) if figures.is_available() else []
-    content = Content(
+    pictures = list(draw_all(summary, rows)) if find_spec("matplotlib") is not None else []
+    environment = _environment(folder, plan)
+    report = Report(
         title=f"Gambit bench: {', '.join(summary.benchmarks)}",
         lead=_lead(plan, rows, summary),
         cautions=cautions(summary),
         findings=findings(summary),
         tables=all_tables(summary),
-        figures=pictures,
-        environment=_environment(folder, plan),
+        environment=environment,
+        figures={"plan": plan.to_json(), "environment": environment, **dataclasses.asdict(summary)},
+        pictures=pictures,
         links=tree_pages(folder, rows, summary) if with_trees else [],
         notes=[] if pictures else [NO_FIGURES],
     )
-    found = {"plan": plan.to_json(), "environment": content.environment, **dataclasses.asdict(summary)}
-    return write_files(folder, content, json.dumps(found, indent=2, ensure_ascii=False))
-
-
-def write_files(folder: Path, content: Content, as_json: str) -> BenchReport:
-    """Writes report.md, report.json, report.html and figures/*.png."""
-    report = BenchReport(
-        markdown=_markdown(content),
-        json=as_json,
-        tables=tuple(content.tables),
-        sentences=(*content.cautions, *content.findings),
-    )
-    for name, text in (("md", report.markdown), ("json", report.json), ("html", _html(content))):
-        (folder / f"report.{name}").write_text(text, encoding="utf-8")
-    if content.figures:
-        (folder / FIGURES_FOLDER).mkdir(exist_ok=True)
-    for picture in content.figures:
-        (folder / FIGURES_FOLDER / f"{picture.name}.png").write_bytes(picture.png)
+    report.write(folder)
     return report
 
 
@@ -182,43 +200,3 @@ def _telling_problem(rows: Sequence[Row]) -> list[Row]:
         groups[row.benchmark, row.problem, row.seed].append(row)
     telling = (group for group in groups.values() if len({row.correct for row in group}) > 1)
     return next(telling, next(iter(groups.values()), []))
-
-
-def _markdown(content: Content) -> str:
-    parts = [f"# {content.title}", content.lead]
-    parts += [f"> {caution}" for caution in content.cautions]
-    parts += [content.tables[0].to_markdown()]
-    if content.findings:
-        parts.append("## What is shown and what is not\n\n" + "\n".join(f"- {line}" for line in content.findings))
-    parts += [f"![{picture.caption}]({FIGURES_FOLDER}/{picture.name}.png)" for picture in content.figures]
-    parts += [table.to_markdown() for table in content.tables[1:]]
-    parts.append("## Made with\n\n" + "\n".join(f"- {key}: {value}" for key, value in content.environment.items()))
-    return "\n\n".join([*parts, *content.notes]) + "\n"
-
-
-def _html(content: Content) -> str:
-    """Returns the page: the first table and the claims come first, since readers come for these."""
-    return page(content.title, STYLE, _elements(content))
-
-
-def _elements(content: Content) -> Iterator[Markup]:
-    yield tag("h1", content.title)
-    yield tag("p", content.lead, class_="lead")
-    yield _bullets(content.cautions, "caution")
-    yield from (table.to_html() for table in content.tables[:1])
-    if content.findings:
-        yield joined([tag("h2", "What is shown and what is not"), _bullets(content.findings)])
-    if content.figures:
-        yield tag("h2", "Figures")
-    yield from (tag("figure", figure.svg, tag("figcaption", figure.caption)) for figure in content.figures)
-    yield from (table.to_html() for table in content.tables[1:])
-    if content.links:
-        links = [tag("a", text, href=target) for target, text in content.links]
-        yield joined([tag("h2", "Trees of single searches"), _bullets(links)])
-    pairs = (element for name, value in content.environment.items() for element in (tag("dt", name), tag("dd", value)))
-    yield joined([tag("h2", "Made with"), tag("dl", *pairs)])
-    yield from (tag("p", note, class_="note") for note in content.notes)
-
-
-def _bullets(items: Sequence[str], kind: str | None = None) -> Markup:
-    return tag("ul", *(tag("li", item) for item in items), class_=kind) if items else Markup()

@@ -1,15 +1,17 @@
-"""The figures of a bench report: rows are grouped by problem, and each figure has its interval."""
+"""The figures of a bench report: rows are grouped by problem, and each figure is declared with its computation."""
+
+# ruff: noqa: RUF009 # figure() returns a field
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from gambit.bench.rows import Row
 from gambit.results.result import EarlyEnds
 from gambit.stats import Floats, Interval, supports_claim
 
-Turns = Sequence[st.Ints]
 Measure = Callable[[Row], float]
 
 MOST_FOR_ALL_PAIRS = 6
@@ -31,65 +32,61 @@ MEANS = (
     "completed", "reused", "recomputed", "kv_peak", "queued", "waited_steps", "waited_seconds", "evicted", "pruned",
     "branched", "verifier_thoughts", "verifier_tokens", "verifier_seconds", "verifier_waited",
 )  # fmt: skip
+right: Measure = attrgetter("correct")
+tokens: Measure = attrgetter("generated")
+seconds: Measure = attrgetter("seconds.total")
 
 
 # -- rows by problem -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class ProblemTable:
-    """The rows of one benchmark by variant and problem, for the problems and seeds that all variants have searched."""
+    """The rows of one benchmark by variant and problem, for the problems and seeds that all variants have searched.
 
-    problems: tuple[str, ...]
-    rows: Mapping[tuple[str, str], list[Row]]
-    draws: Floats
-    num_left_out: int
+    Of a run that was cut short, each problem keeps the seeds that every variant has done.
+    """
 
-    @classmethod
-    def of(cls, rows: Sequence[Row], variants: Sequence[str]) -> ProblemTable:
-        """Groups rows; of a run that was cut short, each problem keeps the seeds that every variant has done."""
+    def __init__(self, rows: Sequence[Row], variants: Sequence[str]) -> None:
         searched = Counter((row.problem, row.seed) for row in rows)
-        found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        self.rows: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: row.seed):
             if searched[row.problem, row.seed] == len(variants):
-                found[row.variant, row.problem].append(row)
-        whole = sorted({problem for _, problem in found})
-        draws = st.resamples(len(whole)) if whole else np.zeros((0, 0))
-        return cls(tuple(whole), found, draws, len({row.problem for row in rows}) - len(whole))
+                self.rows[row.variant, row.problem].append(row)
+        self.problems = sorted({problem for _, problem in self.rows})
+        self.num_left_out = len({row.problem for row in rows}) - len(self.problems)
+        self.draws = st.resamples(len(self.problems)) if self.problems else np.zeros((0, 0))
+        self.turns = self._turns()
 
-    def turns(self) -> list[st.Ints]:
+    def _turns(self) -> list[st.Ints]:
         """Returns blocks of problems, by index, that ran side by side: their seconds are not independent.
 
         The order of methods changes from block to block, so that one method may go through two blocks without a break.
         The other methods separate them.
         """
+        rows = sorted(itertools.chain(*self.rows.values()), key=lambda row: (row.shard, row.engine, row.began))
         goes: dict[str, list[int]] = defaultdict(list)
-        for number, names in enumerate(self._searched_in_one_go()):
-            for name in names:
-                goes[name].append(number)
+        in_one_go = itertools.groupby(rows, key=lambda row: (row.shard, row.engine, row.variant))
+        for number, (_, found) in enumerate(in_one_go):
+            for row in found:
+                goes[row.problem].append(number)
         blocks: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for place, name in enumerate(self.problems):
             blocks[tuple(goes[name])].append(place)
         return [np.array(block) for block in blocks.values()]
 
-    def _searched_in_one_go(self) -> Iterator[list[str]]:
-        whole = set(self.problems)
-        rows = [row for (_, name), found in self.rows.items() if name in whole for row in found]
-        rows.sort(key=lambda row: (row.shard, row.engine, row.began))
-        for _, turn in itertools.groupby(rows, key=lambda row: (row.shard, row.engine, row.variant)):
-            yield [row.problem for row in turn]
-
-    def of_variant(self, variant: str) -> list[Row]:
-        return [row for name in self.problems for row in self.rows[variant, name]]
-
     def means(self, variant: str, measure: Measure) -> Floats:
         """Returns a measure by problem, averaged over seeds."""
-        return np.array([mean_of(measure(row) for row in self.rows[variant, name]) for name in self.problems])
+        return np.array([mean_of(map(measure, self.rows[variant, name])) for name in self.problems])
 
     def costs(self, variant: str, measure: Measure) -> Floats:
         """Returns the same over searches that did not fail; NaN for a problem without one."""
         good = [[row for row in self.rows[variant, name] if row.error is None] for name in self.problems]
         return np.array([mean_of(map(measure, rows)) for rows in good])
+
+    def right_shares(self, variant: str) -> Floats:
+        """Returns the share of completed traces that are right, by problem; NaN where none is complete."""
+        found = ([row for row in self.rows[variant, name] if row.completed] for name in self.problems)
+        return np.array([mean_of(row.right_traces / row.completed for row in rows) for rows in found])
 
     def known(self, *columns: Floats) -> tuple[list[Floats], Floats]:
         """Drops the problems that lack a number in some column; returns the columns and the resamples of the others."""
@@ -112,43 +109,148 @@ def union_seconds(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-# -- figures ---------------------------------------------------------------------------------------------------
+# -- figures of a method ---------------------------------------------------------------------------------------
+
+
+class Method:
+    """One variant on one benchmark and the baseline that it is compared with; its own baseline is None."""
+
+    def __init__(self, table: ProblemTable, variant: str, benchmark: str, baseline: str) -> None:
+        self.table, self.variant, self.benchmark = table, variant, benchmark
+        self.baseline = None if variant == baseline else baseline
+        self.rows = [row for name in table.problems for row in table.rows[variant, name]]
+        self.good = [row for row in self.rows if row.error is None]
+        spans: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+        for row in self.good:
+            spans[row.shard, row.engine, row.engines].append((row.began, row.began + row.seconds.total))
+        self.busy_seconds = sum(union_seconds(found) * engines for (_, _, engines), found in sorted(spans.items()))
+
+    def share(self, measure: Measure) -> Interval:
+        """Returns the mean over all searches, failed ones included, of what is between 0 and 1."""
+        return st.share_interval(self.table.means(self.variant, measure), self.table.draws)
+
+    def mean(self, measure: Measure, rows: Sequence[Row] | None = None) -> float:
+        """Returns the mean over searches that did not fail."""
+        chosen = self.good if rows is None else rows
+        return mean_of(map(measure, chosen)) if chosen else 0.0
+
+    def total(self, name: str) -> float:
+        return sum(map(attrgetter(name), self.good), 0.0)
+
+    def tokens(self) -> Interval | None:
+        [known], draws = self.table.known(self.table.costs(self.variant, tokens))
+        return st.mean_interval(known, draws) if len(known) else None
+
+    def token_ratio(self) -> Interval | None:
+        if self.baseline is None:
+            return None
+        [mine, theirs], draws = self.table.known(*(self.table.costs(x, tokens) for x in (self.variant, self.baseline)))
+        return st.ratio_interval(mine, theirs, draws) if len(mine) else None
+
+    def seconds(self) -> Interval | None:
+        costs = self.table.costs(self.variant, seconds)
+        return self._by_turn(costs, np.where(np.isnan(costs), np.nan, 1.0))
+
+    def seconds_ratio(self) -> Interval | None:
+        if self.baseline is None:
+            return None
+        return self._by_turn(*(self.table.costs(name, seconds) for name in (self.variant, self.baseline)))
+
+    def _by_turn(self, above: Floats, below: Floats) -> Interval | None:
+        """Returns the ratio of two sums over the problems that have both, with turns resampled as wholes.
+
+        The machine's other work is the same for all problems of a turn. Too few turns cannot show it: then the unit is
+        a problem, and nothing is claimed.
+        """
+        turns = self.table.turns
+        if len(turns) < FEWEST_TURNS:
+            turns = [np.array([place]) for place in range(len(above))]
+        both = ~np.isnan(above) & ~np.isnan(below)
+        if not both.any():
+            return None
+        sums = np.array([(above[turn][both[turn]].sum(), below[turn][both[turn]].sum()) for turn in turns])
+        return st.ratio_interval(sums[:, 0], sums[:, 1], st.resamples(len(turns)))
+
+    def trace_accuracy(self) -> Interval | None:
+        [shares], draws = self.table.known(self.table.right_shares(self.variant))
+        return st.share_interval(shares, draws) if len(shares) else None
+
+    def trace_gain(self) -> Interval | None:
+        if self.baseline is None:
+            return None
+        [mine, theirs], draws = self.table.known(*map(self.table.right_shares, (self.variant, self.baseline)))
+        return st.mean_interval(mine - theirs, draws) if len(mine) else None
+
+    def early_ends(self) -> EarlyEnds | None:
+        rows = (row for row in self.good if row.warmup_tokens)
+        return EarlyEnds.of((length, row.warmup_tokens) for row in rows for length in row.total_lengths)
+
+    def revotes(self) -> dict[str, Interval]:
+        def right_by(kind: str) -> Measure:
+            return lambda row: row.revotes.get(kind, False)
+
+        return {
+            kind: self.share(right_by(kind)) for kind in sorted({kind for row in self.rows for kind in row.revotes})
+        }
+
+
+def _over(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def figure(of: Callable[[Method], object]) -> Any:
+    """Declares a field of `Cell` with the function that computes it."""
+    return field(metadata={"of": of})
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One variant on one benchmark. Costs are means over searches that did not fail."""
 
-    variant: str
-    benchmark: str
-    num_problems: int
-    num_rows: int
-    num_failed: int
-    num_turns: int  # how often the methods took turns on the machine
-    accuracy: Interval
-    trace_accuracy: Interval | None  # of a single completed trace
-    trace_gain: Interval | None  # that, minus the baseline's, paired by problem
-    coverage: Interval  # how often some completed trace is right
-    means: Mapping[str, float]  # of MEANS
-    tokens: Interval | None
-    token_ratio: Interval | None  # to the baseline's, paired by problem
-    seconds: Interval | None
-    seconds_ratio: Interval | None
-    parts: Mapping[str, float]  # mean seconds per search
-    wall_seconds: float  # that engines were busy with its searches, summed over engines; those of a batch share them
-    engine_seconds: float | None  # the same for one search: its cost
-    completed_per_second: float | None
-    tokens_per_second: float | None
-    productive_share: float | None  # of generated tokens, in completed traces
-    read_total: float | None  # by decode steps; rows from before do not tell
-    read_unique: float | None  # each token of a shared prefix once in a step
-    sharing: float | None  # the ratio of the two
-    kv_capacity: int
-    verifier_in_time: float | None  # share of the thoughts that a tournament needed
-    winning_islands: float  # behind the answer
-    pools: tuple[str, ...]  # what its searches were set to, each once, and why
-    warmup: EarlyEnds | None  # of a method with tournaments
-    revotes: Mapping[str, Interval]
+    variant: str = figure(lambda m: m.variant)
+    benchmark: str = figure(lambda m: m.benchmark)
+    num_problems: int = figure(lambda m: len(m.table.problems))
+    num_rows: int = figure(lambda m: len(m.rows))
+    num_failed: int = figure(lambda m: len(m.rows) - len(m.good))
+    num_turns: int = figure(lambda m: len(m.table.turns))  # how often the methods took turns on the machine
+    accuracy: Interval = figure(lambda m: m.share(right))
+    trace_accuracy: Interval | None = figure(Method.trace_accuracy)  # of a single completed trace
+    trace_gain: Interval | None = figure(Method.trace_gain)  # that, minus the baseline's, paired by problem
+    coverage: Interval = figure(lambda m: m.share(lambda row: row.right_traces > 0))  # is some completed trace right?
+    means: Mapping[str, float] = figure(lambda m: {name: m.mean(attrgetter(name)) for name in MEANS})
+    tokens: Interval | None = figure(Method.tokens)
+    token_ratio: Interval | None = figure(Method.token_ratio)  # to the baseline's, paired by problem
+    seconds: Interval | None = figure(Method.seconds)
+    seconds_ratio: Interval | None = figure(Method.seconds_ratio)
+    parts: Mapping[str, float] = figure(lambda m: {part: m.mean(attrgetter(f"seconds.{part}")) for part in PARTS})
+    wall_seconds: float = figure(lambda m: m.busy_seconds)  # of engines; searches of one batch share them
+    engine_seconds: float | None = figure(lambda m: _over(m.busy_seconds, len(m.good)))  # the cost of a search
+    completed_per_second: float | None = figure(lambda m: _over(m.total("completed"), m.busy_seconds))
+    tokens_per_second: float | None = figure(lambda m: _over(m.total("generated"), m.busy_seconds))
+    # Of generated tokens, the share in completed traces.
+    productive_share: float | None = figure(lambda m: _over(m.total("productive"), m.total("generated")))
+    # Tokens read by decode steps, which older rows do not hold, and the same with shared prefixes once in a step.
+    read_total: float | None = figure(
+        lambda m: _over(m.total("read_total"), sum(row.read_unique > 0 for row in m.good))
+    )
+    read_unique: float | None = figure(
+        lambda m: _over(m.total("read_unique"), sum(row.read_unique > 0 for row in m.good))
+    )
+    sharing: float | None = figure(lambda m: _over(m.total("read_total"), m.total("read_unique")))
+    kv_capacity: int = figure(lambda m: max((row.kv_capacity for row in m.good), default=0))
+    # Share of the thoughts that a tournament needed.
+    verifier_in_time: float | None = figure(lambda m: _over(m.total("verifier_in_time"), m.total("verifier_needed")))
+    # Behind the answer.
+    winning_islands: float = figure(
+        lambda m: m.mean(attrgetter("winning_islands"), [row for row in m.good if row.answer is not None])
+    )
+    pools: tuple[str, ...] = figure(lambda m: tuple(dict.fromkeys(row.pool for row in m.good if row.pool)))
+    warmup: EarlyEnds | None = figure(Method.early_ends)  # of a method with tournaments
+    revotes: Mapping[str, Interval] = figure(Method.revotes)
+
+    @classmethod
+    def of(cls, method: Method) -> Cell:
+        return cls(**{each.name: each.metadata["of"](method) for each in fields(cls)})
 
     @property
     def read_per_generated(self) -> float | None:
@@ -225,185 +327,50 @@ class BenchSummary:
 
 def summarise(
     rows: Iterable[Row],
-    methods: Sequence[BenchVariant],
+    variants: Sequence[BenchVariant],
     benchmarks: Sequence[str],
     seeds: Sequence[int],
     num_expected: int,
 ) -> BenchSummary:
     """Compares like with like: only problems that every variant has searched with every seed count."""
     kept = list(rows)
-    variants = [method.label for method in methods]
-    baseline = "sc" if "sc" in variants else variants[0]
-    tables = {name: ProblemTable.of([r for r in kept if r.benchmark == name], variants) for name in benchmarks}
+    labels = [variant.label for variant in variants]
+    baseline = "sc" if "sc" in labels else labels[0]
+    tables = {name: ProblemTable([row for row in kept if row.benchmark == name], labels) for name in benchmarks}
     tables = {name: table for name, table in tables.items() if table.problems}
-    cells = [
-        _cell(table, variant, name, baseline, turns)
-        for name, table in tables.items()
-        for turns in [table.turns()]
-        for variant in variants
-    ]
+    methods = {(x, name): Method(table, x, name, baseline) for name, table in tables.items() for x in labels}
     return BenchSummary(
         benchmarks=tuple(tables),
-        variants=tuple(variants),
+        variants=tuple(labels),
         baseline=baseline,
         seeds=tuple(seeds),
-        cells=tuple(cells),
-        comparisons=tuple(_corrected(_comparisons(tables, variants, baseline))),
-        overall=tuple(_overall(tables, variant, baseline) for variant in variants) if len(tables) > 1 else (),
+        cells=tuple(map(Cell.of, methods.values())),
+        comparisons=tuple(_comparisons(tables, labels, baseline)),
+        overall=tuple(_overall([methods[x, name] for name in tables]) for x in labels) if len(tables) > 1 else (),
         num_rows=len(kept),
         num_expected=num_expected,
         num_failed=sum(row.error is not None for row in kept),
         left_out={name: table.num_left_out for name, table in tables.items() if table.num_left_out},
-        sweep=tuple(point for name, table in tables.items() for point in _sweep(table, name, methods)),
-        swept=tuple(method.label for method in methods if method.swept),
+        sweep=tuple(point for name, table in tables.items() for point in _sweep(table, name, variants)),
+        swept=tuple(variant.label for variant in variants if variant.swept),
     )
 
 
-# -- cells -----------------------------------------------------------------------------------------------------
-
-
-def _cell(table: ProblemTable, variant: str, benchmark: str, baseline: str, turns: Turns) -> Cell:
-    rows = table.of_variant(variant)
-    good = [row for row in rows if row.error is None]
-    wall = sum(_busy_seconds(group) * group[0].engines for group in _by_engine(good))
-    generated = sum(row.generated for row in good)
-    measured = [row for row in good if row.read_unique]
-    answered = [row.winning_islands for row in good if row.answer is not None]
-    return Cell(
-        variant=variant,
-        benchmark=benchmark,
-        num_problems=len(table.problems),
-        num_rows=len(rows),
-        num_failed=len(rows) - len(good),
-        num_turns=len(turns),
-        accuracy=st.share_interval(table.means(variant, lambda row: row.correct), table.draws),
-        trace_accuracy=_trace_accuracy(table, variant),
-        trace_gain=_trace_gain(table, variant, baseline),
-        coverage=st.share_interval(table.means(variant, lambda row: row.right_traces > 0), table.draws),
-        means={name: mean_of(getattr(row, name) for row in good) if good else 0.0 for name in MEANS},
-        tokens=_cost(table, variant, _tokens),
-        token_ratio=_ratio(table, variant, baseline, _tokens),
-        seconds=_mean_seconds(table, variant, turns),
-        seconds_ratio=_seconds_ratio(table, variant, baseline, turns),
-        parts={part: mean_of(getattr(row.seconds, part) for row in good) if good else 0.0 for part in PARTS},
-        wall_seconds=wall,
-        engine_seconds=wall / len(good) if good else None,
-        completed_per_second=sum(row.completed for row in good) / wall if wall else None,
-        tokens_per_second=generated / wall if wall else None,
-        productive_share=sum(row.productive for row in good) / generated if generated else None,
-        read_total=mean_of(row.read_total for row in measured) if measured else None,
-        read_unique=mean_of(row.read_unique for row in measured) if measured else None,
-        sharing=_share_of(sum(row.read_total for row in measured), sum(row.read_unique for row in measured)),
-        kv_capacity=max((row.kv_capacity for row in good), default=0),
-        verifier_in_time=_share_of(sum(row.verifier_in_time for row in good), sum(row.verifier_needed for row in good)),
-        winning_islands=mean_of(answered) if answered else 0.0,
-        pools=tuple(dict.fromkeys(row.pool for row in good if row.pool)),
-        warmup=EarlyEnds.of(
-            (length, row.warmup_tokens) for row in good if row.warmup_tokens for length in row.total_lengths
-        ),
-        revotes=_revotes(table, variant),
+def _overall(methods: Sequence[Method]) -> Overall:
+    """Returns the figures of one variant over all benchmarks."""
+    columns = [(method.table.means(method.variant, right), method.table.draws) for method in methods]
+    gains = [
+        (column - method.table.means(method.baseline, right), draws)
+        for method, (column, draws) in zip(methods, columns, strict=True)
+        if method.baseline is not None
+    ]
+    return Overall(
+        variant=methods[0].variant,
+        accuracy=st.stratified_mean_interval(columns),
+        gain=st.pooled_mean_interval(gains) if gains else None,
+        tokens=_mean_value([method.tokens() for method in methods]),
+        seconds=_mean_value([method.seconds() for method in methods]),
     )
-
-
-def _share_of(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
-def _tokens(row: Row) -> float:
-    return row.generated
-
-
-def _seconds(row: Row) -> float:
-    return row.seconds.total
-
-
-def _cost(table: ProblemTable, variant: str, measure: Measure) -> Interval | None:
-    [values], draws = table.known(table.costs(variant, measure))
-    return st.mean_interval(values, draws) if len(values) else None
-
-
-def _ratio(table: ProblemTable, variant: str, baseline: str, measure: Measure) -> Interval | None:
-    if variant == baseline:
-        return None
-    [mine, theirs], draws = table.known(table.costs(variant, measure), table.costs(baseline, measure))
-    return st.ratio_interval(mine, theirs, draws) if len(mine) else None
-
-
-def _by_engine(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    def engine(row: Row) -> tuple[str, int, int]:
-        return row.shard, row.engine, row.engines
-
-    for _, group in itertools.groupby(sorted(rows, key=engine), key=engine):
-        yield list(group)
-
-
-def _busy_seconds(rows: Sequence[Row]) -> float:
-    return union_seconds([(row.began, row.began + row.seconds.total) for row in rows])
-
-
-def _mean_seconds(table: ProblemTable, variant: str, turns: Turns) -> Interval | None:
-    seconds = table.costs(variant, _seconds)
-    return _by_turn(seconds, np.where(np.isnan(seconds), np.nan, 1.0), turns)
-
-
-def _seconds_ratio(table: ProblemTable, variant: str, baseline: str, turns: Turns) -> Interval | None:
-    if variant == baseline:
-        return None
-    return _by_turn(table.costs(variant, _seconds), table.costs(baseline, _seconds), turns)
-
-
-def _by_turn(above: st.Floats, below: st.Floats, turns: Turns) -> Interval | None:
-    """Returns the ratio of two sums over the problems that have both, with turns resampled as wholes.
-
-    The machine's other work is the same for all problems of a turn. Too few turns cannot show it: then the unit is a
-    problem, and nothing is claimed.
-    """
-    if len(turns) < FEWEST_TURNS:
-        turns = [np.array([place]) for place in range(len(above))]
-    both = ~np.isnan(above) & ~np.isnan(below)
-    if not both.any():
-        return None
-    sums = np.array([(above[turn][both[turn]].sum(), below[turn][both[turn]].sum()) for turn in turns])
-    return st.ratio_interval(sums[:, 0], sums[:, 1], st.resamples(len(turns)))
-
-
-def _trace_accuracy(table: ProblemTable, variant: str) -> Interval | None:
-    [shares], draws = table.known(_right_shares(table, variant))
-    return st.share_interval(shares, draws) if len(shares) else None
-
-
-def _trace_gain(table: ProblemTable, variant: str, baseline: str) -> Interval | None:
-    if variant == baseline:
-        return None
-    [mine, theirs], draws = table.known(_right_shares(table, variant), _right_shares(table, baseline))
-    return st.mean_interval(mine - theirs, draws) if len(mine) else None
-
-
-def _right_shares(table: ProblemTable, variant: str) -> st.Floats:
-    """Returns the share of completed traces that are right, by problem; NaN where none is complete."""
-    rows = ([row for row in table.rows[variant, name] if row.completed] for name in table.problems)
-    return np.array([mean_of(row.right_traces / row.completed for row in found) for found in rows])
-
-
-def _revotes(table: ProblemTable, variant: str) -> dict[str, Interval]:
-    kinds = sorted({kind for row in table.of_variant(variant) for kind in row.revotes})
-    return {kind: st.share_interval(table.means(variant, partial(_is_right_by, kind)), table.draws) for kind in kinds}
-
-
-def _is_right_by(kind: str, row: Row) -> float:
-    return row.revotes.get(kind, False)
-
-
-def _overall(tables: Mapping[str, ProblemTable], variant: str, baseline: str) -> Overall:
-    def right(table: ProblemTable, of: str) -> Floats:
-        return table.means(of, lambda row: row.correct)
-
-    groups = [(right(table, variant), table.draws) for table in tables.values()]
-    gains = [(right(table, variant) - right(table, baseline), table.draws) for table in tables.values()]
-    gain = None if variant == baseline else st.pooled_mean_interval(gains)
-    tokens = [_cost(table, variant, _tokens) for table in tables.values()]
-    seconds = [_mean_seconds(table, variant, table.turns()) for table in tables.values()]
-    return Overall(variant, st.stratified_mean_interval(groups), gain, _mean_value(tokens), _mean_value(seconds))
 
 
 def _mean_value(intervals: Sequence[Interval | None]) -> float | None:
@@ -419,7 +386,9 @@ def _comparisons(tables: Mapping[str, ProblemTable], variants: Sequence[str], ba
     pairs = [(second, first) for first, second in itertools.combinations(variants, 2)]
     if len(variants) > MOST_FOR_ALL_PAIRS:
         pairs = [(variant, baseline) for variant in variants if variant != baseline]
-    return [_compare(table, name, first, second) for name, table in tables.items() for first, second in pairs]
+    found = [_compare(table, name, first, second) for name, table in tables.items() for first, second in pairs]
+    corrected = st.holm([comparison.p for comparison in found])
+    return [replace(comparison, p_corrected=p) for comparison, p in zip(found, corrected, strict=True)]
 
 
 def _compare(table: ProblemTable, benchmark: str, first: str, second: str) -> MethodComparison:
@@ -441,23 +410,17 @@ def _compare(table: ProblemTable, benchmark: str, first: str, second: str) -> Me
     )
 
 
-def _corrected(comparisons: list[MethodComparison]) -> list[MethodComparison]:
-    corrected = st.holm([comparison.p for comparison in comparisons])
-    pairs = zip(comparisons, corrected, strict=True)
-    return [dataclasses.replace(comparison, p_corrected=p) for comparison, p in pairs]
-
-
 # -- sweeps ----------------------------------------------------------------------------------------------------
 
 
-def _sweep(table: ProblemTable, benchmark: str, methods: Sequence[BenchVariant]) -> Iterator[SweepPoint]:
-    places = {(m.policy, option, m.changes[option]): None for m in methods for option in m.swept}
+def _sweep(table: ProblemTable, benchmark: str, variants: Sequence[BenchVariant]) -> Iterator[SweepPoint]:
+    places = {(v.policy, option, v.changes[option]): None for v in variants for option in v.swept}
     for policy, option, value in places:
-        labels = [m.label for m in methods if m.policy == policy and option in m.swept and m.changes[option] == value]
-        right = np.mean([table.means(label, lambda row: row.correct) for label in labels], axis=0)
-        tokens = np.mean([table.costs(label, _tokens) for label in labels], axis=0)
-        known = tokens[~np.isnan(tokens)]
+        labels = [v.label for v in variants if v.policy == policy and option in v.swept and v.changes[option] == value]
+        shares = np.mean([table.means(label, right) for label in labels], axis=0)
+        costs = np.mean([table.costs(label, tokens) for label in labels], axis=0)
+        known = costs[~np.isnan(costs)]
         yield SweepPoint(
-            benchmark, policy, option, value, len(labels), st.share_interval(right, table.draws),
+            benchmark, policy, option, value, len(labels), st.share_interval(shares, table.draws),
             st.mean_interval(known, st.resamples(len(known))) if len(known) else None,
         )  # fmt: skip

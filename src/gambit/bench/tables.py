@@ -34,13 +34,181 @@ class Table:
         return joined([tag("h2", self.title), scrolled, tag("p", self.note, class_="note")])
 
 
+# -- tables ----------------------------------------------------------------------------------------------------
+
+
 def all_tables(summary: BenchSummary) -> list[Table]:
     """Returns the tables in the order of the page."""
-    tables = [_main(summary), _comparisons(summary), _latency(summary), _decomposition(summary), _throughput(summary)]
-    tables += [_memory(summary), *_verifier(summary), _traces(summary), _pools(summary), _revotes(summary)]
-    if summary.overall:
-        tables.insert(1, _overall(summary))
+    main, *costs = [
+        _cells(summary, title, note, columns)
+        for title, note, columns in TABLES
+        if title != "Verifier" or any(cell.means["verifier_thoughts"] for cell in summary.cells)
+    ]
+    tables = [main, _overall(summary), _comparisons(summary), *costs, _pools(summary), _revotes(summary)]
     return [table for table in tables if table.rows]
+
+
+def _cells(summary: BenchSummary, title: str, note: str, columns: Sequence[Column]) -> Table:
+    has_many = len(summary.benchmarks) > 1
+    names = ("benchmark", "method") if has_many else ("method",)
+    rows = [
+        ((cell.benchmark, cell.variant) if has_many else (cell.variant,)) + tuple(make(cell) for _, make in columns)
+        for cell in summary.cells
+    ]
+    seeds = "one seed" if len(summary.seeds) == 1 else "seeds averaged inside each problem"
+    titles = [name.format(base=summary.baseline) for name in (*names, *(name for name, _ in columns))]
+    return Table(title, note.format(base=summary.baseline, seeds=seeds), tuple(titles), tuple(rows), len(names))
+
+
+Column = tuple[str, Callable[[Cell], str]]
+
+
+def _mean(title: str, name: str, digits: int) -> Column:
+    return title, lambda cell: number(cell.means[name], digits)
+
+
+def _part(name: str) -> Column:
+    return name, lambda c: f"{number(c.parts[name], 3)} ({_share(c.parts[name], sum(c.parts.values()))})"
+
+
+# A row for every method on every benchmark: title, note, columns. {base} is the baseline.
+TABLES: tuple[tuple[str, str, tuple[Column, ...]], ...] = (
+    (
+        "Accuracy and tokens",
+        "In brackets 95 % bootstrap intervals over problems, {seeds} (exact binomial ones where all problems agree); "
+        "changes against {base} are paired by problem, and not corrected for their number. Tokens are those "
+        "generated; what a branch inherits is not generated again.",
+        (
+            ("problems", lambda c: str(c.num_problems)),
+            ("accuracy %", lambda c: percent(c.accuracy)),
+            ("tokens a problem", lambda c: number(c.tokens)),
+            ("tokens against {base}", lambda c: _change(c.token_ratio)),
+            ("failed", lambda c: str(c.num_failed)),
+        ),
+    ),
+    (
+        "Latency",
+        "Seconds from a search's start to its vote; searches that share a batch wait for each other. "
+        "Engine-seconds, the cost of a search: how long an engine was busy with a method, a search; searches of one "
+        "batch share them. Intervals resample turns: all problems that a method searched in one go are one, since they "
+        f"shared whatever else the machine did (with fewer than {FEWEST_TURNS} turns: problems, and that is not in "
+        "them).",
+        (
+            ("seconds a problem", lambda c: number(c.seconds, 2)),
+            ("seconds against {base}", lambda c: _change(c.seconds_ratio)),
+            ("engine-seconds a problem", lambda c: number(c.engine_seconds, 2)),
+            ("engine-seconds in all", lambda c: number(c.wall_seconds, 1)),
+        ),
+    ),
+    (
+        "Where the seconds go",
+        "Mean seconds a search. Engine: forward passes and sampling. Tree: events, tournaments, answers, the vote. "
+        "Other: the rest of the wall clock, searches in the same batch among it.",
+        tuple(map(_part, PARTS)),
+    ),
+    (
+        "Throughput",
+        "Per second that an engine was busy with a method. Productive tokens are part of at least one completed trace. "
+        "Sharing: tokens that attention reads in decode steps, divided by what it would read if each token of a shared "
+        "prefix were read once in a step; 1: nothing is shared.",
+        (
+            _mean("completed traces", "completed", 1),
+            ("completed traces/s", lambda c: number(c.completed_per_second, 3)),
+            ("tokens/s", lambda c: number(c.tokens_per_second)),
+            ("productive %", lambda c: percent(c.productive_share)),
+            ("sharing", lambda c: number(c.sharing, 2)),
+        ),
+    ),
+    (
+        "Memory and waiting",
+        "Means a search. Peak KV is the most tokens seen in the engine's cache at sampled moments. Queued: a running "
+        "trace lost its memory and waited to be recomputed; waiting is summed over traces.",
+        (
+            _mean("peak KV tokens", "kv_peak", 0),
+            ("of capacity", lambda c: _share(c.means["kv_peak"], c.kv_capacity)),
+            _mean("queued", "queued", 1),
+            _mean("steps waited", "waited_steps", 0),
+            _mean("seconds waited", "waited_seconds", 1),
+            _mean("evicted", "evicted", 1),
+            _mean("tokens recomputed", "recomputed", 0),
+        ),
+    ),
+    (
+        "Verifier",
+        "Means a search. Tokens are those the verifier computed, without what was in its cache; its seconds are shared "
+        "by the thoughts that it read together. In time: of the thoughts that a tournament needed, those whose scores "
+        "were there when it came; waited: the search stood still for the others.",
+        (
+            _mean("thoughts read", "verifier_thoughts", 1),
+            ("in time %", lambda c: percent(c.verifier_in_time)),
+            _mean("tokens read", "verifier_tokens", 0),
+            _mean("verifier's seconds", "verifier_seconds", 2),
+            _mean("seconds waited", "verifier_waited", 2),
+        ),
+    ),
+    (
+        "Traces",
+        "Means a search. One trace right: how often a single completed trace is, and how much more often than the "
+        "{base} method's, paired by problem; some trace right: how often at least one of them is.",
+        (
+            _mean("completed", "completed", 1),
+            _mean("branched", "branched", 1),
+            _mean("pruned", "pruned", 1),
+            _mean("tokens reused", "reused", 0),
+            ("one trace right %", lambda c: percent(c.trace_accuracy)),
+            ("against {base}", lambda c: points(c.trace_gain)),
+            ("some trace right %", lambda c: percent(c.coverage)),
+        ),
+    ),
+)
+
+
+def _overall(summary: BenchSummary) -> Table:
+    rows = [
+        (o.variant, percent(o.accuracy), points(o.gain), number(o.tokens), number(o.seconds, 1))
+        for o in summary.overall
+    ]  # fmt: skip
+    note = (
+        f"Means over benchmarks, each counting alike; problems are resampled inside each. Against {summary.baseline}: "
+        "paired by problem, every problem of all benchmarks counting alike."
+    )
+    columns = ("method", "accuracy %", f"against {summary.baseline}", "tokens", "seconds")
+    return Table("Over all benchmarks", note, columns, tuple(rows), 1)
+
+
+def _pools(summary: BenchSummary) -> Table:
+    """Returns the pools of methods with tournaments; others have none."""
+    rows = [
+        (cell.benchmark, cell.variant, "; ".join(cell.pools[:MOST_POOLS]), number(cell.winning_islands, 1))
+        for cell in summary.cells
+        if cell.pools
+    ]
+    note = "M, K and w of each method, and why these; on how many islands the winning answer was found, a search."
+    return Table("Islands", note, ("benchmark", "method", "pool", "islands behind the answer"), tuple(rows), 3)
+
+
+def _revotes(summary: BenchSummary) -> Table:
+    def column(kind: str) -> Column:
+        return f"{kind} %", lambda c: percent(c.revotes.get(kind))
+
+    columns = [column(kind) for kind in sorted({kind for cell in summary.cells for kind in cell.revotes})]
+    note = "Accuracy if the completed traces of the same searches had been counted in another way."
+    return _cells(summary, "The same traces, voted otherwise", note, columns)
+
+
+def _comparisons(summary: BenchSummary) -> Table:
+    rows = [
+        (c.benchmark, f"{c.first} − {c.second}", f"{c.num_problems}", points(c.gain), f"{round(c.only_first, 1):g}",
+         f"{round(c.only_second, 1):g}", _p(c.p), _p(c.p_corrected), "shown" if c.is_shown else "no difference shown")
+        for c in summary.comparisons
+    ]  # fmt: skip
+    columns = ("benchmark", "methods", "problems", "points", "first only", "second only", "p", "p corrected", "verdict")
+    note = (
+        "Accuracy of the first minus that of the second, paired by problem. p: exact two-sided sign-flip test (with "
+        f"one seed, McNemar's), corrected for {len(rows)} comparisons by Holm's method. A difference is shown where "
+        f"the interval excludes 0, the corrected p is below 0.05, and there are at least {FEWEST_PROBLEMS} problems."
+    )
+    return Table("Paired comparisons", note, columns, tuple(rows))
 
 
 # -- claims ----------------------------------------------------------------------------------------------------
@@ -67,7 +235,8 @@ def _accuracy_sentence(c: MethodComparison, summary: BenchSummary) -> str:
     first, second, gain = c.first, c.second, c.gain
     if second != summary.baseline:  # the baseline comes second in a sentence
         first, second, gain = second, first, Interval(-gain.value, -gain.high, -gain.low)
-    figures = f"{points(gain)}, p {_relation(c.p_corrected)} after correction, {c.num_problems} problems"
+    p = _p(c.p_corrected) if c.p_corrected < 0.0001 else f"= {_p(c.p_corrected)}"
+    figures = f"{points(gain)}, p {p} after correction, {c.num_problems} problems"
     where = _where(c.benchmark, summary)
     if not c.is_shown:
         return f"No difference in accuracy is shown between {first} and {second}{where} ({figures})."
@@ -116,196 +285,6 @@ def cautions(summary: BenchSummary) -> list[str]:
     return found
 
 
-# -- tables ----------------------------------------------------------------------------------------------------
-
-Column = tuple[str, Callable[[Cell], str]]
-
-
-def _cells(summary: BenchSummary, title: str, note: str, columns: Sequence[Column]) -> Table:
-    has_many = len(summary.benchmarks) > 1
-    names = ("benchmark", "method") if has_many else ("method",)
-    rows = [
-        ((cell.benchmark, cell.variant) if has_many else (cell.variant,)) + tuple(make(cell) for _, make in columns)
-        for cell in summary.cells
-    ]
-    return Table(title, note, (*names, *(name for name, _ in columns)), tuple(rows), len(names))
-
-
-def _mean(title: str, name: str, digits: int) -> Column:
-    return title, lambda cell: f"{cell.means[name]:,.{digits}f}"
-
-
-def _main(summary: BenchSummary) -> Table:
-    base = summary.baseline
-    seeds = "one seed" if len(summary.seeds) == 1 else "seeds averaged inside each problem"
-    return _cells(
-        summary, "Accuracy and tokens",
-        f"In brackets 95 % bootstrap intervals over problems, {seeds} (exact binomial ones where all problems agree); "
-        f"changes against {base} are paired by problem, and not corrected for their number. Tokens are those "
-        "generated; what a branch inherits is not generated again.",
-        [
-            ("problems", lambda c: f"{c.num_problems}"),
-            ("accuracy %", lambda c: percent(c.accuracy)),
-            ("tokens a problem", lambda c: number(c.tokens)),
-            (f"tokens against {base}", lambda c: _change(c.token_ratio)),
-            ("failed", lambda c: f"{c.num_failed}"),
-        ],
-    )  # fmt: skip
-
-
-def _overall(summary: BenchSummary) -> Table:
-    rows = [
-        (o.variant, percent(o.accuracy), points(o.gain), _plain(o.tokens),
-         "–" if o.seconds is None else f"{o.seconds:,.1f}")
-        for o in summary.overall
-    ]  # fmt: skip
-    note = (
-        f"Means over benchmarks, each counting alike; problems are resampled inside each. Against {summary.baseline}: "
-        "paired by problem, every problem of all benchmarks counting alike."
-    )
-    columns = ("method", "accuracy %", f"against {summary.baseline}", "tokens", "seconds")
-    return Table("Over all benchmarks", note, columns, tuple(rows), 1)
-
-
-def _latency(summary: BenchSummary) -> Table:
-    base = summary.baseline
-    return _cells(
-        summary, "Latency",
-        "Seconds from a search's start to its vote; searches that share a batch wait for each other. "
-        "Engine-seconds, the cost of a search: how long an engine was busy with a method, a search; searches of one "
-        "batch share them. Intervals resample turns: all problems "
-        "that a method searched in one go are one, since they shared whatever else the machine did "
-        f"(with fewer than {FEWEST_TURNS} turns: problems, and that is not in them).",
-        [
-            ("seconds a problem", lambda c: number(c.seconds, 2)),
-            (f"seconds against {base}", lambda c: _change(c.seconds_ratio)),
-            ("engine-seconds a problem", lambda c: _plain(c.engine_seconds, 2)),
-            ("engine-seconds in all", lambda c: f"{c.wall_seconds:,.1f}"),
-        ],
-    )  # fmt: skip
-
-
-def _decomposition(summary: BenchSummary) -> Table:
-    def part(name: str) -> Callable[[Cell], str]:
-        return lambda c: f"{c.parts[name]:,.3f} ({_share(c.parts[name], sum(c.parts.values()))})"
-
-    return _cells(
-        summary, "Where the seconds go",
-        "Mean seconds a search. Engine: forward passes and sampling. Tree: events, tournaments, answers, the vote. "
-        "Other: the rest of the wall clock, searches in the same batch among it.",
-        [(name, part(name)) for name in PARTS],
-    )  # fmt: skip
-
-
-def _throughput(summary: BenchSummary) -> Table:
-    return _cells(
-        summary, "Throughput",
-        "Per second that an engine was busy with a method. Productive tokens are part of at least one completed trace. "
-        "Sharing: tokens that attention reads in decode steps, divided by what it would read if each token of a shared "
-        "prefix were read once in a step; 1: nothing is shared.",
-        [
-            _mean("completed traces", "completed", 1),
-            ("completed traces/s", lambda c: _plain(c.completed_per_second, 3)),
-            ("tokens/s", lambda c: _plain(c.tokens_per_second)),
-            ("productive %", lambda c: _plain(None if c.productive_share is None else 100 * c.productive_share, 1)),
-            ("sharing", lambda c: _plain(c.sharing, 2)),
-        ],
-    )  # fmt: skip
-
-
-def _memory(summary: BenchSummary) -> Table:
-    return _cells(
-        summary, "Memory and waiting",
-        "Means a search. Peak KV is the most tokens seen in the engine's cache at sampled moments. Queued: a running "
-        "trace lost its memory and waited to be recomputed; waiting is summed over traces.",
-        [
-            _mean("peak KV tokens", "kv_peak", 0),
-            ("of capacity", lambda c: _share(c.means["kv_peak"], c.kv_capacity)),
-            _mean("queued", "queued", 1),
-            _mean("steps waited", "waited_steps", 0),
-            _mean("seconds waited", "waited_seconds", 1),
-            _mean("evicted", "evicted", 1),
-            _mean("tokens recomputed", "recomputed", 0),
-        ],
-    )  # fmt: skip
-
-
-def _verifier(summary: BenchSummary) -> list[Table]:
-    """Returns the verifier's table; none for a run without a verifier."""
-    if not any(cell.means["verifier_thoughts"] for cell in summary.cells):
-        return []
-    table = _cells(
-        summary, "Verifier",
-        "Means a search. Tokens are those the verifier computed, without what was in its cache; its seconds are shared "
-        "by the thoughts that it read together. In time: of the thoughts that a tournament needed, those whose scores "
-        "were there when it came; waited: the search stood still for the others.",
-        [
-            _mean("thoughts read", "verifier_thoughts", 1),
-            ("in time %", lambda c: _plain(None if c.verifier_in_time is None else 100 * c.verifier_in_time, 1)),
-            _mean("tokens read", "verifier_tokens", 0),
-            _mean("verifier's seconds", "verifier_seconds", 2),
-            _mean("seconds waited", "verifier_waited", 2),
-        ],
-    )  # fmt: skip
-    return [table]
-
-
-def _traces(summary: BenchSummary) -> Table:
-    return _cells(
-        summary, "Traces",
-        "Means a search. One trace right: how often a single completed trace is, and how much more often than the "
-        f"{summary.baseline} method's, paired by problem; some trace right: how often at least one of them is.",
-        [
-            _mean("completed", "completed", 1),
-            _mean("branched", "branched", 1),
-            _mean("pruned", "pruned", 1),
-            _mean("tokens reused", "reused", 0),
-            ("one trace right %", lambda c: percent(c.trace_accuracy)),
-            (f"against {summary.baseline}", lambda c: points(c.trace_gain)),
-            ("some trace right %", lambda c: percent(c.coverage)),
-        ],
-    )  # fmt: skip
-
-
-def _pools(summary: BenchSummary) -> Table:
-    """Returns the pools of methods with tournaments; others have none."""
-    rows = [
-        (cell.benchmark, cell.variant, "; ".join(cell.pools[:MOST_POOLS]), f"{cell.winning_islands:,.1f}")
-        for cell in summary.cells
-        if cell.pools
-    ]
-    note = "M, K and w of each method, and why these; on how many islands the winning answer was found, a search."
-    return Table("Islands", note, ("benchmark", "method", "pool", "islands behind the answer"), tuple(rows), 3)
-
-
-def _revotes(summary: BenchSummary) -> Table:
-    kinds = sorted({kind for cell in summary.cells for kind in cell.revotes})
-
-    def column(kind: str) -> Column:
-        return f"{kind} %", lambda c: percent(c.revotes.get(kind))
-
-    return _cells(
-        summary, "The same traces, voted otherwise",
-        "Accuracy if the completed traces of the same searches had been counted in another way.",
-        [column(kind) for kind in kinds],
-    )  # fmt: skip
-
-
-def _comparisons(summary: BenchSummary) -> Table:
-    rows = [
-        (c.benchmark, f"{c.first} − {c.second}", f"{c.num_problems}", points(c.gain), _brief(c.only_first),
-         _brief(c.only_second), _p(c.p), _p(c.p_corrected), "shown" if c.is_shown else "no difference shown")
-        for c in summary.comparisons
-    ]  # fmt: skip
-    columns = ("benchmark", "methods", "problems", "points", "first only", "second only", "p", "p corrected", "verdict")
-    note = (
-        "Accuracy of the first minus that of the second, paired by problem. p: exact two-sided sign-flip test (with "
-        f"one seed, McNemar's), corrected for {len(rows)} comparisons by Holm's method. A difference is shown where "
-        f"the interval excludes 0, the corrected p is below 0.05, and there are at least {FEWEST_PROBLEMS} problems."
-    )
-    return Table("Paired comparisons", note, columns, tuple(rows))
-
-
 # -- numbers ---------------------------------------------------------------------------------------------------
 
 
@@ -313,44 +292,37 @@ def _where(benchmark: str, summary: BenchSummary) -> str:
     return f" on {benchmark}" if len(summary.benchmarks) > 1 else ""
 
 
-def percent(x: Interval | None) -> str:
-    return "–" if x is None else f"{100 * x.value:.1f} ({100 * x.low:.1f} to {100 * x.high:.1f})"
+def number(x: Interval | float | None, digits: int = 0, scale: float = 1) -> str:
+    """Returns a figure times `scale`, with its interval if it has one; a dash where it is not known."""
+    if x is None:
+        return "–"
+    if not isinstance(x, Interval):
+        return f"{scale * x:,.{digits}f}"
+    value, low, high = (f"{scale * each:,.{digits}f}" for each in (x.value, x.low, x.high))
+    return f"{value} ({low} to {high})"
+
+
+def percent(x: Interval | float | None) -> str:
+    return number(x, 1, 100)
 
 
 def points(x: Interval | None) -> str:
-    return "–" if x is None else f"{_signed(100 * x.value)} points ({_signed(100 * x.low)} to {_signed(100 * x.high)})"
+    return "–" if x is None else _difference(x, "points", 0)
 
 
 def _change(ratio: Interval | None) -> str:
-    if ratio is None:
-        return "–"
-    value, low, high = (100 * (x - 1) for x in (ratio.value, ratio.low, ratio.high))
-    return f"{_signed(value)} % ({_signed(low)} to {_signed(high)})"
+    return "–" if ratio is None else _difference(ratio, "%", 1)
 
 
-def _signed(x: float) -> str:
-    text = f"{x:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
-
-
-def number(x: Interval | None, digits: int = 0) -> str:
-    return "–" if x is None else f"{x.value:,.{digits}f} ({x.low:,.{digits}f} to {x.high:,.{digits}f})"
-
-
-def _plain(x: float | None, digits: int = 0) -> str:
-    return "–" if x is None else f"{x:,.{digits}f}"
-
-
-def _brief(x: float) -> str:
-    return f"{x:.1f}".removesuffix(".0")
+def _difference(x: Interval, unit: str, none: float) -> str:
+    """Returns the distance from `none`, which is no difference, in hundredths."""
+    texts = [f"{100 * (each - none):+.1f}" for each in (x.value, x.low, x.high)]
+    value, low, high = ("0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS) for text in texts)
+    return f"{value} {unit} ({low} to {high})"
 
 
 def _share(part: float, whole: float) -> str:
     return "–" if not whole else f"{100 * part / whole:.1f} %"
-
-
-def _relation(p: float) -> str:
-    return _p(p) if p < 0.0001 else f"= {_p(p)}"
 
 
 def _p(p: float) -> str:

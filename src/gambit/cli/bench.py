@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gambit.bench.datasets import Benchmark
     from gambit.bench.folder import BenchPlan
     from gambit.bench.recipe import BenchRecipe
-    from gambit.bench.report import BenchReport
+    from gambit.bench.report import Report
     from gambit.cluster.plan import ClusterPlan
 
 MANY = 10_000_000
@@ -272,7 +272,7 @@ def _search(
     return stop.exit_code
 
 
-def _show(made: BenchReport) -> None:
+def _show(made: Report) -> None:
     """The first table and every sentence; the rest is for the page."""
     from rich.table import Table
 
@@ -283,5 +283,5 @@ def _show(made: BenchReport) -> None:
     for row in first.rows:
         table.add_row(*row)
     put(table)
-    for sentence in made.sentences:
+    for sentence in (*made.cautions, *made.findings):
         put(sentence)

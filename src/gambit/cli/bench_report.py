@@ -21,5 +21,5 @@ def report(
     from gambit.bench.report import write_report
 
     made = write_report(folder, with_trees=not no_trees)
-    typer.echo(made.json if as_json else made.markdown)
+    typer.echo(made.to_json() if as_json else made.to_markdown())
     return OK

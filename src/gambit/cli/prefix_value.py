@@ -100,9 +100,9 @@ def prefix_value(
                 return stop.exit_code
         report = write_prefix_report(out, found.name, plan, summarise(out, plan, tasks, scorers, engine.device))
     if as_json:
-        typer.echo(report.json)
+        typer.echo(report.to_json())
         return OK
-    for sentence in report.sentences:
+    for sentence in (*report.cautions, *report.findings):
         put(sentence)
     put(f"report: {out / 'report.html'}")
     return OK

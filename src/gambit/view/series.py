@@ -1,4 +1,4 @@
-"""How the series of a figure are told apart: by colour, by marker and by dashes, so that each alone would do."""
+"""Styles of the series of a figure: colour, marker and dashes, each of which alone tells them apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.container import ErrorbarContainer
+
+    from gambit.stats import Interval
 
 # Okabe and Ito's colours, told apart by everybody; three of Tol's where there are more series than those.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#999933", "#6b6b6b")
@@ -31,7 +32,7 @@ Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SeriesStyle:
-    """One series, the same in every figure of a report."""
+    """The look of a series, the same in every figure of a report."""
 
     colour: str
     marker: str
@@ -39,7 +40,7 @@ class SeriesStyle:
     width: float
 
     def line(self, axes: Axes, x: Values, y: Values, label: str, num_markers: int = 6) -> None:
-        """A curve with a few markers on it."""
+        """Draws a curve with a few markers on it."""
         every = max(1, len(x) // num_markers)
         [line] = axes.plot(x, y, color=self.colour, label=label, linewidth=self.width, marker=self.marker,
                            markersize=self.width + 3, markerfacecolor="white", markeredgewidth=1.2,
@@ -47,18 +48,17 @@ class SeriesStyle:
         if self.dashes:
             line.set_dashes(self.dashes)
 
-    def point(
-        self, axes: Axes, x: float, y: float, x_error: tuple[float, float], y_error: tuple[float, float], label: str
-    ) -> ErrorbarContainer:
-        """A hollow marker with its intervals; one at the same place shows inside or around it."""
-        return axes.errorbar(
-            x, y, xerr=[[x_error[0]], [x_error[1]]], yerr=[[y_error[0]], [y_error[1]]], fmt=self.marker,
-            color=self.colour, label=label, capsize=2, elinewidth=self.width / 3, markersize=4 + 2 * self.width,
-            markerfacecolor="none", markeredgewidth=1.6,
+    def point(self, axes: Axes, x: Interval, y: Interval, label: str) -> None:
+        """Draws a hollow marker with its intervals, `y` in percent; another one at its place shows inside or around."""
+        axes.errorbar(
+            x.value, 100 * y.value, xerr=[[x.value - x.low], [x.high - x.value]],
+            yerr=[[100 * (y.value - y.low)], [100 * (y.high - y.value)]], fmt=self.marker, color=self.colour,
+            label=label, capsize=2, elinewidth=self.width / 3, markersize=4 + 2 * self.width, markerfacecolor="none",
+            markeredgewidth=1.6,
         )  # fmt: skip
 
 
 def styles_for(names: Sequence[str]) -> dict[str, SeriesStyle]:
-    """A style for each, by its place; after ten they begin again."""
+    """Returns a style for each name by its place; after ten they begin again."""
     styles = itertools.cycle(zip(COLOURS, MARKERS, DASHES, WIDTHS, strict=True))
     return {name: SeriesStyle(*style) for name, style in zip(names, styles, strict=False)}
