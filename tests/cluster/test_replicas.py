@@ -20,7 +20,7 @@ from gambit.cluster.work import SolverMaker
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.results.record import replay_log
-from gambit.serve.keys import KeyLimits, made_key
+from gambit.serve.settings import ApiKey
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from support.searching import plain
@@ -141,7 +141,7 @@ def test_a_bench_run_of_spread_searches_has_the_rows_of_a_local_one(ray_cluster,
 
 @pytest.fixture
 def server(both):
-    keys = (made_key("first", KEY, KeyLimits(max_running=1)), made_key("second", OTHER_KEY))
+    keys = (ApiKey(name="first", key=KEY, max_running=1), ApiKey(name="second", key=OTHER_KEY))
     with serving(ReplicaSolver("pawn", both), keys=keys) as served:
         yield served
 

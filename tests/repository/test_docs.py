@@ -11,7 +11,7 @@ import yaml
 from scripts import floors
 from scripts.shown_output import printed, shown
 
-from gambit.cli.bench import command as bench_command
+from gambit.cli.app import COMMANDS
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
@@ -187,7 +187,7 @@ def test_the_manifest_for_kuberay_gives_options_that_exist():
     manifests = list(yaml.safe_load_all((ROOT / "deploy" / "kuberay.yaml").read_text()))
     [job] = [each for each in manifests if each["kind"] == "RayJob"]
     entrypoint = job["spec"]["entrypoint"]
-    known = {name for parameter in bench_command().params for name in parameter.opts}
+    known = {name for parameter in COMMANDS["bench"].made("bench").params for name in parameter.opts}
     assert set(re.findall(r"--[a-z-]+", entrypoint)) <= known
     assert subprocess.run(["sh", "-n", "-c", entrypoint], check=False).returncode == 0
     workers = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]

@@ -53,7 +53,7 @@ class Race:
     def decide(self, state, view):
         if view.num_created == 0:
             return None, [Start(self.runners, OnPressure(PressureAction.QUEUE))]
-        return None, [Stop()] if view.num_completed else []
+        return None, [Stop()] if view.finished else []
 '''
 INFO = "gambit_race-0.1.0.dist-info"
 FILES = {

@@ -8,7 +8,6 @@ import pytest
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.serve.http import ApiError, parse_object
-from gambit.serve.keys import KeyLimits, check_keys, key_of, made_key, read_keys
 from gambit.serve.queue import AdmissionQueue
 from gambit.serve.requests import (
     UNSUPPORTED,
@@ -18,7 +17,7 @@ from gambit.serve.requests import (
     ModelIds,
     ResponseFields,
 )
-from gambit.serve.settings import check_binding
+from gambit.serve.settings import NOBODY, ApiKey, check_binding, check_keys, key_of, read_keys
 from support.tables import table
 
 QUESTION = [{"role": "user", "content": "a?"}]
@@ -35,7 +34,7 @@ def reader():
 
 
 def chat(reader, **fields):
-    return reader.read(ChatFields, {"model": "M", "messages": QUESTION, **fields}, KeyLimits())
+    return reader.read(ChatFields, {"model": "M", "messages": QUESTION, **fields}, NOBODY)
 
 
 def refusal(reader, **fields):
@@ -102,24 +101,22 @@ def test_rounds_may_be_half_the_requests_and_half_the_servers(reader):
 
 def test_budgets_are_the_least_of_request_server_and_key(reader):
     fields = {"model": "M", "messages": QUESTION}
-    limits = KeyLimits(budget_tokens=1000, budget_seconds=7)
+    limits = ApiKey(name="a", key="a", budget_tokens=1000, budget_seconds=7)
     assert reader.read(ChatFields, {**fields, "gambit": {"budget_tokens": 10}}, limits).config.budget_tokens == 10
     capped = reader.read(
         ChatFields, {**fields, "gambit": {"budget_tokens": 5000, "budget_seconds": 900}}, limits
     ).config
     assert (capped.budget_tokens, capped.budget_seconds) == (1000, 7)
-    assert reader.read(ChatFields, fields, KeyLimits()).config.budget_seconds == 100
+    assert reader.read(ChatFields, fields, NOBODY).config.budget_seconds == 100
 
 
 def test_responses_take_a_string_or_messages(reader):
     fields = {"model": "M", "input": "a?", "instructions": "be brief", "max_output_tokens": 9, "background": True}
-    ask = reader.read(
-        ResponseFields, {**fields, "metadata": {"k": "v"}, "text": {"format": {"type": "text"}}}, KeyLimits()
-    )
+    ask = reader.read(ResponseFields, {**fields, "metadata": {"k": "v"}, "text": {"format": {"type": "text"}}}, NOBODY)
     assert [m["role"] for m in ask.question] == ["system", "user"] and ask.config.max_new_tokens == 9
     assert ask.fields.background and ask.fields.store and ask.fields.metadata == {"k": "v"}
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a?"}]}
-    assert reader.read(ResponseFields, {"model": "M", "input": [item]}, KeyLimits()).question == "a?"
+    assert reader.read(ResponseFields, {"model": "M", "input": [item]}, NOBODY).question == "a?"
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -224,18 +221,18 @@ def test_a_mistake_is_one_sentence(reader, fields, sentence):
 def test_the_other_formats_refuse_too(reader):
     for name in set(UNSUPPORTED) - {"prompt"}:
         with pytest.raises(ApiError, match=name):
-            reader.read(CompletionFields, {"model": "M", "prompt": "a?", name: ASKING[name]}, KeyLimits())
+            reader.read(CompletionFields, {"model": "M", "prompt": "a?", name: ASKING[name]}, NOBODY)
     for prompt in (None, ["a", "b"], [1, 2], []):
         with pytest.raises(ApiError, match="prompt"):
-            reader.read(CompletionFields, {"model": "M", "prompt": prompt}, KeyLimits())
+            reader.read(CompletionFields, {"model": "M", "prompt": prompt}, NOBODY)
     for name in set(UNSUPPORTED) - {"metadata", "store"}:
         with pytest.raises(ApiError, match=name):
-            reader.read(ResponseFields, {"model": "M", "input": "a?", name: ASKING[name]}, KeyLimits())
+            reader.read(ResponseFields, {"model": "M", "input": "a?", name: ASKING[name]}, NOBODY)
     for given in (None, [{"type": "function_call_output"}], [{"type": "message", "role": "assistant", "content": "a"}]):
         with pytest.raises(ApiError):
-            reader.read(ResponseFields, {"model": "M", "input": given}, KeyLimits())
+            reader.read(ResponseFields, {"model": "M", "input": given}, NOBODY)
     with pytest.raises(ApiError, match="store"):
-        reader.read(ResponseFields, {"model": "M", "input": "a?", "background": True, "store": False}, KeyLimits())
+        reader.read(ResponseFields, {"model": "M", "input": "a?", "background": True, "store": False}, NOBODY)
 
 
 @table(
@@ -263,25 +260,20 @@ USER = r'{"role": "user", "content": "a?"}'
 
 
 @table(
-    ("body", "param"),
+    "body",
     [
-        (rf'{{"messages": [{{"role": "system", "content": "{HALF}"}}, {USER}]}}', "messages[0].content"),
-        (rf'{{"messages": [{{"role": "user", "content": [{{"type": "text", "text": "x{HALF}"}}]}}]}}',
-         "messages[0].content[0].text"),
-        (rf'{{"input": "a?", "instructions": "{HALF}y"}}', "instructions"),
-        (rf'{{"input": "a?", "metadata": {{"a": "{HALF}"}}}}', "metadata.a"),
-        (rf'{{"input": "a?", "metadata": {{"{HALF}": "a"}}}}', "metadata"),
-        (rf'{{"messages": [{USER}], "user": "\udfff{HALF}"}}', "user"),
-        (rf'{{"messages": [{USER}], "stop": ["a", "{HALF}"]}}', "stop[1]"),
-        (rf'{{"messages": [{USER}], "{HALF}": 1}}', None),
-        (f'{{"prompt": "{HALF}"}}', "prompt"),
-        (b'{"prompt": "\xed\xa0\x80"}', "prompt"),
+        rf'{{"messages": [{{"role": "system", "content": "{HALF}"}}, {USER}]}}',
+        rf'{{"input": "a?", "metadata": {{"{HALF}": "a"}}}}',
+        rf'{{"messages": [{USER}], "user": "\udfff{HALF}"}}',
+        rf'{{"messages": [{USER}], "stop": ["a", "{HALF}"]}}',
+        rf'{{"messages": [{USER}], "{HALF}": 1}}',
+        b'{"prompt": "\xed\xa0\x80"}',
     ],
-)  # fmt: skip
-def test_text_that_cannot_be_encoded_is_refused_at_the_door(body, param):
-    with pytest.raises(ApiError, match="surrogate") as refused:
+)
+def test_text_that_cannot_be_encoded_is_refused_at_the_door(body):
+    with pytest.raises(ApiError, match=r"not JSON: .* at line 1 column") as refused:
         parse_object(body if isinstance(body, bytes) else body.encode())
-    assert refused.value.status == 400 and refused.value.param == param
+    assert refused.value.status == 400
     assert parse_object(rb'{"prompt": "\ud83d\ude00 \u2028 \u0000"}') == {"prompt": "\U0001f600 \u2028 \x00"}
 
 
@@ -291,7 +283,7 @@ def test_text_that_cannot_be_encoded_is_refused_at_the_door(body, param):
 def test_keys_are_read_with_their_limits_and_found_by_what_is_presented(tmp_path):
     (tmp_path / "keys.yaml").write_text("alice: sk-a\nbob: {key: sk-b, max_running: 2, budget_tokens: 100}\n")
     alice, bob = check_keys(read_keys(tmp_path / "keys.yaml"))
-    assert key_of("sk-b", (alice, bob)) is bob and bob.limits.max_running == 2 and bob.limits.budget_tokens == 100
+    assert key_of("sk-b", (alice, bob)) is bob and bob.max_running == 2 and bob.budget_tokens == 100
     assert key_of("sk-a", (alice, bob)) is alice and key_of("", (alice, bob)) is None
     assert b"sk-a" not in alice.digest
 
@@ -307,7 +299,7 @@ def test_a_wrong_file_of_keys_is_refused_without_showing_a_key(tmp_path, text):
 
 def test_two_names_of_one_key_are_refused():
     with pytest.raises(UserError, match="same key"):
-        check_keys([made_key("a", "x"), made_key("b", "x")])
+        check_keys([ApiKey(name="a", key="x"), ApiKey(name="b", key="x")])
 
 
 def test_other_machines_are_let_in_with_a_key_alone_unless_somebody_insists():
@@ -330,7 +322,7 @@ def in_loop(function):
     asyncio.run(body())
 
 
-A, B = made_key("a", "a"), made_key("b", "b")
+A, B = ApiKey(name="a", key="a"), ApiKey(name="b", key="b")
 
 
 def test_keys_take_turns_however_many_one_of_them_sends():
@@ -382,7 +374,7 @@ def test_a_search_larger_than_the_server_runs_alone_and_is_not_passed_for_ever()
 def test_limits_of_a_key_and_of_the_line():
     def body():
         queue = AdmissionQueue(10, 100, 2)
-        tight = made_key("tight", "t", KeyLimits(max_running=1, max_waiting=1))
+        tight = ApiKey(name="tight", key="t", max_running=1, max_waiting=1)
         running, waiting = queue.join(tight, 1), queue.join(tight, 1)
         assert running.turn.done() and not waiting.turn.done()
         with pytest.raises(ApiError) as refused:

@@ -95,8 +95,6 @@ def test_responses_are_forgotten_in_time_and_in_number(served):
     now = [0.0]
 
     async def body():
-        from gambit.serve.formats import KeptResponse
-
         store = ResponseStore(10.0, 3, lambda: now[0])
 
         class Search:
@@ -105,15 +103,15 @@ def test_responses_are_forgotten_in_time_and_in_number(served):
             def __init__(self, number, ended):
                 self.id, self.ended = f"search-{number}", ended
 
-        kept = [KeptResponse(Search(number, None if number == 0 else 0.0), None) for number in range(4)]
+        kept = [Search(number, None if number == 0 else 0.0) for number in range(4)]
         for each in kept:
             store.keep(each)
-        assert [each.id in store._kept for each in kept] == [True, False, True, True], "the oldest that is over goes"
+        assert list(store._kept) == ["resp_0", "resp_2", "resp_3"], "the oldest that is over goes"
         now[0] = 11.0
         store.find("resp_0", Search.key)  # still runs
-        for each in kept[1:]:
+        for number in (1, 2, 3):
             with pytest.raises(Exception, match="no response"):
-                store.find(each.id, Search.key)
+                store.find(f"resp_{number}", Search.key)
 
     asyncio.run(body())
 

@@ -1,7 +1,6 @@
 """`gambit serve` against those who mean ill: no key, other keys' ids, forged forms, strange and slow requests."""
 
 import json
-import re
 import resource
 import socket
 import ssl
@@ -15,9 +14,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from gambit.serve import keys, page, server
-from gambit.serve.keys import NOBODY
+from gambit.serve import page, server, settings
 from gambit.serve.page import SESSION_COOKIE
+from gambit.serve.settings import NOBODY
 from support.serving import EASY, KEY, OTHER_KEY, SMALL, serving
 from support.tables import table
 
@@ -54,6 +53,7 @@ BODY = {"model": "pawn", "messages": [{"role": "user", "content": EASY}]}
                                      {"cookie": f"{SESSION_COOKIE}=guess"}])  # fmt: skip
 def test_without_a_key_there_is_health_and_nothing_else(served, headers):
     with served.http(None) as client:
+        client.headers["origin"] = served.url
         for method, path in PATHS:
             assert client.request(method, path, headers=headers, json=BODY).status_code == 401, path
         assert (
@@ -61,16 +61,16 @@ def test_without_a_key_there_is_health_and_nothing_else(served, headers):
             == client.get("/ping", headers=headers).status_code
             == 200
         )
-        assert "API key" in client.get("/", headers=headers).text and "csrf-token" not in client.get("/").text
+        assert "API key" in client.get("/", headers=headers).text and "ask-button" not in client.get("/").text
 
 
 def test_every_key_is_compared_whatever_is_presented(monkeypatch, served):
     """Constant time: neither the first match nor a wrong length ends the comparison."""
     seen = []
-    real = keys.hmac.compare_digest
-    monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or real(a, b))
+    real = settings.hmac.compare_digest
+    monkeypatch.setattr(settings.hmac, "compare_digest", lambda a, b: seen.append((len(a), len(b))) or real(a, b))
     for presented in (KEY, OTHER_KEY, "x", "y" * 1000):
-        keys.key_of(presented, served.server.config.app._settings.keys)
+        settings.key_of(presented, served.server.config.app._settings.keys)
     assert seen == [(32, 32)] * 8
 
 
@@ -94,45 +94,47 @@ def test_other_sites_cannot_use_a_server_without_keys(open_server):
         assert client.get("/", headers={"host": "evil.example:80"}).status_code == 403
 
 
-def token_of(text):
-    return re.search(r'name="(?:csrf-token|token)" (?:content|value)="([^"]+)"', text)[1]
-
-
 def logged_in(served, key=KEY):
+    """A browser, which names the origin of what it sends."""
     client = served.http(None)
-    form = {"token": token_of(client.get("/").text), "key": key}
-    return client, client.post("/login", data=form)
+    client.headers["origin"] = served.url
+    return client, client.post("/login", data={"key": key})
 
 
 def test_logging_in_gives_a_cookie_that_scripts_and_other_sites_cannot_use(served):
     client, reply = logged_in(served)
-    cookie = next(value for value in reply.headers.get_list("set-cookie") if value.startswith(SESSION_COOKIE))
+    [cookie] = reply.headers.get_list("set-cookie")
     assert reply.status_code == 303 and "httponly" in cookie.lower() and "samesite=strict" in cookie.lower()
     assert KEY not in cookie
-    shown = client.get("/")
-    policy = shown.headers["content-security-policy"]
+    policy = client.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe-inline" not in policy
     assert client.get("/page/searches").status_code == 200
     assert client.get("/v1/models").status_code == 401, "the API takes keys alone"
-    token = token_of(shown.text)
-    assert client.post("/logout", data={"token": "x"}).status_code == 403
-    assert client.post("/logout", data={"token": token}).status_code == 303
+    assert client.post("/logout", headers={"origin": "https://evil.example"}).status_code == 403
+    assert client.get("/page/searches").status_code == 200
+    assert client.post("/logout").status_code == 303
     assert client.get("/page/searches").status_code == 401
 
 
-def test_forms_need_the_token_of_the_session(served, monkeypatch):
+ELSEWHERE = [{"origin": "https://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:1"}, {"origin": ""}]
+
+
+def test_forms_are_taken_from_this_site_alone(served, monkeypatch):
     monkeypatch.setattr(page, "LOGIN_SECONDS", 0)
-    assert served.http(None).post("/login", data={"key": KEY, "token": "guess"}).status_code == 403
+    assert served.http(None).post("/login", data={"key": KEY}).status_code == 403, "no browser leaves its origin out"
     assert logged_in(served, "sk-wrong")[1].status_code == 401
     client, _ = logged_in(served)
     other, _ = logged_in(served, OTHER_KEY)
     ask = {"question": EASY, "model": "pawn:single"}
-    for headers in ({}, {"x-csrf-token": "guess"}, {"x-csrf-token": token_of(other.get("/").text)}):
-        assert client.post("/page/ask", json=ask, headers=headers).status_code == 403
-    right = {"x-csrf-token": token_of(client.get("/").text)}
-    assert client.post("/page/ask", json=ask, headers={**right, "origin": "https://evil.example"}).status_code == 403
-    asked = client.post("/page/ask", json=ask, headers=right)
+    asked = client.post("/page/ask", json=ask)
     assert asked.status_code == 200
+    for path in ("/login", "/page/ask", f"/page/searches/{asked.json()['id']}/cancel"):
+        for headers in ELSEWHERE:
+            assert client.post(path, json=ask, headers=headers).status_code == 403, (path, headers)
+        del client.headers["origin"]
+        assert client.post(path, json=ask).status_code == 403, path
+        client.headers["origin"] = served.url
+    assert served.http().post("/page/ask", json=ask).status_code == 200, "a key needs no origin"
     assert other.get(f"/page/searches/{asked.json()['id']}/log").status_code == 404
     assert other.get("/page/searches").json() == [] or asked.json()["id"] not in other.get("/page/searches").text
 
@@ -140,8 +142,7 @@ def test_forms_need_the_token_of_the_session(served, monkeypatch):
 def test_what_a_question_says_is_no_markup(open_server):
     text = "<script>alert(1)</script>"
     with open_server.http(None) as client:
-        reply = client.post("/page/ask", json={"question": text, "model": text},
-                            headers={"x-csrf-token": token_of(client.get("/").text)})  # fmt: skip
+        reply = client.post("/page/ask", json={"question": text, "model": text}, headers={"origin": open_server.url})
         assert (
             reply.headers["content-type"] == "application/json" and reply.headers["x-content-type-options"] == "nosniff"
         )
@@ -260,7 +261,8 @@ def test_many_silent_connections_keep_nobody_out(pawn_solver):
 def unread(method: str, path: str, *, key: str = "", length: int = 2_000_000) -> bytes:
     """The beginning of a request: its headers and one byte of the body they announce."""
     presented = f"Authorization: Bearer {key}\r\n" if key else ""
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{presented}Content-Length: {length}\r\n\r\nx"
+    host = "Host: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
+    head = f"{method} {path} HTTP/1.1\r\n{host}{presented}Content-Length: {length}\r\n\r\nx"
     return head.encode()
 
 
@@ -368,8 +370,8 @@ def test_https(pawn_solver, tmp_path):
         trusted = ssl.create_default_context(cafile=certificate)
         with httpx.Client(base_url=served.url.replace("http:", "https:"), verify=trusted, timeout=60) as client:
             assert client.get("/health").status_code == 200
-            form = {"token": token_of(client.get("/").text), "key": KEY}
-            assert "secure" in client.post("/login", data=form).headers["set-cookie"].lower()
+            reply = client.post("/login", data={"key": KEY}, headers={"origin": str(client.base_url).rstrip("/")})
+            assert "secure" in reply.headers["set-cookie"].lower()
 
 
 def test_strange_requests_are_answered_in_one_shape(served):

@@ -16,9 +16,8 @@ from gambit import events as ev
 from gambit.config.options import SearchConfig
 from gambit.pawn.puzzles import parse_puzzle
 from gambit.results.record import fold
-from gambit.serve.keys import made_key
 from gambit.serve.server import DrainingServer, bound_socket, serve
-from gambit.serve.settings import ServeSettings
+from gambit.serve.settings import ApiKey, ServeSettings
 
 EASY = "a = 17; b = 61; c = a + b; c?"
 CHAIN = "a = 17; b = 61; c = a + b; d = c * a; e = d - b; f = e * c; g = f + a; h = g * d; i = h - c; j = i + e; j?"
@@ -135,11 +134,11 @@ class Served:
 
 @contextmanager
 def serving(solver, base: SearchConfig = SMALL, **options) -> Iterator[Served]:
-    options.setdefault("keys", (made_key("first", KEY), made_key("second", OTHER_KEY)))
+    options.setdefault("keys", (ApiKey(name="first", key=KEY), ApiKey(name="second", key=OTHER_KEY)))
     settings = ServeSettings(port=0, **options)
     bound = bound_socket(settings.host, 0)
     started: Future[DrainingServer] = Future()
-    thread = threading.Thread(target=lambda: serve(solver, settings, base, bound, started.set_result))
+    thread = threading.Thread(target=lambda: asyncio.run(serve(solver, settings, base, bound, started.set_result)))
     thread.start()
     server = started.result(timeout=60)
     try:

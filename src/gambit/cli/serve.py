@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import os
@@ -25,8 +26,7 @@ from gambit.cli.session import (
 from gambit.cli.terminal import FAILURE, OK, failed, say
 from gambit.cluster.plan import ClusterConfig
 from gambit.errors import UserError
-from gambit.serve.keys import ApiKey, check_keys, made_key, read_keys
-from gambit.serve.settings import ServeSettings, check_binding
+from gambit.serve.settings import ApiKey, ServeSettings, check_binding, check_keys, read_keys
 
 if TYPE_CHECKING:
     from gambit.cluster.plan import ClusterPlan
@@ -119,7 +119,7 @@ def _keys(typed: list[str], file: Path | None) -> tuple[ApiKey, ...]:
         typed = [key for key in map(os.environ.get, KEY_VARIABLES) if key][:1]
     if any(not key.strip() for key in typed):
         raise UserError("--api-key is empty: anybody could send that")
-    named = [made_key(f"key-{number}", key) for number, key in enumerate(dict.fromkeys(typed), start=1)]
+    named = [ApiKey(name=f"key-{number}", key=key) for number, key in enumerate(dict.fromkeys(typed), start=1)]
     return check_keys([*named, *(read_keys(file) if file else [])])
 
 
@@ -146,9 +146,8 @@ def _run(settings: ServeSettings, search: SearchConfig, engine: EngineConfig, cl
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{scheme}://{host}:{bound.getsockname()[1]}"
     with only_our_warnings(), _loaded_solver(engine, cluster, settings) as solver, _request_log():
-        failure = serve(
-            solver, settings, search, bound, lambda _: say(f"{', '.join(settings.served_names)} at {address}/v1")
-        )
+        ready = f"{', '.join(settings.served_names)} at {address}/v1"
+        failure = asyncio.run(serve(solver, settings, search, bound, lambda _: say(ready)))
     if failure is not None:
         return failed(failure, f"the engine has failed: {failure}", FAILURE)
     return OK

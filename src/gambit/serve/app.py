@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import cast
 from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,40 +22,21 @@ from gambit.cluster.serving import AnySolver
 from gambit.config.options import SearchConfig
 from gambit.errors import GambitError
 from gambit.serve import http
-from gambit.serve.formats import CHAT, COMPLETION, CompletionFormat, KeptResponse, ResponseStore
-from gambit.serve.http import (
-    ApiError,
-    GoneError,
-    as_api_error,
-    bad_request,
-    closing,
-    key_of_request,
-    note_of_request,
-    parse_object,
-    read_body,
-)
-from gambit.serve.keys import NOBODY, ApiKey, key_of
-from gambit.serve.metrics import RequestNote, RequestSpan, ServerMetrics, logger
+from gambit.serve.formats import FORMATS, RESPONSES, ResponseStore
+from gambit.serve.http import ApiError, as_api_error, bad_request, closing, parse_object, read_body
+from gambit.serve.metrics import GONE, RequestNote, ServerMetrics, begun_span, end_span, logger
 from gambit.serve.page import LivePage
-from gambit.serve.queue import SearchDesk, ServedSearch
-from gambit.serve.requests import (
-    AnyRequest,
-    AskReader,
-    ChatFields,
-    CompletionFields,
-    ModelIds,
-    ResponseFields,
-    SearchAsk,
-)
-from gambit.serve.settings import ServeSettings, is_loopback
+from gambit.serve.queue import SearchDesk
+from gambit.serve.requests import AskReader, ModelIds, ResponseFields
+from gambit.serve.search import ServedSearch
+from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, is_loopback, key_of
 from gambit.storage.identity import package_version
 
 OPEN_PATHS = ("/health", "/ping")
 PAGE_PATHS = ("/", "/login", "/logout")  # these and all under /page/ need a session
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)  # it goes back in a header
 SAFE_METHODS = ("GET", "HEAD")
-KNOWN_PATHS = (*OPEN_PATHS, *PAGE_PATHS, "/version", "/metrics", "/v1/models", "/v1/chat/completions",
-               "/v1/completions", "/v1/responses")  # fmt: skip
+KNOWN_PATHS = (*OPEN_PATHS, *PAGE_PATHS, "/version", "/metrics", "/v1/models", *FORMATS)
 
 
 class Gateway:
@@ -69,29 +48,38 @@ class Gateway:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"this server speaks HTTP alone, not {scope['type']}")
         headers = Headers(scope=scope)
         note = _note(scope, headers)
-        span = RequestSpan(f"{note.method} {route_of(note.path)}", headers)
-        reply = _Reply(send, note)
+        span = begun_span(f"{note.method} {route_of(note.path)}", headers)
+
+        async def reply(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                note.status = message["status"]
+                added = MutableHeaders(scope=message)
+                added["x-request-id"], added["x-content-type-options"] = note.request_id, "nosniff"
+            await send(message)
+
         try:
             _check_framing(headers)
             key = self._key(scope["path"], headers)
             note.key = key.name
             scope["state"].update(note=note, key=key)
-            self._check_origin(scope, headers)
+            self._check_origin(scope, headers, key)
             if key is not NOBODY or not self._settings.needs_key:
                 scope["state"]["admit"]()
             scope["app"] = self  # makes the router raise for unknown paths, instead of answering itself
             await self._app(scope, receive, reply)
-        except GoneError:
+        except ClientDisconnect:
             pass
         except Exception as error:
-            await reply.refuse(_shown(error))
+            shown = _shown(error)
+            if note.status != GONE:  # too late for a status: the connection ends without an end of the body
+                note.status = shown.status
+                raise shown from error
+            await JSONResponse(shown.to_json(), shown.status, shown.headers)(scope, receive, reply)
         finally:
             self._metrics.responses.labels(route_of(note.path), str(note.status)).inc()
-            span.end({f"gambit.{name}": value for name, value in note.attributes().items()})
+            end_span(span, note.attributes())
             if note.path not in OPEN_PATHS or note.status != 200:  # probes come every few seconds
                 logger.info("%s", note.line(has_prompts=self._settings.log_prompts))
 
@@ -113,45 +101,23 @@ class Gateway:
             headers={"www-authenticate": "Bearer"},
         )
 
-    def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Refuses other web sites in a browser on this machine, where no key is needed, and for forms of the page."""
+    def _check_origin(self, scope: Scope, headers: Headers, key: ApiKey) -> None:
+        """Refuses other web sites in a browser, which could use a server without keys or a session of the page.
+
+        A browser names the origin of every form and script that sends something. Cookies go to this site alone, too.
+        """
         if self._settings.needs_key and not is_page(scope["path"]):
             return
         host = _hostname(headers.get("host", ""))
         if not self._settings.needs_key and is_loopback(self._settings.host) and not is_loopback(host):
             raise ApiError(403, f"this server is for this machine alone, not for requests to {host[:80]!r}")
+        if scope["method"] in SAFE_METHODS:
+            return
         origin = headers.get("origin")
-        if scope["method"] not in SAFE_METHODS and origin and origin.partition("://")[2] != headers.get("host"):
+        if origin is None and is_page(scope["path"]) and key is NOBODY:
+            raise ApiError(403, "the request names no Origin: send it from this server's page, or with an API key")
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise ApiError(403, "requests from other sites are refused")
-
-
-class _Reply:
-    """Sends the answer of a request, and remembers its status."""
-
-    def __init__(self, send: Send, note: RequestNote) -> None:
-        self._send = send
-        self._note = note
-        self._has_begun = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._has_begun, self._note.status = True, message["status"]
-            added = [(b"x-request-id", self._note.request_id.encode()), (b"x-content-type-options", b"nosniff")]
-            message = {**message, "headers": [*message.get("headers", []), *added]}
-        await self._send(message)
-
-    async def refuse(self, error: ApiError) -> None:
-        if self._has_begun:  # too late for a status: the connection ends without an end of the body
-            self._note.status = error.status
-            raise error
-        body = json.dumps(error.to_json()).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
-        await self({"type": "http.response.start", "status": error.status, "headers": _raw(headers)})
-        await self({"type": "http.response.body", "body": body})
-
-
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
 
 
 def _note(scope: Scope, headers: Headers) -> RequestNote:
@@ -219,9 +185,7 @@ class Api:
         return [
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/v1/completions", self.completion, methods=["POST"]),
-            Route("/v1/responses", self.new_response, methods=["POST"]),
+            *(Route(path, self.answer, methods=["POST"]) for path in FORMATS),
             Route("/v1/responses/{id}", self.response),
             Route("/v1/responses/{id}", self.delete_response, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", self.cancel_response, methods=["POST"]),
@@ -260,38 +224,29 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         return Response(self.desk.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    # -- completions -------------------------------------------------------------------------------------------
+    # -- searches ----------------------------------------------------------------------------------------------
 
-    async def chat(self, request: Request) -> ASGIApp:
-        return await self._complete(request, await self._read(ChatFields, request), CHAT)
+    async def answer(self, request: Request) -> ASGIApp:
+        """Answers a question in the format of its path: whole, as a stream, or in the background."""
+        kind, form = FORMATS[request.url.path]
+        body = await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout)
+        ask = self.reader.read(kind, parse_object(body), request.state.key)
+        note: RequestNote = request.state.note
+        note.search = search = self.desk.open(ask, request.state.key, has_reader=ask.fields.stream)
+        is_background = isinstance(ask.fields, ResponseFields) and ask.fields.background
+        if isinstance(ask.fields, ResponseFields) and ask.fields.store:
+            self.responses.keep(search)
 
-    async def completion(self, request: Request) -> ASGIApp:
-        return await self._complete(request, await self._read(CompletionFields, request), COMPLETION)
+        def leave() -> None:
+            if not is_background:  # such a search goes on when its client leaves
+                self.desk.abandon(search)
 
-    async def _complete(self, request: Request, ask: SearchAsk, form: CompletionFormat) -> ASGIApp:
-        search = self._open(request, ask)
         if ask.fields.stream:
             parts = form.stream(search, self.settings.sse_keep_alive_interval)
-            return self._streamed(request, search, parts)
-        answer = await http.while_connected(request, search.finished(), lambda: self.desk.abandon(search))
-        return JSONResponse(form.whole(search, answer))
-
-    async def _read(self, kind: type[AnyRequest], request: Request) -> SearchAsk:
-        body = await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout)
-        return self.reader.read(kind, parse_object(body), key_of_request(request).limits)
-
-    def _open(self, request: Request, ask: SearchAsk) -> ServedSearch:
-        """Begins a search, after all checks that need no engine."""
-        self.desk.solver.check_question(ask.last_message)
-        search = self.desk.open(ask, key_of_request(request), has_reader=ask.fields.stream)
-        note_of_request(request).search = search
-        return search
-
-    def _streamed(
-        self, request: Request, search: ServedSearch, parts: AsyncIterator[bytes], *, has_done: bool = True
-    ) -> http.EventStream:
-        timed = self._timed(note_of_request(request), search, parts)
-        return http.EventStream(timed, lambda: self.desk.abandon(search), has_done=has_done)
+            return http.EventStream(self._timed(note, search, parts), leave, has_done=form.has_done)
+        if not is_background:
+            await http.while_connected(request.receive, search.finished(), leave)
+        return JSONResponse(form.whole(search))
 
     async def _timed(
         self, note: RequestNote, search: ServedSearch, parts: AsyncIterator[bytes]
@@ -303,61 +258,39 @@ class Api:
                 self.desk.metrics.first_thought_seconds.observe(note.first_seconds)
             yield part
 
-    # -- responses ---------------------------------------------------------------------------------------------
-
-    async def new_response(self, request: Request) -> ASGIApp:
-        ask = await self._read(ResponseFields, request)
-        fields = cast(ResponseFields, ask.fields)
-        kept = KeptResponse(self._open(request, ask), fields)
-        if fields.store:
-            self.responses.keep(kept)
-        if ask.fields.stream:
-            parts = kept.stream(self.settings.sse_keep_alive_interval)
-            if fields.background:  # it goes on when its client leaves
-                return http.EventStream(parts, lambda: None, has_done=False)
-            return self._streamed(request, kept.search, parts, has_done=False)
-        if not fields.background:
-            await http.while_connected(request, kept.search.finished(), lambda: self.desk.abandon(kept.search))
-        return JSONResponse(kept.to_json())
+    # -- responses that are kept -------------------------------------------------------------------------------
 
     async def response(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
             raise ApiError(400, "a response cannot be streamed again: leave stream out", param="stream")
-        return JSONResponse(self._kept(request).to_json())
+        return JSONResponse(RESPONSES.whole(self._kept(request)))
 
     async def cancel_response(self, request: Request) -> Response:
         """Waits until its search is over, so that the answer is final."""
-        kept = self._kept(request)
-        if not kept.fields.background:
+        search = self._kept(request)
+        assert isinstance(search.ask.fields, ResponseFields)
+        if not search.ask.fields.background:
             raise ApiError(400, "only background responses can be cancelled: close the connection of the others")
-        self.desk.abandon(kept.search)
-        while not kept.search.is_over:
-            await kept.search.bell.listen()
-        return JSONResponse(kept.to_json())
+        self.desk.abandon(search)
+        while not search.is_over:
+            await search.bell.listen()
+        return JSONResponse(RESPONSES.whole(search))
 
     async def delete_response(self, request: Request) -> Response:
-        kept = self._kept(request)
-        self.desk.abandon(kept.search)
-        self.responses.drop(kept)
-        return JSONResponse({"id": kept.id, "object": "response", "deleted": True})
+        search = self._kept(request)
+        self.desk.abandon(search)
+        self.responses.drop(search)
+        return JSONResponse({"id": RESPONSES.id_of(search), "object": "response", "deleted": True})
 
-    def _kept(self, request: Request) -> KeptResponse:
-        return self.responses.find(request.path_params["id"], key_of_request(request))
+    def _kept(self, request: Request) -> ServedSearch:
+        return self.responses.find(request.path_params["id"], request.state.key)
 
 
 MOST_TRACES_AT_A_TIME = 1024  # where the engine names no limit of its own
 
 
-@dataclass(frozen=True, slots=True)
-class ServedApp:
-    """The ASGI application, and its searches."""
-
-    gateway: Gateway
-    desk: SearchDesk
-
-
-def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> ServedApp:
-    """Puts the application together; called on the event loop that will run it."""
+def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> tuple[Gateway, SearchDesk]:
+    """Returns the ASGI application and its searches; called on the event loop that will run it."""
     metrics = ServerMetrics()
     max_traces = settings.max_traces or solver.most_traces or MOST_TRACES_AT_A_TIME
     desk = SearchDesk(solver, settings, metrics, max_traces)
@@ -367,4 +300,4 @@ def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> 
     api = Api(desk, reader, ids, settings, ResponseStore(settings.response_seconds, settings.max_responses))
     page = LivePage(desk, reader, ids, settings)
     router = Router([*api.routes(), *page.routes()], redirect_slashes=False)
-    return ServedApp(Gateway(router, settings, metrics), desk)
+    return Gateway(router, settings, metrics), desk

@@ -6,16 +6,24 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
-from gambit.serve import http
-from gambit.serve.answers import AnswerChoice, SearchAnswer
-from gambit.serve.http import ApiError
-from gambit.serve.keys import ApiKey
-from gambit.serve.queue import SearchStatus, ServedSearch
-from gambit.serve.requests import ResponseFields
+from gambit.serve.http import KEEP_ALIVE, ApiError, event
+from gambit.serve.requests import AnyRequest, ChatFields, CompletionFields, ResponseFields
+from gambit.serve.search import AnswerChoice, SearchAnswer, SearchStatus, ServedSearch
+from gambit.serve.settings import ApiKey
 
 CHUNK_LENGTH = 2000  # characters of one delta
-WINNER = "\n[trace {trace} won the vote]\n"
+Json = dict[str, object]
+
+
+def pieces(text: str) -> list[str]:
+    return [text[start : start + CHUNK_LENGTH] for start in range(0, len(text), CHUNK_LENGTH)]
+
+
+def _won(choice: AnswerChoice) -> str:
+    """Returns the thinking of the winner as it follows the notes of a stream."""
+    return f"\n[trace {choice.trace} won the vote]\n{choice.reasoning}" if choice.reasoning else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +34,21 @@ class CompletionFormat:
     kind: str
     chunk_kind: str
     is_chat: bool
+    has_done = True  # `[DONE]` ends a stream
 
-    def whole(self, search: ServedSearch, answer: SearchAnswer) -> dict[str, object]:
-        choices = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
-        return {**self._envelope(search, self.kind), "choices": choices, "usage": answer.usage.to_json(),
+    def whole(self, search: ServedSearch) -> Json:
+        answer = search.outcome()
+        choices = []
+        for index, choice in enumerate(answer.choices):
+            message = {"role": "assistant", "content": choice.content, "refusal": None, **_reasoning(choice.reasoning)}
+            shown = {"message": message} if self.is_chat else {"text": choice.content}
+            choices.append({"index": index, "finish_reason": _finish(choice), "logprobs": None, **shown})
+        return {**self._envelope(search, self.kind), "choices": choices, "usage": _usage(answer),
                 "gambit": answer.gambit}  # fmt: skip
 
-    def _envelope(self, search: ServedSearch, kind: str) -> dict[str, object]:
+    def _envelope(self, search: ServedSearch, kind: str) -> Json:
         completion_id = search.id.replace("search-", self.prefix, 1)
         return {"id": completion_id, "object": kind, "created": int(search.created), "model": search.ask.model}
-
-    def _choice(self, index: int, choice: AnswerChoice) -> dict[str, object]:
-        rest = {"index": index, "finish_reason": choice.finish_reason, "logprobs": None}
-        if not self.is_chat:
-            return {**rest, "text": choice.content}
-        message = {"role": "assistant", "content": choice.content, "refusal": None, **reasoning(choice.reasoning)}
-        return {**rest, "message": message}
-
-    # -- a stream ----------------------------------------------------------------------------------------------
 
     async def stream(self, search: ServedSearch, keep_alive: float) -> AsyncIterator[bytes]:
         """Yields the role, notes of the search, the winner's thinking and answer, the end, and usage if requested."""
@@ -51,93 +56,79 @@ class CompletionFormat:
             yield self._chunk(search, self._delta(0, {"role": "assistant", "content": ""}))
         async for note in search.notes(keep_alive):
             if note is None or not self.is_chat:
-                yield http.KEEP_ALIVE
+                yield KEEP_ALIVE
             else:
-                yield self._chunk(search, self._delta(0, reasoning(note)))
+                yield self._chunk(search, self._delta(0, _reasoning(note)))
         answer = search.outcome()
         for index, choice in enumerate(answer.choices):
             for delta in self._deltas(choice):
                 yield self._chunk(search, self._delta(index, delta))
-        yield self._finish(search, answer)
+        ends = [self._delta(index, {}, _finish(choice)) for index, choice in enumerate(answer.choices)]
+        yield self._chunk(search, *ends, gambit=answer.gambit)
         if search.ask.has_usage_chunk:
-            yield self._chunk(search, usage=answer.usage.to_json())
+            yield self._chunk(search, usage=_usage(answer))
 
-    def _deltas(self, choice: AnswerChoice) -> list[Mapping[str, object]]:
+    def _deltas(self, choice: AnswerChoice) -> list[Json]:
         if not self.is_chat:
             return [{"text": piece} for piece in pieces(choice.content)]
-        thinking = (choice.reasoning or "") and WINNER.format(trace=choice.trace) + (choice.reasoning or "")
-        return [*map(reasoning, pieces(thinking)), *({"content": piece} for piece in pieces(choice.content))]
+        thoughts = [_reasoning(piece) for piece in pieces(_won(choice))]
+        words: list[Json] = [{"content": piece} for piece in pieces(choice.content)]
+        return thoughts + words
 
-    def _delta(self, index: int, delta: Mapping[str, object], finish_reason: str | None = None) -> dict[str, object]:
+    def _delta(self, index: int, delta: Json, finish_reason: str | None = None) -> Json:
         rest = {"index": index, "finish_reason": finish_reason, "logprobs": None}
         return {**rest, "delta": delta} if self.is_chat else {**rest, "text": "", **delta}
 
-    def _chunk(self, search: ServedSearch, *choices: dict[str, object], **more: object) -> bytes:
-        return http.event({**self._envelope(search, self.chunk_kind), "choices": choices, **more})
-
-    def _finish(self, search: ServedSearch, answer: SearchAnswer) -> bytes:
-        choices = [self._delta(index, {}, choice.finish_reason) for index, choice in enumerate(answer.choices)]
-        return self._chunk(search, *choices, gambit=answer.gambit)
+    def _chunk(self, search: ServedSearch, *choices: Json, **more: object) -> bytes:
+        return event({**self._envelope(search, self.chunk_kind), "choices": choices, **more})
 
 
-CHAT = CompletionFormat("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
-COMPLETION = CompletionFormat("cmpl-", "text_completion", "text_completion", is_chat=False)
+def _finish(choice: AnswerChoice) -> str:
+    return "stop" if choice.is_whole else "length"
 
 
-def reasoning(text: str | None) -> dict[str, object]:
+def _reasoning(text: str | None) -> Json:
     """Returns thinking under both names that clients know."""
     return {} if text is None else {"reasoning": text, "reasoning_content": text}
 
 
-def pieces(text: str) -> list[str]:
-    return [text[start : start + CHUNK_LENGTH] for start in range(0, len(text), CHUNK_LENGTH)]
+def _usage(answer: SearchAnswer) -> Json:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+    }
 
 
-STATUS = {
-    SearchStatus.QUEUED: "queued",
-    SearchStatus.RUNNING: "in_progress",
-    SearchStatus.COMPLETED: "completed",
-    SearchStatus.FAILED: "failed",
-    SearchStatus.CANCELLED: "cancelled",
-}
+# -- responses -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class KeptResponse:
-    """A response that can be fetched again."""
+class ResponseFormat:
+    """Responses, whose streams are numbered events with types."""
 
-    search: ServedSearch
-    fields: ResponseFields
+    has_done = False
 
-    @property
-    def id(self) -> str:
-        return self.search.id.replace("search-", "resp_", 1)
+    def id_of(self, search: ServedSearch) -> str:
+        return search.id.replace("search-", "resp_", 1)
 
-    @property
-    def status(self) -> str:
-        answer = self.search.answer
-        if answer is not None and any(choice.finish_reason == "length" for choice in answer.choices):
-            return "incomplete"
-        return STATUS[self.search.status]
-
-    def to_json(self) -> dict[str, object]:
-        search, fields, answer = self.search, self.fields, self.search.answer
-        error = None if search.error is None else {"code": "server_error", "message": search.error.message}
-        incomplete = {"reason": "max_output_tokens"} if self.status == "incomplete" else None
-        choices = () if answer is None else answer.choices[:1]
+    def whole(self, search: ServedSearch) -> Json:
+        """Returns the response as it is by now."""
+        fields, answer, status = search.ask.fields, search.answer, _status(search)
+        assert isinstance(fields, ResponseFields)
         return {
-            "id": self.id,
+            "id": self.id_of(search),
             "object": "response",
             "created_at": int(search.created),
-            "status": self.status,
+            "status": status,
             "background": fields.background,
-            "error": error,
-            "incomplete_details": incomplete,
+            "error": None if search.error is None else {"code": "server_error", "message": search.error.message},
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
             "metadata": fields.metadata,
             "model": search.ask.model,
-            "output": [item for choice in choices for item in self._items(choice)],
+            "output": [] if answer is None else list(_items(search, answer.choices[0])),
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "store": fields.store,
@@ -147,125 +138,125 @@ class KeptResponse:
             "tools": [],
             "top_p": search.ask.config.top_p,
             "truncation": "disabled",
-            "usage": None if answer is None else self._usage(),
+            "usage": None if answer is None else {
+                "input_tokens": answer.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": answer.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+                "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+            },
             "user": search.ask.user,
             "gambit": None if answer is None else answer.gambit,
-        }
+        }  # fmt: skip
 
-    def _usage(self) -> dict[str, object]:
-        assert self.search.answer is not None
-        usage = self.search.answer.usage
-        return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        }
+    async def stream(self, search: ServedSearch, keep_alive: float) -> AsyncIterator[bytes]:
+        """Yields numbered events: created, the reasoning as it comes, the message, the end."""
+        numbers = count()
 
-    def _items(self, choice: AnswerChoice) -> Iterator[dict[str, object]]:
-        if choice.reasoning:
-            yield self.reasoning_item(choice.reasoning)
-        yield self.message_item(choice.content, "completed" if choice.finish_reason == "stop" else "incomplete")
+        def made(kind: str, **fields: object) -> bytes:
+            return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
 
-    def reasoning_item(self, text: str | None) -> dict[str, object]:
-        content = [] if text is None else [{"type": "reasoning_text", "text": text}]
-        return {"id": self.id.replace("resp_", "rs_", 1), "type": "reasoning", "summary": [], "content": content,
-                "status": "in_progress" if text is None else "completed"}  # fmt: skip
-
-    def message_item(self, text: str | None, status: str) -> dict[str, object]:
-        content = [] if text is None else [text_part(text)]
-        return {"id": self.id.replace("resp_", "msg_", 1), "type": "message", "role": "assistant", "status": status,
-                "content": content}  # fmt: skip
-
-    # -- a stream ----------------------------------------------------------------------------------------------
-
-    async def stream(self, keep_alive: float) -> AsyncIterator[bytes]:
-        """Yields numbered events with types: created, the reasoning as it comes, the message, the end."""
-        made = _Numbered()
-        yield made("response.created", response=self.to_json())
-        yield made("response.in_progress", response=self.to_json())
-        yield made("response.output_item.added", output_index=0, item=self.reasoning_item(None))
-        place = {"item_id": self.reasoning_item(None)["id"], "output_index": 0, "content_index": 0}
-        notes = ""
-        async for note in self.search.notes(keep_alive):
-            if note is None:
-                yield http.KEEP_ALIVE
-                continue
-            notes += note
-            yield made("response.reasoning_text.delta", **place, delta=note)
-        if self.search.answer is None:
-            yield self._broken(made)
+        yield made("response.created", response=self.whole(search))
+        yield made("response.in_progress", response=self.whole(search))
+        begun = _reasoning_item(search, None)
+        yield made("response.output_item.added", output_index=0, item=begun)
+        place = {"item_id": begun["id"], "output_index": 0, "content_index": 0}
+        thinking = ""
+        async for note in search.notes(keep_alive):
+            thinking += note or ""
+            yield KEEP_ALIVE if note is None else made("response.reasoning_text.delta", **place, delta=note)
+        if search.answer is None:
+            yield made("response.failed", response={**self.whole(search), "status": "failed"})
             return
-        choice = self.search.answer.choices[0]
-        thinking = WINNER.format(trace=choice.trace) + choice.reasoning if choice.reasoning else ""
-        for piece in pieces(thinking):
+        choice = search.answer.choices[0]
+        for piece in pieces(_won(choice)):
             yield made("response.reasoning_text.delta", **place, delta=piece)
-        yield made("response.reasoning_text.done", **place, text=notes + thinking)
-        yield made("response.output_item.done", output_index=0, item=self.reasoning_item(notes + thinking))
-        for part in self._message(choice, made):
-            yield part
-        end = "response.incomplete" if self.status == "incomplete" else "response.completed"
-        yield made(end, response=self.to_json())
-
-    def _broken(self, made: _Numbered) -> bytes:
-        return made("response.failed", response={**self.to_json(), "status": "failed"})
-
-    def _message(self, choice: AnswerChoice, made: _Numbered) -> Iterator[bytes]:
-        item = self.message_item(None, "in_progress")
-        place = {"item_id": item["id"], "output_index": 1, "content_index": 0}
-        yield made("response.output_item.added", output_index=1, item=item)
-        yield made("response.content_part.added", **place, part=text_part(""))
+        thinking += _won(choice)
+        yield made("response.reasoning_text.done", **place, text=thinking)
+        yield made("response.output_item.done", output_index=0, item=_reasoning_item(search, thinking))
+        begun = _message_item(search, None, "in_progress")
+        place = {"item_id": begun["id"], "output_index": 1, "content_index": 0}
+        yield made("response.output_item.added", output_index=1, item=begun)
+        yield made("response.content_part.added", **place, part=_text_part(""))
         for piece in pieces(choice.content):
             yield made("response.output_text.delta", **place, delta=piece, logprobs=[])
         yield made("response.output_text.done", **place, text=choice.content, logprobs=[])
-        yield made("response.content_part.done", **place, part=text_part(choice.content))
-        yield made("response.output_item.done", output_index=1, item=self.message_item(choice.content, "completed"))
+        yield made("response.content_part.done", **place, part=_text_part(choice.content))
+        ended = _message_item(search, choice.content, "completed")
+        yield made("response.output_item.done", output_index=1, item=ended)
+        yield made(f"response.{_status(search)}", response=self.whole(search))
 
 
-def text_part(text: str) -> dict[str, object]:
+def _status(search: ServedSearch) -> str:
+    if search.answer is not None:
+        return "completed" if all(choice.is_whole for choice in search.answer.choices) else "incomplete"
+    return "in_progress" if search.status is SearchStatus.RUNNING else str(search.status)
+
+
+def _items(search: ServedSearch, choice: AnswerChoice) -> Iterator[Json]:
+    if choice.reasoning:
+        yield _reasoning_item(search, choice.reasoning)
+    yield _message_item(search, choice.content, "completed" if choice.is_whole else "incomplete")
+
+
+def _reasoning_item(search: ServedSearch, text: str | None) -> Json:
+    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+    return {"id": search.id.replace("search-", "rs_", 1), "type": "reasoning", "summary": [], "content": content,
+            "status": "in_progress" if text is None else "completed"}  # fmt: skip
+
+
+def _message_item(search: ServedSearch, text: str | None, status: str) -> Json:
+    content = [] if text is None else [_text_part(text)]
+    return {"id": search.id.replace("search-", "msg_", 1), "type": "message", "role": "assistant", "status": status,
+            "content": content}  # fmt: skip
+
+
+def _text_part(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-class _Numbered:
-    """Makes the events of one stream, numbered from 0."""
+# -- all of them -----------------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self._number = -1
-
-    def __call__(self, kind: str, **fields: object) -> bytes:
-        self._number += 1
-        return http.event({"type": kind, "sequence_number": self._number, **fields}, kind)
+RESPONSES = ResponseFormat()
+FORMATS: Mapping[str, tuple[type[AnyRequest], CompletionFormat | ResponseFormat]] = {
+    "/v1/chat/completions": (
+        ChatFields, CompletionFormat("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+    ),
+    "/v1/completions": (
+        CompletionFields, CompletionFormat("cmpl-", "text_completion", "text_completion", is_chat=False)
+    ),
+    "/v1/responses": (ResponseFields, RESPONSES),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
 class ResponseStore:
-    """Responses by id, for a set time after their end; each can be seen with its own key alone."""
+    """Searches by the ids of their responses, for a set time after their end; each key sees its own alone."""
 
     seconds: float
     most: int
     clock: Callable[[], float] = time.monotonic
-    _kept: OrderedDict[str, KeptResponse] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[str, ServedSearch] = field(default_factory=OrderedDict)
 
-    def keep(self, response: KeptResponse) -> None:
+    def keep(self, search: ServedSearch) -> None:
         self._forget()
-        self._kept[response.id] = response
+        self._kept[RESPONSES.id_of(search)] = search
 
-    def find(self, response_id: str, key: ApiKey) -> KeptResponse:
+    def find(self, response_id: str, key: ApiKey) -> ServedSearch:
         self._forget()
         found = self._kept.get(response_id)
-        if found is None or found.search.key.name != key.name:
+        if found is None or found.key.name != key.name:
             raise ApiError(404, f"no response {response_id[:80]!r}: it was never there, is another key's, or its time "
                                 f"of {self.seconds:g} s is over", code="not_found")  # fmt: skip
         return found
 
-    def drop(self, response: KeptResponse) -> None:
-        del self._kept[response.id]
+    def drop(self, search: ServedSearch) -> None:
+        del self._kept[RESPONSES.id_of(search)]
 
     def _forget(self) -> None:
         now = self.clock()
-        over = [each for each in self._kept.values() if each.search.ended is not None]
-        late = [each for each in over if each.search.ended is not None and now - each.search.ended > self.seconds]
-        surplus = over[: max(len(self._kept) + 1 - self.most, 0)]
-        for each in dict.fromkeys([*late, *surplus]):
-            del self._kept[each.id]
+        over = [(name, search.ended) for name, search in self._kept.items() if search.ended is not None]
+        surplus = max(len(self._kept) + 1 - self.most, 0)
+        for place, (name, ended) in enumerate(over):
+            if place < surplus or now - ended > self.seconds:
+                del self._kept[name]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import NoReturn, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TypeVar
 
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from gambit.cluster.serving import NoEngineError
 from gambit.errors import UserError
-from gambit.serve.keys import ApiKey
-from gambit.serve.metrics import RequestNote
 
 KINDS = {
     400: "invalid_request_error",
@@ -82,58 +82,29 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > max_bytes:
         raise closing(413, f"the body has {declared[:20]} bytes: at most {max_bytes} are taken (--max-body-bytes)")
-    chunks, size = [], 0
+    body = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_bytes:
+                body += chunk
+                if len(body) > max_bytes:
                     raise closing(413, f"the body has more than {max_bytes} bytes (--max-body-bytes)")
-                chunks.append(chunk)
     except TimeoutError:
         raise closing(408, f"the body did not arrive within {seconds:g} seconds") from None
     except ClientDisconnect:
         raise closing(400, "the connection ended before the body did") from None
-    return b"".join(chunks)
+    return bytes(body)
 
 
 def parse_object(body: bytes) -> Fields:
-    """Reads a JSON object; raises an error of status 400 for anything else, and for text that cannot be encoded."""
+    """Reads a JSON object; raises an error of status 400 for anything else, and for half of a surrogate pair."""
     try:
-        value = json.loads(body, parse_constant=_no_number)
-        _check_text(value)
-    except RecursionError:
-        raise bad_request("the body is nested too deeply to be a request") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise bad_request(f"the body is not JSON: {str(error)[:200]}") from None
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise bad_request(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {type(value).__name__}")
     return value
-
-
-def _check_text(value: object) -> None:
-    r"""Refuses half of a surrogate pair (`"\ud800"`), which no tokenizer, log or answer could hold."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        field = next(_places_of_surrogates(value, "")) or None
-        raise bad_request(f"{field or 'the body'} holds half of a surrogate pair, which is not text", field) from None
-
-
-def _places_of_surrogates(value: object, where: str) -> Iterator[str]:
-    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        yield where
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _places_of_surrogates(item, f"{where}[{number}]")
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _places_of_surrogates(name, where)
-            yield from _places_of_surrogates(item, f"{where}.{name}" if where else name)
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 T = TypeVar("T")
@@ -144,10 +115,6 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect it
 ]
-
-
-class GoneError(Exception):
-    """Raised when the client has ended the connection, so that no answer is needed."""
 
 
 def event(data: object, name: str | None = None) -> bytes:
@@ -165,17 +132,8 @@ class EventStream:
         self._has_done = has_done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            if not sending.done():
-                sending.cancel()
-                self._on_gone()
-        if sending.done() and not sending.cancelled():
-            sending.result()
+        with suppress(ClientDisconnect):
+            await while_connected(receive, self._send(send), self._on_gone)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -187,19 +145,14 @@ class EventStream:
         await send({"type": "http.response.body", "body": DONE if self._has_done else b""})
 
 
-async def disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def while_connected(request: Request, work: Awaitable[T], on_gone: Callable[[], None]) -> T:
-    """Returns the result of the work; raises if the client goes away before."""
+async def while_connected(receive: Receive, work: Awaitable[T], on_gone: Callable[[], None]) -> T:
+    """Returns the result of the work; raises `ClientDisconnect` if the client goes away before."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise GoneError
+            raise ClientDisconnect
         return working.result()
     finally:
         gone.cancel()
@@ -208,11 +161,6 @@ async def while_connected(request: Request, work: Awaitable[T], on_gone: Callabl
             on_gone()
 
 
-def key_of_request(request: Request) -> ApiKey:
-    key: ApiKey = request.state.key
-    return key
-
-
-def note_of_request(request: Request) -> RequestNote:
-    note: RequestNote = request.state.note
-    return note
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

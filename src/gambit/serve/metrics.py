@@ -22,7 +22,8 @@ from prometheus_client import (
 )
 
 if TYPE_CHECKING:
-    from gambit.serve.queue import SearchDesk, ServedSearch
+    from gambit.serve.queue import SearchDesk
+    from gambit.serve.search import ServedSearch
 
 SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 GONE = 499  # nginx's status for a client that did not wait
@@ -68,8 +69,8 @@ class ServerMetrics:
         self._queue_seconds.observe(search.queue_seconds)
         if search.answer is not None and search.ended is not None:
             self._search_seconds.observe(search.ended - search.arrived)
-            self._prompt_tokens.inc(search.answer.usage.prompt_tokens)
-            self._generated_tokens.inc(search.answer.usage.completion_tokens)
+            self._prompt_tokens.inc(search.answer.prompt_tokens)
+            self._generated_tokens.inc(search.answer.completion_tokens)
 
     def text(self) -> bytes:
         """Returns everything in Prometheus' text format."""
@@ -101,10 +102,9 @@ class RequestNote:
             "key": self.key,
             "client": self.client,
         }
-        return found | ({} if self.search is None else self._of_search(self.search))
-
-    def _of_search(self, search: ServedSearch) -> dict[str, object]:
-        found: dict[str, object] = {
+        if (search := self.search) is None:
+            return found
+        found |= {
             "search_id": search.id,
             "model": search.ask.model,
             "policy": search.ask.config.policy,
@@ -113,10 +113,9 @@ class RequestNote:
             "first_seconds": None if self.first_seconds is None else round(self.first_seconds, 6),
             "search_status": str(search.status),
         }
-        if search.answer is not None:
-            usage, result = search.answer.usage, search.answer.result
-            found |= {"prompt_tokens": usage.prompt_tokens, "generated_tokens": usage.completion_tokens,
-                      "stop_reason": str(result.stop_reason), "margin": result.margin}  # fmt: skip
+        if (answer := search.answer) is not None:
+            found |= {"prompt_tokens": answer.prompt_tokens, "generated_tokens": answer.completion_tokens,
+                      "stop_reason": str(answer.result.stop_reason), "margin": answer.result.margin}  # fmt: skip
         return found
 
     def line(self, *, has_prompts: bool) -> str:
@@ -127,23 +126,21 @@ class RequestNote:
         return json.dumps({name: value for name, value in found.items() if value is not None}, ensure_ascii=False)
 
 
-class RequestSpan:
-    """A request as a span, child of the one that the client names in `traceparent`; none without the library."""
+def begun_span(name: str, headers: Mapping[str, str]) -> Any:
+    """Returns a span of OpenTelemetry, child of the one that `traceparent` names; None without the library."""
+    try:
+        trace = importlib.import_module("opentelemetry.trace")
+        propagate = importlib.import_module("opentelemetry.propagate")
+    except ImportError:
+        return None
+    tracer = trace.get_tracer("gambit.serve")
+    return tracer.start_span(name, context=propagate.extract(headers), kind=trace.SpanKind.SERVER)
 
-    def __init__(self, name: str, headers: Mapping[str, str]) -> None:
-        self._span: Any = None
-        try:
-            trace = importlib.import_module("opentelemetry.trace")
-            propagate = importlib.import_module("opentelemetry.propagate")
-        except ImportError:
-            return
-        tracer = trace.get_tracer("gambit.serve")
-        self._span = tracer.start_span(name, context=propagate.extract(headers), kind=trace.SpanKind.SERVER)
 
-    def end(self, attributes: Mapping[str, object]) -> None:
-        if self._span is None:
-            return
-        for name, value in attributes.items():
-            if isinstance(value, str | int | float | bool):
-                self._span.set_attribute(name, value)
-        self._span.end()
+def end_span(span: Any, attributes: Mapping[str, object]) -> None:
+    if span is None:
+        return
+    for name, value in attributes.items():
+        if isinstance(value, str | int | float | bool):
+            span.set_attribute(f"gambit.{name}", value)
+    span.end()

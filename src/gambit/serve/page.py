@@ -8,6 +8,7 @@ import html
 import json
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,13 +24,11 @@ from starlette.types import ASGIApp
 from gambit import events as ev
 from gambit.answers import canonical
 from gambit.results.record import SearchRecord
-from gambit.serve import http
-from gambit.serve.http import ApiError, bad_request, key_of_request, note_of_request, parse_object, read_body
-from gambit.serve.keys import NOBODY, SESSION_SECONDS, ApiKey, Sessions, are_equal, key_of
-from gambit.serve.live import heard_within
-from gambit.serve.queue import SearchDesk, SearchStatus, ServedSearch
+from gambit.serve.http import KEEP_ALIVE, ApiError, EventStream, bad_request, event, parse_object, read_body
+from gambit.serve.queue import SearchDesk
 from gambit.serve.requests import AskReader, ChatFields, ModelIds
-from gambit.serve.settings import ServeSettings
+from gambit.serve.search import SearchStatus, ServedSearch, heard_within
+from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
 from gambit.tree import TraceState
 from gambit.view import data
 from gambit.view.history import GrowingHistory, History
@@ -37,7 +36,8 @@ from gambit.view.page import SCRIPTS, asset, filled, inert_json
 from gambit.view.text import NoText, read_tokens
 
 SESSION_COOKIE = "gambit_session"
-LOGIN_COOKIE = "gambit_login"  # holds the token of the login form, before there is a session
+SESSION_SECONDS = 12 * 3600
+MOST_SESSIONS = 1000
 SECONDS_BETWEEN = 0.4  # snapshots of one search
 SNAPSHOT_SHARE = 0.1  # at most, of a thread's time, goes into making them
 LIST_SECONDS = 1.0
@@ -49,15 +49,17 @@ RUNNING_NOTICE = "The search is running; the texts of its traces come with its e
 
 @dataclass(frozen=True, slots=True)
 class LivePage:
-    """The page's own endpoints, which need a session, or a key as the API does."""
+    """The page's own endpoints, which need a session, or a key as the API does.
+
+    Other sites cannot send what a session may do: its cookie stays on this site, and the gateway checks the origin.
+    """
 
     desk: SearchDesk
     reader: AskReader
     ids: ModelIds
     settings: ServeSettings
-    sessions: Sessions = field(default_factory=Sessions)
+    sessions: OrderedDict[str, tuple[ApiKey, float]] = field(default_factory=OrderedDict)  # by cookie, with their ends
     painters: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "gambit-page"))
-    open_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))  # where no login is needed
 
     def routes(self) -> list[Route]:
         return [
@@ -75,96 +77,78 @@ class LivePage:
     # -- access ---------------------------------------------------------------------------------------------
 
     def _viewer(self, request: Request) -> ApiKey | None:
-        if not self.settings.needs_key:
-            return NOBODY
-        key = key_of_request(request)
-        if key is not NOBODY:
+        """Returns the key of the request or of its session."""
+        if not self.settings.needs_key or request.state.key is not NOBODY:
+            key: ApiKey = request.state.key
             return key
-        session = self.sessions.find(request.cookies.get(SESSION_COOKIE, ""))
-        return None if session is None else session.key
+        session, ends = self.sessions.get(request.cookies.get(SESSION_COOKIE, ""), (None, 0.0))
+        return session if ends > time.monotonic() else None
 
     def _known_viewer(self, request: Request) -> ApiKey:
         viewer = self._viewer(request)
         if viewer is None:
             raise ApiError(401, "log in first, at /", code="no_session")
-        note_of_request(request).key = viewer.name
+        request.state.note.key = viewer.name
         request.state.admit()
         return viewer
-
-    def _token(self, request: Request) -> str:
-        session = self.sessions.find(request.cookies.get(SESSION_COOKIE, ""))
-        return self.open_token if session is None else session.csrf_token
-
-    def _check_token(self, request: Request, sent: str) -> None:
-        """Checks the token of a form. A request with a key needs none: other sites cannot make a browser send it."""
-        has_key = self.settings.needs_key and key_of_request(request) is not NOBODY
-        if not has_key and not are_equal(sent, self._token(request)):
-            raise ApiError(403, "the request does not come from this server's page: load it again", code="csrf")
-
-    async def _form(self, request: Request) -> dict[str, str]:
-        body = await read_body(request, MAX_FORM_BYTES, self.settings.body_timeout)
-        return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
 
     # -- pages -------------------------------------------------------------------------------------------------
 
     async def index(self, request: Request) -> Response:
-        return self._login_page(request) if self._viewer(request) is None else self._live_page(request)
+        return self._login_page() if self._viewer(request) is None else self._live_page()
 
-    def _login_page(self, request: Request, *, is_wrong: bool = False) -> Response:
-        token = secrets.token_urlsafe(32)
-        parts = {"TOKEN": token, "HIDDEN": "" if is_wrong else " hidden"}
-        response = _page("login.html", parts, status=401 if is_wrong else 200)
-        set_cookie(response, LOGIN_COOKIE, token, is_secure=_is_secure(request), seconds=3600)
-        return response
+    def _login_page(self, *, is_wrong: bool = False) -> Response:
+        return _page("login.html", {"HIDDEN": "" if is_wrong else " hidden"}, status=401 if is_wrong else 200)
 
-    def _live_page(self, request: Request) -> Response:
+    def _live_page(self) -> Response:
         models = "".join(f"<option>{html.escape(model)}</option>" for model in self.ids.ids)
         script = "\n".join([*map(asset, SCRIPTS), _own_asset("live.js")])
         return _page("live.html", {
-            "TOKEN": self._token(request), "TITLE": html.escape(f"{self.ids.names[0]} · Gambit"), "MODELS": models,
-            "SCRIPT": script, "STAGE": asset("stage.html"),
-            "LOGOUT_HIDDEN": "" if self.settings.needs_key else " hidden",
+            "TITLE": html.escape(f"{self.ids.names[0]} · Gambit"), "MODELS": models, "SCRIPT": script,
+            "STAGE": asset("stage.html"), "LOGOUT_HIDDEN": "" if self.settings.needs_key else " hidden",
         })  # fmt: skip
 
     async def login(self, request: Request) -> Response:
-        form = await self._form(request)
-        if not are_equal(form.get("token", ""), request.cookies.get(LOGIN_COOKIE, "")):
-            raise ApiError(403, "the form does not come from this server's page: load it again", code="csrf")
-        key = key_of(form.get("key", "").strip(), self.settings.keys)
+        """Begins a session, whose cookie neither scripts nor other sites can use."""
+        body = await read_body(request, MAX_FORM_BYTES, self.settings.body_timeout)
+        form = parse_qs(body.decode("utf-8", "replace"))
+        key = key_of(form.get("key", [""])[0].strip(), self.settings.keys)
         if key is None:
             await asyncio.sleep(LOGIN_SECONDS)
-            return self._login_page(request, is_wrong=True)
+            return self._login_page(is_wrong=True)
+        while len(self.sessions) >= MOST_SESSIONS:
+            self.sessions.popitem(last=False)
+        cookie = secrets.token_urlsafe(32)
+        self.sessions[cookie] = key, time.monotonic() + SESSION_SECONDS
         response = RedirectResponse("/", 303)
-        set_cookie(response, SESSION_COOKIE, self.sessions.begin(key), is_secure=_is_secure(request))
-        response.delete_cookie(LOGIN_COOKIE, path="/")
+        is_https = request.url.scheme == "https"
+        response.set_cookie(
+            SESSION_COOKIE, cookie, max_age=SESSION_SECONDS, httponly=True, samesite="strict", secure=is_https
+        )
         return response
 
     async def logout(self, request: Request) -> Response:
-        self._check_token(request, (await self._form(request)).get("token", ""))
-        self.sessions.end(request.cookies.get(SESSION_COOKIE, ""))
+        self.sessions.pop(request.cookies.get(SESSION_COOKIE, ""), None)
         response = RedirectResponse("/", 303)
-        response.delete_cookie(SESSION_COOKIE, path="/")
+        response.delete_cookie(SESSION_COOKIE)
         return response
 
     # -- searches ----------------------------------------------------------------------------------------------
 
     async def ask(self, request: Request) -> Response:
         viewer = self._known_viewer(request)
-        self._check_token(request, request.headers.get("x-csrf-token", ""))
         fields = parse_object(await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout))
         question = fields.get("question")
         if not isinstance(question, str) or not question.strip():
             raise bad_request("the question is empty", "question")
         messages = [{"role": "user", "content": question}]
-        ask = self.reader.read(ChatFields, {"model": fields.get("model"), "messages": messages}, viewer.limits)
-        self.desk.solver.check_question(question)
-        note_of_request(request).search = search = self.desk.open(ask, viewer)
+        ask = self.reader.read(ChatFields, {"model": fields.get("model"), "messages": messages}, viewer)
+        request.state.note.search = search = self.desk.open(ask, viewer)
         return JSONResponse({"id": search.id})
 
     async def cancel(self, request: Request) -> Response:
         """Ends a search with the best vote so far."""
         search = self._found(request)
-        self._check_token(request, request.headers.get("x-csrf-token", ""))
         self.desk.stop(search)
         return JSONResponse({"id": search.id})
 
@@ -183,7 +167,7 @@ class LivePage:
 
     async def events(self, request: Request) -> ASGIApp:
         """Streams the list of searches whenever it changes."""
-        return http.EventStream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
+        return EventStream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
 
     async def _lists(self, viewer: ApiKey) -> AsyncIterator[bytes]:
         sent = None
@@ -192,14 +176,14 @@ class LivePage:
             rows = [_row(search) for search in self.desk.visible(viewer)]
             if rows != sent:
                 sent = rows
-                yield http.event(rows, "searches")
+                yield event(rows, "searches")
             is_moving = any(row["status"] in ("queued", "running") for row in rows)
             if not await heard_within(heard, LIST_SECONDS if is_moving else self.settings.sse_keep_alive_interval):
-                yield http.KEEP_ALIVE
+                yield KEEP_ALIVE
 
     async def live(self, request: Request) -> ASGIApp:
         """Streams one search as it grows."""
-        return http.EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
+        return EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
 
     async def _snapshots(self, search: ServedSearch) -> AsyncIterator[bytes]:
         growing, at = GrowingHistory(), 0
@@ -212,11 +196,11 @@ class LivePage:
             snapshot, cost = await loop.run_in_executor(self.painters, self._snapshot, search, growing, lines, is_last)
             yield snapshot
             if is_last:
-                yield http.event({}, "end")
+                yield event({}, "end")
                 return
             await asyncio.sleep(max(SECONDS_BETWEEN, cost / SNAPSHOT_SHARE))
             while not heard.done() and not await heard_within(heard, self.settings.sse_keep_alive_interval):
-                yield http.KEEP_ALIVE
+                yield KEEP_ALIVE
                 heard = search.log_bell.listen()
 
     def _snapshot(
@@ -229,8 +213,8 @@ class LivePage:
         content, texts = ("null", "") if history is None else self._content(history, has_texts=is_last)
         rest = {"status": str(search.status), "question": search.ask.last_message, "texts": texts,
                 "error": None if search.error is None else search.error.message}  # fmt: skip
-        event = f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()
-        return event, time.thread_time() - began
+        snapshot = f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()
+        return snapshot, time.thread_time() - began
 
     def _content(self, history: History, *, has_texts: bool) -> tuple[str, str]:
         if not has_texts:
@@ -290,12 +274,3 @@ def _page(name: str, parts: dict[str, str], status: int = 200) -> Response:
 
 def _own_asset(name: str) -> str:
     return (files("gambit.serve") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _is_secure(request: Request) -> bool:
-    return request.url.scheme == "https"
-
-
-def set_cookie(response: Response, name: str, value: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> None:
-    """Sets a cookie that neither scripts nor other sites can use."""
-    response.set_cookie(name, value, max_age=seconds, httponly=True, samesite="strict", secure=is_secure, path="/")

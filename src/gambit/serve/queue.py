@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from gambit import events as ev
 from gambit.async_solver import result_of
-from gambit.cluster.serving import AnySearch, AnySolver, NoEngineError, ReplicaSolver
+from gambit.cluster.serving import AnySolver, NoEngineError, ReplicaSolver
 from gambit.config.options import SearchConfig
 from gambit.results.result import SearchResult
-from gambit.serve.answers import SearchAnswer, answer_of
 from gambit.serve.http import ApiError, as_api_error
-from gambit.serve.keys import ApiKey
-from gambit.serve.live import Bell, Commentary, MemoryLog, heard_within
 from gambit.serve.metrics import ServerMetrics
 from gambit.serve.requests import SearchAsk
-from gambit.serve.settings import ServeSettings
+from gambit.serve.search import Bell, SearchStatus, ServedSearch, answer_of
+from gambit.serve.settings import ApiKey, ServeSettings
 from gambit.types import Problem
 
 MOST_RETRY_SECONDS = 60
@@ -85,7 +81,7 @@ class AdmissionQueue:
         self._admit()
 
     def _is_full(self, key: ApiKey, line: deque[QueueTicket]) -> bool:
-        own = key.limits.max_waiting
+        own = key.max_waiting
         return self.num_waiting > self._max_waiting or (own is not None and len(line) > own)
 
     def _too_many(self) -> ApiError:
@@ -125,7 +121,7 @@ class AdmissionQueue:
         """Yields the lines of keys that may run one more search."""
         searches = Counter(ticket.key.name for ticket in self.running)
         for name, line in self._lines.items():
-            own = line[0].key.limits.max_running if line else None
+            own = line[0].key.max_running if line else None
             if line and (own is None or searches[name] < own):
                 yield line
 
@@ -136,72 +132,6 @@ class AdmissionQueue:
 
 
 LAST_SECONDS = 10.0  # for votes and last messages after the deadline of a shutdown
-
-
-class SearchStatus(StrEnum):
-    QUEUED = "queued"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-@dataclass(eq=False)
-class ServedSearch:
-    """One search of a client, from the queue to its answer."""
-
-    ask: SearchAsk
-    key: ApiKey
-    bell: Bell  # rings for new notes and when the search is over
-    log_bell: Bell  # rings when the log has grown
-    ticket: QueueTicket
-    num_traces: int
-    has_reader: bool  # a stream that shows its notes
-    id: str = field(default_factory=lambda: f"search-{secrets.token_hex(12)}")
-    status: SearchStatus = SearchStatus.QUEUED
-    answer: SearchAnswer | None = None
-    error: ApiError | None = None
-    pending: AnySearch | None = None
-    log: MemoryLog = field(default_factory=MemoryLog)
-    commentary: Commentary = field(default_factory=Commentary)
-    created: float = field(default_factory=time.time)
-    arrived: float = field(default_factory=time.monotonic)
-    began: float | None = None
-    ended: float | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.ended is not None
-
-    @property
-    def queue_seconds(self) -> float:
-        return (self.began or self.ended or time.monotonic()) - self.arrived
-
-    def outcome(self) -> SearchAnswer:
-        """Returns the answer of a search that is over, or raises its error."""
-        if self.error is not None:
-            raise self.error
-        if self.answer is None:
-            raise ApiError(503, "the search was cancelled", code="cancelled")
-        return self.answer
-
-    async def finished(self) -> SearchAnswer:
-        while not self.is_over:
-            await self.bell.listen()
-        return self.outcome()
-
-    async def notes(self, seconds: float) -> AsyncIterator[str | None]:
-        """Yields notes until the search is over, and None after so many seconds without one."""
-        num_sent = 0
-        while True:
-            heard = self.bell.listen()
-            while num_sent < len(self.commentary.notes):
-                yield self.commentary.notes[num_sent]
-                num_sent += 1
-            if self.is_over:
-                return
-            if not await heard_within(heard, seconds):
-                yield None
 
 
 class SearchDesk:
@@ -242,13 +172,14 @@ class SearchDesk:
 
     def open(self, ask: SearchAsk, key: ApiKey, *, has_reader: bool = False) -> ServedSearch:
         """Begins a search; raises where the line is full, the server shuts down, or no engine is there."""
+        self.solver.check_question(ask.last_message)
         self._check_open()
         num_traces = self.solver.capacity_of(ask.config)
         ticket = self.queue.join(key, num_traces)
-        search = ServedSearch(ask, key, Bell(self._loop), Bell(self._loop), ticket, num_traces, has_reader)
+        search = ServedSearch(ask, key, Bell(self._loop), Bell(self._loop), num_traces, has_reader)
         self.searches[search.id] = search
-        task = self._tasks[search] = self._loop.create_task(self._drive(search))
-        task.add_done_callback(lambda done: self._settle(search, done))
+        task = self._tasks[search] = self._loop.create_task(self._drive(search, ticket))
+        task.add_done_callback(lambda done: self._settle(search, ticket, done))
         self.changed.ring()
         return search
 
@@ -289,8 +220,8 @@ class SearchDesk:
 
     # -- one search --------------------------------------------------------------------------------------------
 
-    async def _drive(self, search: ServedSearch) -> None:
-        config = await self._turn(search)
+    async def _drive(self, search: ServedSearch, ticket: QueueTicket) -> None:
+        config = await self._turn(search, ticket)
         search.status, search.began = SearchStatus.RUNNING, time.monotonic()
         self.changed.ring()
         try:
@@ -311,12 +242,12 @@ class SearchDesk:
         )
         return await result_of(search.pending)
 
-    async def _turn(self, search: ServedSearch) -> SearchConfig:
+    async def _turn(self, search: ServedSearch, ticket: QueueTicket) -> SearchConfig:
         """Waits in the line; the search may use the rest of the request's time."""
         config, limit = search.ask.config, self._settings.request_timeout
         try:
             async with asyncio.timeout(limit):
-                await search.ticket.turn
+                await ticket.turn
                 await self._engine_is_there()
         except TimeoutError:
             raise ApiError(503, f"no turn came within the {limit:g} seconds of a request (--request-timeout)",
@@ -352,7 +283,7 @@ class SearchDesk:
 
     # -- its end -----------------------------------------------------------------------------------------------
 
-    def _settle(self, search: ServedSearch, task: asyncio.Task[None]) -> None:
+    def _settle(self, search: ServedSearch, ticket: QueueTicket, task: asyncio.Task[None]) -> None:
         del self._tasks[search]
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
@@ -364,7 +295,7 @@ class SearchDesk:
             search.status = SearchStatus.COMPLETED
         search.ended = time.monotonic()
         self.metrics.search_ended(search)
-        self._when_off_the_engine(search, lambda: self._release(search))
+        self._when_off_the_engine(search, lambda: self._release(search, ticket))
         search.bell.ring()
         self.changed.ring()
 
@@ -377,9 +308,9 @@ class SearchDesk:
 
         search.pending.ticket.result.add_done_callback(lambda _: self._from_thread(then))
 
-    def _release(self, search: ServedSearch) -> None:
+    def _release(self, search: ServedSearch, ticket: QueueTicket) -> None:
         took = None if search.began is None else time.monotonic() - search.began
-        self.queue.leave(search.ticket, took)
+        self.queue.leave(ticket, took)
         search.pending = None  # its tree may be large, and the answer holds what is needed of it
         self._loop.run_in_executor(None, search.log.seal)
         self._forget_oldest()

@@ -18,7 +18,7 @@ from gambit.config.options import SearchConfig, build
 from gambit.errors import UserError
 from gambit.search.choice import GROUP, check_search
 from gambit.serve.http import ApiError, Fields, bad_request
-from gambit.serve.keys import KeyLimits
+from gambit.serve.settings import ApiKey
 from gambit.types import ChatMessage, Problem
 
 
@@ -345,14 +345,14 @@ class AskReader:
     max_traces: int
     capacity_of: Callable[[SearchConfig], int]
 
-    def read(self, kind: type[AnyRequest], fields: Fields, limits: KeyLimits) -> SearchAsk:
+    def read(self, kind: type[AnyRequest], fields: Fields, key: ApiKey) -> SearchAsk:
         """Returns the checked request; raises an error of status 400, or 404 for an unknown model."""
         request = read_fields(kind, fields)
         if request.stream_options is not None and not request.stream:
             raise bad_request("stream_options is for streams: set stream to true", "stream_options")
         if isinstance(request, ResponseFields) and request.background and not request.store:
             raise bad_request("background needs store: a response that is not kept cannot be read later", "store")
-        config, warnings = self._config(request, limits)
+        config, warnings = self._config(request, key)
         if request.n > 1 and self.capacity_of(config) == 1:
             raise bad_request(f"n = {request.n}: the policy {config.policy!r} has one trace and so one answer", "n")
         messages = tuple(message.to_chat() for message in request.messages)
@@ -361,7 +361,7 @@ class AskReader:
         question = messages[0]["content"] if len(messages) == 1 else messages  # logs and pages show it as it was typed
         return SearchAsk(request, question, config, warnings)
 
-    def _config(self, request: AnyRequest, limits: KeyLimits) -> tuple[SearchConfig, tuple[str, ...]]:
+    def _config(self, request: AnyRequest, key: ApiKey) -> tuple[SearchConfig, tuple[str, ...]]:
         own = _search_options(request.gambit)
         policy = self._policy(request.model, own)
         sampling, warnings = _sampling(request, policy)
@@ -373,7 +373,7 @@ class AskReader:
         if policy != self.base.policy:
             base.pop("policy_options", None)
         try:
-            config = build(SearchConfig, {**base, **asked, **_ceilings(asked, self.base, limits), "policy": policy})
+            config = build(SearchConfig, {**base, **asked, **_ceilings(asked, self.base, key), "policy": policy})
             check_search(config)
         except UserError as error:
             raise bad_request(str(error), _named_field(str(error), own)) from error
@@ -434,11 +434,11 @@ def _length(request: AnyRequest) -> dict[str, object]:
     return {"max_new_tokens": next(iter(given.values()))} if given else {}
 
 
-def _ceilings(asked: Mapping[str, object], base: SearchConfig, limits: KeyLimits) -> dict[str, float]:
+def _ceilings(asked: Mapping[str, object], base: SearchConfig, key: ApiKey) -> dict[str, float]:
     """Returns budgets: the least of the request's, the server's and the key's."""
     found = {}
     for name in ("budget_tokens", "budget_seconds", "budget_traces"):
-        values = [asked.get(name), getattr(base, name), getattr(limits, name, None)]
+        values = [asked.get(name), getattr(base, name), getattr(key, name, None)]
         given = [value for value in values if isinstance(value, int | float)]
         if given:
             found[name] = min(given)

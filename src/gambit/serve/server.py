@@ -41,7 +41,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(
+async def serve(
     solver: AnySolver,
     settings: ServeSettings,
     base: SearchConfig,
@@ -49,19 +49,9 @@ def serve(
     on_start: Callable[[DrainingServer], None] = lambda server: None,
 ) -> BaseException | None:
     """Serves until a signal comes; returns the error that made the engine fail, if it did."""
-    return asyncio.run(_serve(solver, settings, base, bound, on_start))
-
-
-async def _serve(
-    solver: AnySolver,
-    settings: ServeSettings,
-    base: SearchConfig,
-    bound: socket.socket,
-    on_start: Callable[[DrainingServer], None],
-) -> BaseException | None:
-    app = make_app(solver, settings, base)
+    gateway, desk = make_app(solver, settings, base)
     config = uvicorn.Config(
-        app.gateway,
+        gateway,
         http=_protocol(settings),
         ws="none",
         lifespan="off",
@@ -74,9 +64,8 @@ async def _serve(
         ssl_certfile=None if settings.ssl_certfile is None else str(settings.ssl_certfile),
         ssl_keyfile=None if settings.ssl_keyfile is None else str(settings.ssl_keyfile),
     )
-    server = DrainingServer(config, app.desk, settings.shutdown_timeout, on_start)
-    await server.serve(sockets=[bound])
-    return app.desk.engine_failure
+    await DrainingServer(config, desk, settings.shutdown_timeout, on_start).serve(sockets=[bound])
+    return desk.engine_failure
 
 
 class DrainingServer(uvicorn.Server):

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from gambit.config.options import CheckedModel
+from gambit.config.options import MOST_SECONDS, MOST_TOKENS_IN_ALL, CheckedModel, build
+from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
-from gambit.serve.keys import ApiKey
 
 MIB = 1 << 20
+MOST_KEY_LENGTH = 512
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0.1)]
+
+
+def _digest(key: object) -> bytes:
+    if not isinstance(key, str) or not 1 <= len(key) <= MOST_KEY_LENGTH:
+        raise ValueError(f"must be text of 1 to {MOST_KEY_LENGTH} characters")
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class ApiKey(CheckedModel):
+    """A key that clients may send: its name for logs, its hash in place of the key, and limits for its holder."""
+
+    name: str
+    digest: Annotated[bytes, BeforeValidator(_digest)] = Field(alias="key")
+    max_running: Count | None = None  # searches at a time; None sets no limit beyond the server's own
+    max_waiting: Count | None = None  # searches in the queue
+    budget_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)] | None = None  # of one search
+    budget_seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS)] | None = None  # of one search
+
+
+NOBODY = ApiKey.model_construct(name="nobody", digest=b"")  # stands for clients where no key is needed
 
 
 class ServeSettings(CheckedModel):
@@ -75,3 +99,40 @@ def check_binding(host: str, *, has_keys: bool, no_auth: bool) -> None:
             f"--host {host} lets other machines in without a key: give --api-key (or GAMBIT_API_KEY), or --no-auth if "
             "the network itself is protected"
         )
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+def key_of(presented: str, keys: Iterable[ApiKey]) -> ApiKey | None:
+    """Returns the key that was presented. Each is compared, in constant time, so that the time taken reveals none."""
+    digest, found = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest(), None
+    for key in keys:
+        if hmac.compare_digest(digest, key.digest):
+            found = key
+    return found
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """Reads a YAML file of `name: key` or `name: {key: …, max_running: …}`."""
+    raw = read_mapping(path, "the keys in")
+    if not raw:
+        raise UserError(f"{path} must map names to keys, as in `alice: sk-…` or `alice: {{key: sk-…, max_running: 2}}`")
+    return [_read_key(path, name, entry) for name, entry in raw.items()]
+
+
+def _read_key(path: Path, name: str, entry: object) -> ApiKey:
+    try:
+        return build(ApiKey, {"name": str(name), **(entry if isinstance(entry, dict) else {"key": entry})})
+    except UserError as error:  # its sentence must not show the key
+        field_name = "key" if "key" in str(error).split(" = ")[0] else str(error)
+        raise UserError(f"{path}: the entry {name!r} is wrong ({field_name}): see docs/serve.md") from None
+
+
+def check_keys(keys: Iterable[ApiKey]) -> tuple[ApiKey, ...]:
+    """Raises where a name or a key stands twice: their clients could not be told apart."""
+    found = tuple(keys)
+    for what, values in (("name", [key.name for key in found]), ("key", [key.digest for key in found])):
+        if len(set(values)) < len(values):
+            raise UserError(f"two API keys have the same {what}: give each client one of its own")
+    return found

@@ -1,7 +1,6 @@
 // The live page: a list of searches, and the tree page of one of them, growing.
 
 Object.assign(WORDS, { running: "running", waiting: "waiting" });
-const token = document.querySelector('meta[name="csrf-token"]').content;
 const watching = { id: null, source: null, hasBegun: false };
 
 // -- the list ------------------------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ function recolour() {
 // -- asking --------------------------------------------------------------------------------------------------------
 
 async function post(path, body) {
-  const headers = { "content-type": "application/json", "x-csrf-token": token };
+  const headers = { "content-type": "application/json" };
   const reply = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
   const found = await reply.json();
   if (!reply.ok) throw new Error(found.error?.message ?? `the server answered ${reply.status}`);
