@@ -120,11 +120,16 @@ def _first_error(work: tuple[dict[str, Any], str]) -> int:
     return NEVER if found.offset is None or not found.certain else int(found.offset)
 
 
-def read_collection(folder: Path, name: str, reader: Reader) -> Collection:
+def read_collection(folder: Path, name: str, reader: Reader, most_tokens: float = float("inf")) -> Collection:
+    """Reads a collection with its states, or the first problems that have no more than so many tokens together."""
     with (folder / f"{name}.jsonl").open(encoding="utf-8") as file:
         problems = [json.loads(line) for line in file]
     with np.load(folder / f"{name}.npz") as found:
         problem, length, tokens = found["problem"], found["length"], found["tokens"]
+    number = int(problem[min(np.searchsorted(np.cumsum(length), most_tokens), len(problem) - 1)]) + 1
+    problems, kept = problems[:number], problem < number
+    problem, length = problem[kept], length[kept]
+    tokens = tokens[: length.sum()]
     own = np.split(tokens, np.cumsum(length)[:-1])
     texts = reader.tokenizer.batch_decode(own, skip_special_tokens=True)
     answers = [answer_in(text, problems[i]["family"]) for i, text in zip(problem, texts, strict=True)]
@@ -139,7 +144,7 @@ def read_collection(folder: Path, name: str, reader: Reader) -> Collection:
         places.append(kept)
         kinds.append({rule: marks[kept] for rule, marks in rules.items()})
     readings = [Reading(problems[i]["prompt_ids"], each, at) for i, each, at in zip(problem, own, places, strict=True)]
-    states, probabilities = reader.read(readings, with_probabilities=not name.endswith("train"))
+    states, probabilities = reader.read(readings, with_probabilities=name.endswith("judge"))
     errors = [_token_at(reader.tokenizer, each, offset) for each, offset in zip(own, offsets, strict=True)]
     return Collection(problems, problem, length, answers, np.array(errors), places, kinds, states, probabilities)
 

@@ -9,9 +9,10 @@ Three rounds, each handed to all engines at once:
 2. temperatures: at that size and phrase, the temperature with the best vote (a tie goes to the lower one);
 3. collections at these settings, the ones that matter most first.
 
-Everything is chosen by plain sampling on the development split. `settings.json` holds what was tried and chosen,
-`NAME.npz` the token ids of a collection, `NAME.jsonl` its problems. `--fake` takes random tokens in place of an engine,
-to try the program on a machine without a GPU.
+Everything is chosen by plain sampling on the development split. A short visit leaves out the first two rounds
+(`--settled chains:12+16+20/lines/0.7`), and at `--end` what is unfinished is left out. `settings.json` holds what was
+tried and chosen, `NAME.npz` the token ids of a collection, `NAME.jsonl` its problems. `--fake` takes random tokens in
+place of an engine, to try the program on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 import multiprocessing
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,7 +47,6 @@ COLLECTIONS = {
     "moves-dev": ("moves", "dev", 100, 16),
     "moves-judge": ("moves", "judge", 150, 16),
 }
-LONGEST = 2048
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,29 @@ def start_vllm(options: argparse.Namespace, number: int) -> Any:
     """Returns a function from (prompt ids, traces, temperature) triples to vLLM's outputs."""
     os.environ["VLLM_CACHE_ROOT"] = f"{options.scratch}/cache-{number}"
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     llm = LLM(
-        options.model, max_num_seqs=options.rows, max_model_len=LONGEST + 1536, gpu_memory_utilization=0.29,
+        options.model, max_num_seqs=options.rows, max_model_len=options.longest + 1536, gpu_memory_utilization=0.29,
         kv_cache_memory_bytes=int(options.kv_gib * 2**30), seed=options.seed + number, disable_log_stats=True,
         max_num_batched_tokens=16384,
     )  # fmt: skip
 
+    engine, serial = llm.llm_engine, iter(range(1 << 30))
+
     def sample(wanted: list[tuple[list[int], int, float]]) -> Iterator[tuple[int, bool, Sequence[int]]]:
-        parameters = [
-            SamplingParams(n=traces, temperature=heat, max_tokens=LONGEST, detokenize=False)
-            for _, traces, heat in wanted
-        ]
-        prompts: list[Any] = [{"prompt_token_ids": ids} for ids, _, _ in wanted]
-        for index, output in enumerate(llm.generate(prompts, parameters, use_tqdm=False)):
-            for trace in output.outputs:
-                yield index, trace.finish_reason == "stop", trace.token_ids
+        first = next(serial)
+        for ids, traces, heat in wanted:
+            parameters = SamplingParams(
+                n=traces, temperature=heat, max_tokens=options.longest, detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )  # fmt: skip
+            engine.add_request(f"{next(serial)}", {"prompt_token_ids": ids}, parameters)
+        while engine.has_unfinished_requests() and time.time() < options.end:
+            for output in engine.step():
+                if output.finished:
+                    for trace in output.outputs:
+                        yield int(output.request_id) - first - 1, trace.finish_reason == "stop", trace.token_ids
 
     return sample
 
@@ -262,16 +270,23 @@ class Sampler:
             cut[request].append(not is_whole)
         return answers, lengths, cut
 
-    def collect(self, names: Sequence[str], settings: dict[str, Setting]) -> None:
-        made = {name: self.requests(settings[COLLECTIONS[name][0]], *COLLECTIONS[name][1:]) for name in names}
-        requests = [each for name in names for each in made[name]]
+    def _collection(
+        self, settings: dict[str, list[Setting]], family: str, split: str, problems: int, traces: int
+    ) -> list[Request]:
+        share = self._options.counts.get(split, problems) // len(settings[family])
+        return in_turns([self.requests(setting, split, share, traces) for setting in settings[family]])
+
+    def collect(self, names: Sequence[str], settings: dict[str, list[Setting]]) -> None:
+        made = {name: self._collection(settings, *COLLECTIONS[name]) for name in names}
+        requests = in_turns([made[name] for name in names])
         sampled = self._sample("+".join(names), requests)
-        first = 0
+        found: dict[int, list[tuple[bool, np.ndarray]]] = defaultdict(list)
+        for index, is_whole, tokens in sampled.rows():
+            found[id(requests[index])].append((is_whole, tokens))
         for name, own in made.items():
-            rows = [row for row in sampled.rows() if first <= row[0] < first + len(own)]
-            rows.sort(key=lambda row: row[0])
-            self._write(name, own, [(index - first, is_whole, tokens) for index, is_whole, tokens in rows])
-            first += len(own)
+            done = [request for request in own if id(request) in found]  # all but what the end cut off
+            rows = [(number, *trace) for number, request in enumerate(done) for trace in found[id(request)]]
+            self._write(name, done, rows)
 
     def _write(self, name: str, requests: list[Request], rows: list[tuple[int, bool, np.ndarray]]) -> None:
         with (self._options.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
@@ -300,7 +315,24 @@ def chosen_temperature(rows: Sequence[dict[str, Any]]) -> float:
     return max(rows, key=lambda row: (row[vote], -row["temperature"]))["temperature"]
 
 
-def choose(sampler: Sampler, record: dict[str, Any]) -> dict[str, Setting]:
+def in_turns(lists: Sequence[list[Request]]) -> list[Request]:
+    """Returns the requests of all lists, mixed so that each list is spread over the whole."""
+    places = [((number + 0.5) / len(own), request) for own in lists for number, request in enumerate(own)]
+    return [request for _, request in sorted(places, key=lambda place: place[0])]
+
+
+def settled(text: str) -> dict[str, list[Setting]]:
+    """Reads settings such as `chains:12+16+20/lines/0.7`."""
+    spec, phrase, heat = text.split("/")
+    family, _, sizes = spec.partition(":")
+    return {family: [Setting(family, int(size), phrase, float(heat)) for size in sizes.split("+")]}
+
+
+def counts(text: str) -> dict[str, int]:
+    return {name: int(number) for name, number in (each.split("=") for each in text.split(","))}
+
+
+def choose(sampler: Sampler, record: dict[str, Any]) -> dict[str, list[Setting]]:
     """Returns each family's setting; everything tried goes into the record."""
     first = [
         Setting(family, size, phrase, FIRST_TEMPERATURE)
@@ -313,9 +345,8 @@ def choose(sampler: Sampler, record: dict[str, Any]) -> dict[str, Setting]:
     settings = {}
     for family, (phrase, size) in picked.items():
         heat = chosen_temperature([row for row in record["temperatures"] if row["family"] == family])
-        settings[family] = Setting(family, size, phrase, heat)
+        settings[family] = [Setting(family, size, phrase, heat)]
         say(f"chosen: {settings[family]}")
-    record["chosen"] = {family: asdict(setting) for family, setting in settings.items()}
     return settings
 
 
@@ -337,6 +368,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fewer", type=int, default=1, help="divide every number of problems by this, to try it out")
     parser.add_argument("--until", type=float, default=float("inf"), help="seconds since the epoch; no round after it")
+    parser.add_argument(
+        "--end", type=float, default=float("inf"), help="seconds since the epoch; unfinished traces are left"
+    )
+    parser.add_argument("--settled", metavar="FAMILY:SIZE[+SIZE...]/PHRASE/TEMPERATURE", help="choose nothing")
+    parser.add_argument("--counts", type=counts, default={}, metavar="SPLIT=N,...", help="problems of each split")
+    parser.add_argument("--longest", type=int, default=2048, help="tokens of a trace at most")
     parser.add_argument("--fake", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -344,11 +381,12 @@ def main() -> None:
     sampler = Sampler(options, engines)
     engines.wait_until_ready()
     record: dict[str, Any] = {"model": options.model, "engines": options.engines, "rows": options.rows}
-    settings = choose(sampler, record)
+    settings = settled(options.settled) if options.settled else choose(sampler, record)
+    record["chosen"] = {family: [asdict(each) for each in own] for family, own in settings.items()}
     (options.out / "settings.json").write_text(json.dumps(record, indent=1))
-    for names in (("chains-judge", "chains-dev", "chains-train"), ("moves-judge", "moves-dev", "moves-train")):
+    for family in settings:
         if time.time() < options.until:
-            sampler.collect(names, settings)
+            sampler.collect([f"{family}-{split}" for split in ("judge", "dev", "train")], settings)
     record["tokens"], record["seconds"] = sampler.num_tokens, round(time.monotonic() - BEGAN, 1)
     (options.out / "settings.json").write_text(json.dumps(record, indent=1))
     (options.out / "generate.done").touch()

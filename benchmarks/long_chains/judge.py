@@ -152,32 +152,60 @@ def export(bench: Bench, wanted: Fit, fitted: Any, table: dict[str, Any], model:
     )
     auc = tuple(table[f"answered {share:.0%}"][0] for share in (0.25, 0.5, 0.75, 1.0))
     length = float(np.median(bench.judge.length))
-    trust = ScorerTrust(auc, table["answered problems"], name_of(model), f"{bench.family}-judge", (), length)
+    trust = ScorerTrust(
+        auc=auc, num_problems=table["answered problems"], base_model=name_of(model), source=f"{bench.family}-judge",
+        median_tokens=length,
+    )  # fmt: skip
     scorer = MlpScorer(info, (first.float(), bias.float(), weights["3.weight"], weights["3.bias"]))
     save_checkpoint(scorer, path, {"trust": trust.to_json(), "metrics": {"held_out_auc": float(np.mean(auc))}})
+
+
+def export_states(bench: Bench, components: int, out: Path) -> None:
+    """Writes the states at every line as principal components in eight bits, to try other fits elsewhere."""
+    out.mkdir(exist_ok=True)
+    layer = bench.by_line[0][2]
+    train = bench.train.cut("line", layer)
+    sample = train.features(train.rows[torch.randperm(len(train.row), device=bench.device)[:40000]])
+    mean, deviation = sample.mean(0), sample.std(0).clamp(min=1e-3)
+    basis = torch.linalg.eigh(((sample - mean) / deviation).T.cov())[1][:, -components:]
+    scale = (((sample - mean) / deviation) @ basis).abs().quantile(0.999, dim=0) / 127
+    for split in ("judge", "dev", "train"):
+        part: Collection = getattr(bench, split)
+        cut = part.cut("line", layer)
+        rows = torch.split(cut.rows, 65536)
+        found = [((cut.features(each) - mean) / deviation @ basis / scale).round().clamp(-127, 127) for each in rows]
+        np.savez_compressed(
+            out / f"{split}.npz", states=torch.cat(found).to(torch.int8).cpu().numpy(), trace=cut.trace,
+            place=cut.place.astype(np.int32), unbroken=cut.unbroken.astype(bool), problem=part.problem,
+            length=part.length, is_correct=part.is_correct, has_answer=part.has_answer, first_error=part.first_error,
+            scale=scale.cpu().numpy(), layer=layer,
+        )  # fmt: skip
 
 
 def named(wanted: Fit) -> str:
     return "/".join(map(str, wanted))
 
 
-def run_family(bench: Bench, other: Bench | None, model: str, out: Path, until: float) -> None:
+def run_family(bench: Bench, other: Bench | None, model: str, out: Path, until: float, components: int) -> None:
     best = bench.choose()
     keep: dict[str, Scores] = {}
     finalists = list(dict.fromkeys([best, *bench.by_line]))
     fitted = {wanted: bench.fit(wanted) for wanted in finalists}
     for wanted, (score, _) in fitted.items():
         keep[named(wanted)] = bench.report_on(named(wanted), wanted, score)
-        table = bench.report.found[bench.family]["judged"][named(wanted)]
-        if wanted[0] == "mlp" and wanted[1] in BOUNDARY_NAMES:
-            export(bench, wanted, score, table, model, out / f"{bench.family}-{wanted[3]}.safetensors")
     bench.baselines(best)
     for seed in (1, 2):
         bench.report_on(f"{named(best)} seed {seed}", best, bench.fit(best, seed)[0])
     if other is not None:
         for wanted, (score, _) in fitted.items():
             other.report_on(f"trained on {bench.family}: {named(wanted)}", wanted, score)
+    if components:
+        export_states(bench, components, out.parent / f"{bench.family}-states")
     np.savez_compressed(out / f"{bench.family}-scores.npz", **{k: v.astype(np.float32) for k, v in keep.items()})
+    for wanted, (score, _) in fitted.items():
+        table = bench.report.found[bench.family]["judged"][named(wanted)]
+        if wanted[0] == "mlp" and wanted[1] in BOUNDARY_NAMES:
+            export(bench, wanted, score, table, model, out / f"{bench.family}-{wanted[3]}.safetensors")
     if time.time() < until:
         bench.curve(best)
 
@@ -191,23 +219,33 @@ def main() -> None:
     parser.add_argument("--families", default="chains,moves")
     parser.add_argument("--batch-tokens", type=int, default=98304)
     parser.add_argument("--until", type=float, default=float("inf"), help="no learning curve is begun after it")
+    parser.add_argument("--stop-reading", type=float, default=float("inf"), help="read fewer training traces by then")
+    parser.add_argument("--wait", action="store_true", help="load the model, then wait for the collections")
+    parser.add_argument("--export-components", type=int, default=0, help="write states as so many components")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report(options.out / "judge.json", {}, time.monotonic())
     layers = tuple(map(int, options.layers.split(",")))
-    families = [each for each in options.families.split(",") if (options.data / f"{each}-train.done").exists()]
-    names = [f"{family}-{split}" for family in families for split in ("train", "dev", "judge")]
     reader = Reader(options.model, layers, device, options.batch_tokens)
-    parts = {}
-    for name in names:
-        parts[name] = read_collection(options.data, name, reader)
-        report.add("read", name, value=parts[name].figures())
+    while options.wait and not (options.data / "generate.done").exists():
+        time.sleep(0.5)
+    families = [each for each in options.families.split(",") if (options.data / f"{each}-train.done").exists()]
+    parts: dict[str, Collection] = {}
+    began = time.time()
+    for split in ("dev", "judge", "train"):
+        for name in [f"{family}-{split}" for family in families]:
+            left = float("inf")
+            if split == "train" and options.stop_reading < float("inf"):
+                tokens = sum(int(part.length.sum()) for part in parts.values())
+                left = tokens / (time.time() - began) * max(5.0, options.stop_reading - time.time()) / len(families)
+            parts[name] = read_collection(options.data, name, reader, left)
+            report.add("read", name, value=parts[name].figures())
     reader.close()
     benches = {family: Bench(family, parts, report, device) for family in families}
     for family, bench in benches.items():
         other = next((each for name, each in benches.items() if name != family), None)
-        run_family(bench, other, options.model, options.out, options.until)
+        run_family(bench, other, options.model, options.out, options.until, options.export_components)
     (options.out / "judge.done").touch()
 
 

@@ -31,7 +31,7 @@ within() {
 search() {  # family scorer
   local family=$1 scorer=$2 shard pids=()
   python3 -m benchmarks.long_chains.questions "$scratch/traces" "$family" > "$scratch/$family.jsonl"
-  heat=$(python3 -c "import json; print(json.load(open('$scratch/traces/settings.json'))['chosen']['$family']['temperature'])")
+  heat=$(python3 -c "import json; print(json.load(open('$scratch/traces/settings.json'))['chosen']['$family'][0]['temperature'])")
   for shard in 1 2 3; do
     VLLM_CACHE_ROOT=$scratch/cache-search-$shard within "$((limit - 20))" python3 -m gambit bench -q \
       --recipe benchmarks/long_chains/search.yaml --benchmark "$scratch/$family.jsonl" --model "$model" --no-logs \
