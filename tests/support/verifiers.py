@@ -41,7 +41,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SYSTEM = "<|system|>Please reason thought by thought, and put your final answer within \\boxed{}.<|end|>"
+SYSTEM = "<|system|>Please reason step by step, and put your final answer within \\boxed{}.<|end|>"
 
 
 @functools.cache
