@@ -447,13 +447,13 @@ def exported(model: Path, work: Path, scale: Scale) -> tuple[Path, Any]:
 def start_reader(variant: Variant, merged: Path, model: Path, scale: Scale, args: argparse.Namespace) -> Any:
     from gambit.config.options import EngineConfig
     from gambit.verifiers.names import parse_verifier
-    from gambit.verifiers.vllm import plan_pooling
+    from gambit.verifiers.vllm import prepare_vllm_verifier
 
     options = {"max_model_len": 2_048} | ({} if args.graphs else {"enforce_eager": True})
     options |= {"quantization": "fp8"} if variant.is_fp8 else {}
     config = EngineConfig(model=str(model), verifier_memory=args.verifier_memory, verifier_options=options,
                           verifier_gpu_share=variant.gpu_share)  # fmt: skip
-    return plan_pooling(parse_verifier(f"verifier:gambit:{merged}"), config, scale.device).start()
+    return prepare_vllm_verifier(parse_verifier(f"verifier:gambit:{merged}"), config, scale.device)()
 
 
 def random_traces(scale: Scale) -> list[list[Any]]:

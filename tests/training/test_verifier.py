@@ -32,7 +32,7 @@ from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
 from gambit.training.verifier.train import best_look, drawn_problems, passages_of, train_verifier
 from gambit.types import Aggregation, StatePosition, StopReason
 from gambit.verifiers import lora_folder as files
-from gambit.verifiers.families import own_settings
+from gambit.verifiers.families import own_info
 from gambit.verifiers.lora import LoraVerifier, Passage, by_length, export, info_for
 from gambit.verifiers.lora_folder import Platt, read_info
 from support.collected import make_collection
@@ -464,7 +464,7 @@ def test_from_a_collection_to_a_served_model_by_commands(collection, model, tmp_
         "export", f"verifier:{out}", "--out", tmp_path / "merged", "--model", model, "--device", "cpu"
     )
     assert code == 0 and (tmp_path / "merged" / "model.safetensors").is_file(), error
-    assert own_settings(tmp_path / "merged").trust == trust
+    assert own_info(tmp_path / "merged").trust == trust
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_step_pooling_is_read_at_its_last_step(tmp_path):
         found = started(server).read(readings())
         assert [each.score for each in found] == pytest.approx(expected)
         assert server.requests[0][1]["task"] == "token_classify"
-        encode = FAMILIES["qwen-prm"].make_format(verifier.folder).encode
+        encode = FAMILIES["qwen-prm"].encoder(verifier.folder)
         assert server.requests[0][1]["input"] == [encode(reading) for reading in readings()]
 
 

@@ -9,7 +9,7 @@ from gambit.errors import EngineError, UserError
 from gambit.solver import Solver, parts
 from gambit.verifiers import start
 from gambit.verifiers.names import parse_verifier
-from gambit.verifiers.start import VerifierStart, prepare_verifier
+from gambit.verifiers.start import prepare_verifier
 from support.scripted import FunctionVerifier
 from support.verifiers import own
 
@@ -30,7 +30,7 @@ class Starts:
             return self.engine
 
         monkeypatch.setattr(parts, "start_engine", engine)
-        monkeypatch.setattr(parts, "prepare_verifier", lambda *_: VerifierStart(self._verifier, beside))
+        monkeypatch.setattr(parts, "prepare_verifier", lambda *_: (self._verifier, beside))
 
     def _verifier(self):
         if self._beside:
@@ -77,9 +77,9 @@ def test_on_a_gpu_both_must_know_their_memory(tmp_path, monkeypatch, options, be
     monkeypatch.setattr(start, "find_spec", lambda name: name)
     monkeypatch.setattr("gambit.verifiers.vllm.find_spec", lambda name: name)
     name = parse_verifier(f"verifier:{own(tmp_path).folder}")
-    assert prepare_verifier(name, EngineConfig(device="cuda", **options)).beside_engine is beside
+    assert prepare_verifier(name, EngineConfig(device="cuda", **options))[1] is beside
     options = {**options, "verifier_engine": "local"}
-    assert not prepare_verifier(name, EngineConfig(device="cuda", **options)).beside_engine, "one process loads both"
+    assert not prepare_verifier(name, EngineConfig(device="cuda", **options))[1], "one process loads both"
 
 
 @pytest.mark.parametrize("options", [{"verifier_engine": "local"}, {"device": "cpu"}])

@@ -67,7 +67,7 @@ def test_scores_are_those_of_one_pass_over_everything(family):
 def test_every_token_is_computed_once(family):
     name, verifier = family
     reader = started(verifier, name)
-    encoded = [reader._format.encode(reading) for reading in readings()]
+    encoded = [reader._encode(reading) for reading in readings()]
     found = reader.read(readings())
     overlap = 0  # tokens at the end of a reading that the next one does not have: the end of a turn
     for before, after in pairwise(encoded):
@@ -92,7 +92,7 @@ def test_think_tags_and_empty_thoughts_are_no_steps(family):
         return  # reads the generator's tokens as they are
     reader = started(verifier, name)
     dressed = ["<think>\n\n", f"<think>\n{THOUGHTS[0]}", THOUGHTS[1], f"</think>\n\n{THOUGHTS[2]}"]
-    assert reader._format.encode(readings(dressed)[-1]) == reader._format.encode(readings()[-1])
+    assert reader._encode(readings(dressed)[-1]) == reader._encode(readings()[-1])
 
 
 def test_own_verifiers_say_how_their_scores_are_read(tmp_path):
@@ -234,4 +234,4 @@ def test_a_cache_without_room_changes_no_score(family):
     found = reader.read(readings())
     assert [each.score for each in found] == pytest.approx(verifier.scores(QUESTION, THOUGHTS), **CLOSE)
     bytes_per_token = 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, their size, float32
-    assert reader._cache.used_bytes <= bytes_per_token * len(reader._format.encode(readings()[-1]))
+    assert reader._cache.used_bytes <= bytes_per_token * len(reader._encode(readings()[-1]))

@@ -16,7 +16,7 @@ from gambit.types import Aggregation, StopReason
 from gambit.verifiers.families import read_config
 from gambit.verifiers.names import parse_verifier
 from gambit.verifiers.transformers import start_local_verifier
-from gambit.verifiers.vllm import environment_for, memory_options, plan_pooling
+from gambit.verifiers.vllm import environment_for, memory_options, prepare_vllm_verifier
 from support.verifiers import CLOSE, QUESTION, THOUGHTS, own, readings
 
 pytestmark = [
@@ -43,7 +43,7 @@ def solver_with(verifier, engine, **options):
 
 
 def server_of(solver):
-    return solver._parts.verifier.verifier._process
+    return solver._parts.verifier.verifier
 
 
 def test_a_search_on_vllm_with_a_verifier_on_vllm(verifier):
@@ -83,7 +83,7 @@ def test_a_process_that_does_not_start_says_why(verifier):
     with pytest.raises(
         EngineError, match=r"does not start on vLLM: .* have no score\.0\.weight, .*--verifier-memory 0\.3"
     ):
-        plan_pooling(name, EngineConfig(), "cpu").start()
+        prepare_vllm_verifier(name, EngineConfig(), "cpu")()
 
 
 def test_memory_in_bytes_says_what_is_left_for_keys_and_values():
@@ -101,8 +101,8 @@ def test_a_share_of_the_gpu_is_mps_to_give(verifier, tmp_path, monkeypatch):
     name, config = parse_verifier(f"verifier:{verifier.folder}"), EngineConfig(verifier_gpu_share=0.4)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     with pytest.raises(UserError, match=r"--verifier-gpu-share needs NVIDIA's MPS, and none runs here"):
-        plan_pooling(name, config, "cuda")
+        prepare_vllm_verifier(name, config, "cuda")
     with pytest.raises(UserError, match=r"is of a GPU, and the verifier runs on cpu"):
-        plan_pooling(name, config, "cpu")
+        prepare_vllm_verifier(name, config, "cpu")
     (tmp_path / "control").touch()
-    assert plan_pooling(name, config, "cuda").config.verifier_gpu_share == 0.4
+    assert callable(prepare_vllm_verifier(name, config, "cuda"))

@@ -24,7 +24,7 @@ from gambit.storage.files import append_synced, object_in, opened_to_append, who
 from gambit.storage.identity import file_hash, package_version
 from gambit.verifiers.lora_folder import identity as adapter_identity
 from gambit.verifiers.lora_folder import is_verifier
-from gambit.verifiers.names import ScorerName, parse_scorer
+from gambit.verifiers.names import VerifierName, parse_scorer
 
 FORMAT = 1
 RUN_FILE = "run.json"
@@ -198,11 +198,11 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
     return found if scorer_hash is None else {**found, "scorer_hash": scorer_hash}
 
 
-def _scorer_hash(scorer: ScorerName, source: str) -> str | None:
+def _scorer_hash(scorer: VerifierName | Path | str, source: str) -> str | None:
     """Returns the hash of a scorer; None if it has no files here."""
-    if scorer.verifier is not None:
-        return None if scorer.verifier.is_served else _verifier_hash(models.locate(scorer.verifier.model))
-    path = models.scorer_file(source, scorer.text)
+    if isinstance(scorer, VerifierName):
+        return None if scorer.is_served else _verifier_hash(models.locate(scorer.model))
+    path = models.scorer_file(source, str(scorer))
     return None if path is None else file_hash(path)[-16:]
 
 

@@ -119,14 +119,14 @@ def _scorers(names: list[str] | None, engine: EngineConfig) -> dict[str, Scorer]
     """Returns the scorers to compare, by their names in the report."""
     from gambit.models import files as models
     from gambit.scorers.choice import load_scorer
-    from gambit.verifiers.names import parse_scorer
+    from gambit.verifiers.names import VerifierName, parse_scorer
 
     source = models.locate(engine.model)
     size = models.hidden_size_on_disk(source)
     has_own = models.side_file(source, models.SCORER_FILE) is not None
     found: dict[str, Scorer] = {}
     for name in names or (["auto", "confidence"] if has_own else ["confidence"]):
-        if parse_scorer(name).verifier is not None:
+        if isinstance(parse_scorer(name), VerifierName):
             raise UserError(f"--scorer {name}: a verifier cannot judge prefixes here: name a scorer of hidden states")
         scorer = load_scorer(name, source, engine.model)
         wanted = scorer.info.hidden_size

@@ -346,13 +346,13 @@ def show(
 def _metadata_of(scorer: str) -> dict[str, Any]:
     from gambit.scorers.checkpoint import load_checkpoint, read_metadata
     from gambit.verifiers.lora_folder import read_info
-    from gambit.verifiers.names import ScorerKind, parse_scorer, trained_scorer
+    from gambit.verifiers.names import VerifierName, parse_scorer, trained_scorer
 
-    kind, path = parse_scorer(scorer).kind, Path(trained_scorer(scorer))
-    if kind is ScorerKind.NAME:
+    found, path = parse_scorer(scorer), Path(trained_scorer(scorer))
+    if isinstance(found, str):
         raise UserError(f"scorer {scorer!r} has no checkpoint to show: give a .safetensors file, or the folder of a "
                         "verifier")  # fmt: skip
-    if kind is ScorerKind.VERIFIER:
+    if isinstance(found, VerifierName):
         return read_info(path).model_dump(mode="json")
     loaded = load_checkpoint(path)  # a file that engines would refuse is refused here too
     return {**read_metadata(path), "layers": list(loaded.info.layers)}

@@ -20,7 +20,7 @@ from gambit.text.prompts import stop_ids
 from gambit.types import NamedModel
 from gambit.verifiers.base import Verifier, VerifierInfo
 from gambit.verifiers.names import VerifierName, parse_scorer
-from gambit.verifiers.start import VerifierStart, beside_verifier, prepare_verifier
+from gambit.verifiers.start import beside_verifier, prepare_verifier
 from gambit.verifiers.thread import VerifierThread
 
 
@@ -69,14 +69,15 @@ class SolverParts:
 def load_parts(config: EngineConfig, scorer: str | Scorer | Verifier) -> SolverParts:
     """Load and start everything; whatever fails leaves nothing running."""
     source = models.locate(config.model)
-    named, judge = models.named_model(config.model), parse_scorer(config.scorer)
-    own_scorer = _own_scorer(scorer, judge.verifier, source, config.model)
+    named, found = models.named_model(config.model), parse_scorer(config.scorer)
+    name = found if isinstance(found, VerifierName) else None
+    own_scorer = _own_scorer(scorer, name, source, config.model)
     check_boundary_rule(own_scorer.info.boundary_rule)
     generation = models.generation_of(source)
     defaults = models.defaults_of(source, generation)
     with ExitStack() as started:
-        verifier = _start_verifier(scorer, judge.verifier, config, started)
-        engine_config = beside_verifier(config, judge.verifier)
+        verifier = _start_verifier(scorer, name, config, started)
+        engine_config = beside_verifier(config, name)
         host = SearchHost(lambda: start_engine(engine_config, source, own_scorer))
         started.callback(host.close)
         tokenizer = host.engine.tokenizer
@@ -102,14 +103,15 @@ def _own_scorer(scorer: str | Scorer | Verifier, verifier: VerifierName | None, 
 def _start_verifier(
     scorer: object, name: VerifierName | None, config: EngineConfig, started: ExitStack
 ) -> VerifierThread | None:
+    is_beside = False
     if isinstance(scorer, Verifier):
-        prepared = VerifierStart(lambda: scorer)
+        verifier = VerifierThread(lambda: scorer)
     elif name is not None:
-        prepared = prepare_verifier(name, config)
+        start, is_beside = prepare_verifier(name, config)
+        verifier = VerifierThread(start)
     else:
         return None
-    verifier = VerifierThread(prepared.start)
     started.callback(verifier.close)
-    if not prepared.beside_engine:
+    if not is_beside:
         verifier.wait()  # what it takes of the memory is then no longer free
     return verifier

@@ -37,7 +37,7 @@ from gambit.training.storage import Header, read_header
 from gambit.training.verifier.reading import read_traces
 from gambit.verifiers.lora import LoraVerifier
 from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info, write_info
-from gambit.verifiers.names import ScorerKind, parse_scorer
+from gambit.verifiers.names import parse_scorer
 
 ALL = "all"
 AUTO = "auto"
@@ -130,7 +130,7 @@ def _with_figures(info: LoraInfo, metrics: Mapping[str, Json], trust: ScorerTrus
 
 def _found(name: str, model: str) -> str:
     """A scorer of the model's own as its file; others as they are."""
-    if parse_scorer(name).kind is not ScorerKind.NAME or registry.knows("gambit.scorers", name):
+    if not isinstance(parse_scorer(name), str) or registry.knows("gambit.scorers", name):
         return name
     path = models.scorer_file(models.locate(model) if models.named_model(model) is not None else model, name)
     if path is None:

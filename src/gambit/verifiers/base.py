@@ -1,4 +1,4 @@
-"""The protocol of verifiers that read thoughts: what they get, and what they give back."""
+"""The protocol of verifiers that read thoughts: questions, readings, scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gambit.types import Aggregation, ChatMessage
 
 
 class ReadingKey(NamedTuple):
-    """A reading's address: the trace, and how many of its tokens were read."""
+    """The address of a reading: the trace, and how many of its tokens were read."""
 
     search: int
     trace: int
@@ -20,14 +20,14 @@ class ReadingKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a search asks: as chat turns for verifiers with a format of their own, and as the generator's tokens."""
+    """The problem of a search: as chat turns, for verifiers with their own format, and as the generator's tokens."""
 
     messages: tuple[ChatMessage, ...]  # the system prompt is left out: it tells the generator how to write
     prompt_tokens: tuple[int, ...]
 
     @property
     def text(self) -> str:
-        """The turns of the user, joined."""
+        """Returns the turns of the user, joined."""
         return "\n\n".join(message["content"] for message in self.messages if message["role"] == "user")
 
 
@@ -35,8 +35,8 @@ class Question:
 class ThoughtReading:
     """One finished thought with everything before it.
 
-    A trace is read at the end of each thought, that is up to and with the boundary token, and once more at its own end
-    (without its stop token), if anything was said after its last thought.
+    A trace is read at the end of each thought, that is up to and with the boundary token. It is read once more at its
+    own end (without its stop token), if anything follows its last thought.
     """
 
     key: ReadingKey
@@ -48,7 +48,7 @@ class ThoughtReading:
 
 
 class ReadingScore(NamedTuple):
-    """What a verifier says about one reading, and what it cost."""
+    """The score of one reading, and its cost."""
 
     score: float  # of the newest thought, higher is better
     num_tokens: int  # that were computed for it; those taken from a cache are not
@@ -56,16 +56,16 @@ class ReadingScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
-    """What a verifier is and what its numbers mean."""
+    """The description of a verifier and of its scores."""
 
-    name: str  # the model, as it was asked for
+    name: str  # the model, as the user named it
     format: str  # the family, as `--scorer verifier:FORMAT:FOLDER` names it
     runs_on: str  # transformers, vllm, http
     device: str
     is_probability: bool = True
     aggregation: Aggregation = Aggregation.LAST  # each score is about all thoughts so far
     context_tokens: int | None = None  # the longest reading, where it is known
-    trust: ScorerTrust | None = None  # None: nobody judged it
+    trust: ScorerTrust | None = None  # None: it was never evaluated
 
 
 @runtime_checkable
@@ -74,13 +74,13 @@ class Verifier(Protocol):
 
     @property
     def info(self) -> VerifierInfo:
-        """What it is."""
+        """Returns its description."""
 
     def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
-        """One score per reading, in their order; None for one that is longer than its context.
+        """Returns one score per reading, in their order; None for a reading longer than its context.
 
         Readings of one trace may be in the same call.
         """
 
     def close(self) -> None:
-        """Give back memory and processes."""
+        """Frees memory and ends processes."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -16,63 +15,40 @@ from gambit.errors import EngineError, UserError
 from gambit.models.files import folder_on_disk
 from gambit.stats import log_odds, sigmoid
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
-from gambit.verifiers.families import (
-    FAMILIES,
-    Family,
-    OwnSettings,
-    PromptFormat,
-    family_of,
-    own_settings,
-    verifier_info,
-)
-from gambit.verifiers.names import VerifierName
+from gambit.verifiers.families import FAMILIES, Encoder, Family, own_info, verifier_info
+from gambit.verifiers.names import VerifierName, family_named
 
 TIMEOUT_SECONDS = 600.0  # for a batch: a server that loads or compiles first takes its time
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """How vLLM serves a family: its task, and which of two numbers is the probability of a good thought."""
-
-    task: str
-    good: int
-
-
-SERVED: Mapping[str, Served] = {
-    "gambit": Served("classify", 1),
-    "classifier": Served("classify", 1),
-    "qwen-prm": Served("token_classify", 1),  # one row for each step token
-    "math-shepherd": Served("token_classify", 0),  # with returned_token_ids [+, -]
-}
 
 
 class HttpVerifier:
     """Posts the token ids of readings, all of a batch at once."""
 
     def __init__(
-        self, info: VerifierInfo, address: str, model: str, prompt_format: PromptFormat, settings: OwnSettings
+        self, info: VerifierInfo, address: str, model: str, family: Family, encode: Encoder, offset: float
     ) -> None:
+        """`offset` is added to the log-odds of what the server gives: its head has no bias."""
         self.info = info
         self._address = address
         self._model = model
-        self._format = prompt_format
-        self._served = SERVED[info.format]
-        self._settings = settings
+        self._family = family
+        self._encode = encode
+        self._offset = offset
 
     def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
-        encoded = [self._format.encode(reading) for reading in readings]
+        encoded = [self._encode(reading) for reading in readings]
         short = [tokens for tokens in encoded if self._fits(tokens)]
         found = iter(self._ask(short) if short else ())
         return [ReadingScore(next(found), len(tokens)) if self._fits(tokens) else None for tokens in encoded]
 
     def close(self) -> None:
-        """The server is someone else's."""
+        """Does nothing: the server belongs to others."""
 
     def _fits(self, tokens: Sequence[int]) -> bool:
         return self.info.context_tokens is None or len(tokens) <= self.info.context_tokens
 
     def _ask(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        content = {"model": self._model, "task": self._served.task, "input": [*map(list, sequences)]}
+        content = {"model": self._model, "task": self._family.task, "input": sequences}
         answer = _call(self._address, content)
         try:
             rows = sorted(answer["data"], key=lambda row: int(row["index"]))
@@ -82,51 +58,43 @@ class HttpVerifier:
             raise EngineError(f"{self._address} does not answer as vLLM's /pooling does: {error}") from error
 
     def _score(self, data: Sequence[Any]) -> float:
-        """Of the last step, where there is a row for each."""
+        """Returns the score in an answer; where it has a row for each step, that of the last."""
         row = [float(each) for each in (data[-1] if isinstance(data[-1], list) else data)]
         if len(row) not in (1, 2):
             raise ValueError(f"{len(row)} numbers for a thought, not one or two")
-        probability = row[0] if len(row) == 1 else row[self._served.good]
-        offset = self._settings.offset
-        return sigmoid(log_odds(probability) + offset) if offset else probability
+        probability = row[0] if len(row) == 1 else row[self._family.good]
+        return sigmoid(log_odds(probability) + self._offset) if self._offset else probability
 
 
 def start_http_verifier(name: VerifierName, config: EngineConfig) -> HttpVerifier:
-    """Asks the server what it serves."""
-    address, beside = _split(name.model)
-    listed = _first_call(urlunsplit((*urlsplit(address)[:2], "/v1/models", "", "")))
-    model, root, context = str(listed["id"]), str(listed.get("root") or listed["id"]), listed.get("max_model_len")
-    folder = folder_on_disk(beside or root)
-    family = _family(name, folder)
-    settings = own_settings(folder) if folder is not None else OwnSettings()
-    where = {"runs_on": "http", "device": "elsewhere", "context_tokens": None if context is None else int(context)}
-    info = verifier_info(f"{model} at {address}", family, settings, config, **where)
-    return HttpVerifier(info, address, model, _format_of(family, folder, root), settings)
-
-
-def _split(model: str) -> tuple[str, str]:
-    """The address with a path, and the folder after `#`."""
-    parts = urlsplit(model)
+    """Connects to a verifier, once its server has said what it serves."""
+    parts = urlsplit(name.model)
     path = parts.path if parts.path.strip("/") else "/pooling"
-    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), parts.fragment
+    address = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+    listed = _first_call(urlunsplit((parts.scheme, parts.netloc, "/v1/models", "", "")))
+    model, root, context = str(listed["id"]), str(listed.get("root") or listed["id"]), listed.get("max_model_len")
+    folder = folder_on_disk(parts.fragment or root)
+    family = _family(name, folder)
+    if folder is None and family.encode is not None:
+        raise UserError(f"the verifier's tokenizer is needed, and {root!r} is not on this disk: put a folder that has "
+                        "it behind the address, verifier:http://…#FOLDER")  # fmt: skip
+    own = own_info(folder)
+    info = verifier_info(f"{model} at {address}", family, own, config, runs_on="http", device="elsewhere",
+                         context_tokens=None if context is None else int(context))  # fmt: skip
+    offset = own.calibration.offset if own else 0.0
+    return HttpVerifier(info, address, model, family, family.encoder(folder), offset)
 
 
 def _family(name: VerifierName, folder: Path | None) -> Family:
     if name.family is None and folder is None:
+        served = ", ".join(each.name for each in FAMILIES.values() if each.task)
         raise UserError(f"what format the verifier at {name.model} reads cannot be told from here: name it, "
-                        f"verifier:FORMAT:http://…, where FORMAT is one of {', '.join(SERVED)}")  # fmt: skip
-    family = FAMILIES[name.family] if name.family is not None else family_of(folder or Path())
-    if family.name not in SERVED:
+                        f"verifier:FORMAT:http://…, where FORMAT is one of {served}")  # fmt: skip
+    family = family_named(name, folder or Path())
+    if family.task is None:
         raise UserError(f"vLLM's /pooling does not serve verifiers of the format {family.name!r}: give the model's "
                         "folder instead of an address")  # fmt: skip
     return family
-
-
-def _format_of(family: Family, folder: Path | None, root: str) -> PromptFormat:
-    if folder is None and family.name != "gambit":
-        raise UserError(f"the verifier's tokenizer is needed, and {root!r} is not on this disk: put a folder that has "
-                        "it behind the address, verifier:http://…#FOLDER")  # fmt: skip
-    return family.make_format(folder or Path())
 
 
 def _first_call(address: str) -> dict[str, Any]:

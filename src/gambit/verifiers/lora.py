@@ -22,7 +22,7 @@ from gambit.errors import GambitWarning, UserError
 from gambit.models import files as models
 from gambit.scorers.base import MadeFor, check_fit
 from gambit.storage.folders import cache_folder
-from gambit.verifiers.families import Head, Linear
+from gambit.verifiers.families import Head
 from gambit.verifiers.lora_folder import (
     ALL_LINEAR,
     HEAD,
@@ -47,7 +47,7 @@ MERGED = "verifiers"  # in the cache folder
 
 
 def by_length(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
-    """Indices in batches whose padded size stays within the budget; a sequence that is longer goes alone."""
+    """Yields indices in batches whose padded size stays within the budget; a longer sequence goes alone."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batch and (len(batch) + 1) * lengths[index] > most_tokens:
@@ -60,14 +60,14 @@ def by_length(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Token ids to read (the prompt's and a trace's) and the places among them where a logit is wanted."""
+    """Token ids to read (the prompt's and a trace's) and the places among them that need a logit."""
 
     tokens: npt.NDArray[np.int64]
     places: npt.NDArray[np.int64]
 
 
 class LoraVerifier:
-    """Reads token ids, the same as the generator's, and gives logits of ending right at some of them.
+    """A network that reads the generator's token ids and gives logits, at some of them, of ending right.
 
     Attention is causal: a logit depends on the tokens up to its own alone, so one pass serves every thought of a trace.
     """
@@ -80,11 +80,11 @@ class LoraVerifier:
 
     @classmethod
     def fresh(cls, model: str, info: LoraInfo, device: torch.device, dtype: torch.dtype | None = None) -> LoraVerifier:
-        """An adapter that changes nothing yet and a head of zeros on a model's weights."""
+        """Makes an adapter that changes nothing yet and a head of zeros on a model's weights."""
         check_installed()
         from peft import LoraConfig, TaskType, get_peft_model
 
-        base = read_base(model, dtype or dtype_for(device))
+        base = read_base(model, dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
         targets = info.targets if info.targets == ALL_LINEAR else info.targets.split(",")
         config = LoraConfig(r=info.rank, lora_alpha=info.alpha, target_modules=targets, lora_dropout=0.0,
                             task_type=TaskType.FEATURE_EXTRACTION)  # fmt: skip
@@ -101,18 +101,14 @@ class LoraVerifier:
     def load(
         cls, folder: Path, device: torch.device, model: str | None = None, dtype: torch.dtype | None = None
     ) -> LoraVerifier:
-        """From a checkpoint folder and the model it was trained on, with the adapter merged into the weights."""
+        """Loads a checkpoint folder and the model it was trained on, and merges the adapter into the weights."""
         info = read_info(folder)
         tensors = read_weights(folder)
         found = cls.fresh(base_of(info, model), info, device, dtype)
         found.head.weight.data.copy_(tensors.pop(HEAD))
         found.set_adapter(tensors)
-        return cls(found.merged().eval(), found.head, info)
-
-    def merged(self) -> PreTrainedModel:
-        """The network with the adapter added to its weights."""
-        network: PreTrainedModel = self.network.merge_and_unload()  # type: ignore[operator]
-        return network
+        merged: PreTrainedModel = found.network.merge_and_unload()  # type: ignore[operator]
+        return cls(merged.eval(), found.head, info)
 
     def with_info(self, **changes: object) -> LoraVerifier:
         found = LoraVerifier(self.network, self.head, self.info.model_copy(update=changes))
@@ -141,7 +137,7 @@ class LoraVerifier:
         set_peft_model_state_dict(self.network, tensors)
 
     def save(self, folder: Path) -> list[Path]:
-        """The adapter in the precision it runs in, the head in float32."""
+        """Writes the adapter in the precision it runs in, the head in float32."""
         head = self.head.weight.detach() * self.input_scale
         write_info(folder, self.info)
         return write_weights(folder, {**self.adapter(), HEAD: head})
@@ -153,7 +149,7 @@ class LoraVerifier:
         return self.head.weight.device
 
     def picked_states(self, passages: Sequence[Passage]) -> Tensor:
-        """[place, hidden] in float32 of one padded pass, passage after passage."""
+        """Returns states [place, hidden] in float32, passage after passage, of one padded pass."""
         padded = np.zeros((len(passages), max(len(each.tokens) for each in passages)), np.int64)
         for row, each in zip(padded, passages, strict=True):
             row[: len(each.tokens)] = each.tokens
@@ -165,17 +161,16 @@ class LoraVerifier:
         return picked.float()
 
     def picked_logits(self, passages: Sequence[Passage]) -> Tensor:
-        """[place] of one padded pass."""
+        """Returns logits [place] of one padded pass."""
         logits: Tensor = self.head(self.picked_states(passages) * self.input_scale)[:, 0]
         return logits
 
     @torch.inference_mode()
-    def logits(self, passages: Sequence[Passage], most_tokens: int | None = None) -> list[Logits]:
-        """At the places of each passage; passes hold passages of like length."""
+    def logits(self, passages: Sequence[Passage]) -> list[Logits]:
+        """Returns logits at the places of each passage; a pass holds passages of similar length."""
         found: list[Logits] = [np.zeros(0, np.float32) for _ in passages]
         wanted = [i for i, each in enumerate(passages) if len(each.places)]
-        budget = most_tokens or READ_TOKENS[self.device.type]
-        for batch in by_length([len(passages[i].tokens) for i in wanted], budget):
+        for batch in by_length([len(passages[i].tokens) for i in wanted], READ_TOKENS[self.device.type]):
             mine = [passages[wanted[i]] for i in batch]
             logits = self.picked_logits(mine).cpu()
             for i, part in zip(batch, torch.split(logits, [len(each.places) for each in mine]), strict=True):
@@ -191,12 +186,8 @@ def check_installed() -> None:
         raise UserError("a verifier needs the package peft: install gambit-search[train]")
 
 
-def dtype_for(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
 def base_of(info: LoraInfo, model: str | None) -> str:
-    """Where the weights under a verifier are; other weights than those it was trained on are warned of."""
+    """Returns where the weights under a verifier are, and warns where it was trained on others."""
     try:
         source = models.locate(model or info.base_model)
     except UserError as error:
@@ -210,7 +201,7 @@ def base_of(info: LoraInfo, model: str | None) -> str:
 
 
 def read_base(model: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The network without its output layer."""
+    """Loads a network without its output layer."""
     from transformers import AutoModel
 
     try:
@@ -223,7 +214,7 @@ def read_base(model: str, dtype: torch.dtype) -> PreTrainedModel:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without its bar and its notes that the output layer is not used."""
+    """Hides the progress bar of transformers, and its notes that the output layer is not used."""
     from transformers.utils import logging
 
     level, was_shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -238,7 +229,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def info_for(model: str, **values: object) -> LoraInfo:
-    """What a new verifier on a model says about itself."""
+    """Returns the description of a new verifier on a model."""
     source = models.locate(model)
     size = models.hidden_size_on_disk(source)
     if size is None:
@@ -251,9 +242,9 @@ def info_for(model: str, **values: object) -> LoraInfo:
 
 
 def export(verifier: LoraVerifier, out: Path, model: str | None = None) -> Path:
-    """The model with the adapter merged, and the head scaled so that its logit is the calibrated one less an offset.
+    """Writes the model with the adapter merged, and the head scaled to give the calibrated logit less an offset.
 
-    A sequence classifier's last layer has no bias, so that the offset stays outside: `verifier.json` tells it.
+    A sequence classifier's last layer has no bias, so that the offset stays outside, in `verifier.json`.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -262,7 +253,8 @@ def export(verifier: LoraVerifier, out: Path, model: str | None = None) -> Path:
     config = copy.deepcopy(network.config)
     config.num_labels = 1
     if config.pad_token_id is None:
-        config.pad_token_id = _an_eos(config.eos_token_id)
+        eos = config.eos_token_id
+        config.pad_token_id = eos[0] if isinstance(eos, list) else eos or 0
     try:
         with torch.device("meta"), quiet_transformers():
             whole = AutoModelForSequenceClassification.from_config(config, dtype=network.dtype)
@@ -276,42 +268,38 @@ def export(verifier: LoraVerifier, out: Path, model: str | None = None) -> Path:
     with quiet_transformers():
         whole.save_pretrained(out, max_shard_size=SHARD)
     write_info(out, verifier.info.model_copy(update={"calibration": Platt(slope=1.0, offset=calibration.offset)}))
-    _copy_side_files(source, out)
-    return out
-
-
-def is_exported(folder: Path) -> bool:
-    """Whether it holds what `export` writes, and no adapter, which would be a verifier that is still to be exported."""
-    return all((folder / name).is_file() for name in ("config.json", INFO_FILE)) and not is_verifier(folder)
-
-
-def _an_eos(eos: int | list[int] | None) -> int:
-    return eos[0] if isinstance(eos, list) else eos or 0
-
-
-def _copy_side_files(source: str, out: Path) -> None:
     folder = models.folder_on_disk(source)
     for name in KEPT:
         if folder is not None and (folder / name).is_file():
             shutil.copy(folder / name, out / name)
+    return out
+
+
+def is_exported(folder: Path) -> bool:
+    """Returns whether a folder holds what `export` writes; one with an adapter is still to be exported."""
+    return all((folder / name).is_file() for name in ("config.json", INFO_FILE)) and not is_verifier(folder)
 
 
 def load_adapter(folder: Path, model: str, device: str) -> tuple[torch.nn.Module, Head]:
-    """The model with the adapter in its weights, and its calibrated head."""
+    """Returns the model with the adapter in its weights, and its calibrated head."""
     verifier = LoraVerifier.load(folder, torch.device(device), model)
     calibration = verifier.info.calibration
-    weight = verifier.head.weight.detach().float() * verifier.input_scale * calibration.slope
-    return verifier.network, Head((Linear(weight, weight.new_tensor([calibration.offset])),))
+    weight = verifier.head.weight.detach().float() * calibration.slope
+    return verifier.network, Head(((weight, weight.new_tensor([calibration.offset])),))
 
 
 def merged_folder(folder: Path, model: str) -> Path:
-    """A sequence classifier made of both, for engines that load whole models; made once."""
+    """Returns a folder with both as one sequence classifier, for engines that load whole models; made once."""
+    from transformers import AutoConfig
+
     out = cache_folder(MERGED, f"{folder.resolve().name}-{identity(folder)}")
     if (out / "config.json").is_file():
         return out
     unfinished = out.with_name(f"{out.name}.{os.getpid()}.part")  # several processes may be at it
     shutil.rmtree(unfinished, ignore_errors=True)
-    export(LoraVerifier.load(folder, torch.device("cpu"), model, _dtype_of(model)), unfinished, model)
+    # In the precision of the weights: a copy in float32 would be twice as large, and engines would round it their way.
+    dtype: torch.dtype | None = AutoConfig.from_pretrained(models.locate(model)).dtype
+    export(LoraVerifier.load(folder, torch.device("cpu"), model, dtype), unfinished, model)
     try:
         unfinished.rename(out)
     except OSError:
@@ -319,11 +307,3 @@ def merged_folder(folder: Path, model: str) -> Path:
             raise
         shutil.rmtree(unfinished, ignore_errors=True)
     return out
-
-
-def _dtype_of(model: str) -> torch.dtype | None:
-    """That of the weights: a copy in float32 would be twice as large, and engines would round it in their own way."""
-    from transformers import AutoConfig
-
-    found: torch.dtype | None = AutoConfig.from_pretrained(models.locate(model)).dtype
-    return found

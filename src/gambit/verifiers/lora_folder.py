@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
@@ -28,14 +27,8 @@ WHAT = "a verifier's description"
 FIX = "give a folder that `gambit scorer train --architecture verifier` wrote"
 
 
-class VerifierRecord(BaseModel):
-    """A JSON object in the files of a verifier. An unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Platt(VerifierRecord):
-    """From a verifier's logit to the chance that the trace ends right: sigmoid(slope × logit + offset)."""
+class Platt(BaseModel, frozen=True, extra="forbid"):
+    """The calibration of a verifier: sigmoid(slope × logit + offset) is the chance that the trace ends right."""
 
     slope: float = 1.0
     offset: float = 0.0
@@ -47,8 +40,8 @@ class Platt(VerifierRecord):
         return sigmoid(self.logit(logit))
 
 
-class LoraInfo(VerifierRecord):
-    """What a verifier was made from and how its numbers are read."""
+class LoraInfo(BaseModel, frozen=True, extra="forbid"):
+    """The description of a verifier on disk: its origin, its shape, and how to read its scores."""
 
     format: Literal[1] = 1
     architecture: str = "verifier"
@@ -63,14 +56,14 @@ class LoraInfo(VerifierRecord):
     calibration: Platt = Platt()
     training: dict[str, object] = Field(default_factory=dict)  # data, recipe, division
     trust: ScorerTrust | None = None
-    metrics: dict[str, object] = Field(default_factory=dict)  # what it reached on held-out problems
+    metrics: dict[str, object] = Field(default_factory=dict)  # on held-out problems
 
     def made_for(self, name: str = "the verifier") -> MadeFor:
         return MadeFor(name, self.hidden_size, self.boundary_rule, self.base_model_hash, self.base_model)
 
 
 def is_verifier(path: str | Path) -> bool:
-    """Whether it is a checkpoint folder; one that was exported has no adapter of its own."""
+    """Returns whether a path is a checkpoint folder; an exported verifier has no adapter of its own."""
     return (Path(path) / INFO_FILE).is_file() and any(Path(path).glob(WEIGHTS))
 
 
@@ -84,28 +77,16 @@ def write_info(folder: Path, info: LoraInfo) -> None:
 
 
 def write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> list[Path]:
-    """Files named `weights-i-of-n`; those of an earlier verifier in this folder are removed."""
+    """Writes files named `weights-i-of-n`; those of an earlier verifier in this folder are removed."""
     from safetensors.torch import save
 
-    _remove_weights(folder)
+    for old in folder.glob(WEIGHTS):
+        old.unlink()
     parts = list(_parts(tensors))
     paths = [folder / f"weights-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
     for path, part in zip(paths, parts, strict=True):
         write_whole(path, save(part))
     return paths
-
-
-def copy_verifier(source: Path, folder: Path) -> None:
-    """Its files alone, into a folder that may hold others."""
-    _remove_weights(folder)
-    for path in (source / INFO_FILE, *sorted(source.glob(WEIGHTS))):
-        shutil.copy(path, folder / path.name)
-
-
-def _remove_weights(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(WEIGHTS):
-        old.unlink()
 
 
 def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:

@@ -1,9 +1,8 @@
-"""Reads the name of a scorer, which means the same in every command: a file, a verifier, or a registered name."""
+"""Reads the name of a scorer, which means the same in every command: a verifier, a checkpoint, or a registered name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from gambit.errors import UserError
@@ -20,7 +19,6 @@ SCHEMES = ("http://", "https://")
 class VerifierName:
     """A verifier as the user named it: a folder, a hub name or the address of a server."""
 
-    text: str
     family: str | None  # None: recognised by its files
     model: str  # a folder, a hub name or an address
 
@@ -29,36 +27,23 @@ class VerifierName:
         return self.model.startswith(SCHEMES)
 
 
-class ScorerKind(StrEnum):
-    NAME = "name"  # auto, a registered one, one of the model's own
-    FILE = "file"  # the checkpoint of a scorer of hidden states
-    VERIFIER = "verifier"
+def parse_scorer(text: str) -> VerifierName | Path | str:
+    """Returns what a name stands for: a verifier, the checkpoint of a scorer of hidden states, or a name as it is.
 
-
-@dataclass(frozen=True, slots=True)
-class ScorerName:
-    """A scorer as the user named it."""
-
-    text: str
-    kind: ScorerKind
-    path: Path | None = None  # of a file
-    verifier: VerifierName | None = None
-
-
-def parse_scorer(text: str) -> ScorerName:
-    """Finds out what a name stands for. The folder of a verifier needs no prefix."""
+    Names are `auto`, registered ones and the model's own. The folder of a trained verifier needs no prefix.
+    """
     if not text.strip():
         raise UserError(f"scorer {text!r}: the name is empty, give auto, a file, a folder or a registered name")
     if (verifier := parse_verifier(text)) is not None:
-        return ScorerName(text, ScorerKind.VERIFIER, verifier=verifier)
+        return verifier
     if is_verifier(text):
-        return ScorerName(text, ScorerKind.VERIFIER, verifier=VerifierName(text, None, text))
+        return VerifierName(None, text)
     if is_checkpoint_file(text):
-        return ScorerName(text, ScorerKind.FILE, Path(text))
+        return Path(text)
     if Path(text).is_dir():
         raise UserError(f"scorer {text!r}: the folder holds no verifier of `gambit scorer train`; name a whole "
                         f"model verifier:{text}")  # fmt: skip
-    return ScorerName(text, ScorerKind.NAME)
+    return text
 
 
 def parse_verifier(scorer: str) -> VerifierName | None:
@@ -68,26 +53,26 @@ def parse_verifier(scorer: str) -> VerifierName | None:
     text = scorer.removeprefix(PREFIX)
     first, _, rest = text.partition(":")
     if first in FAMILIES and rest:
-        return VerifierName(scorer, first, rest)
+        return VerifierName(first, rest)
     if not text or (not text.startswith(SCHEMES) and ":" in text and not Path(text).exists()):
         raise UserError(f"scorer {scorer!r}: give verifier:FOLDER, verifier:NAME, verifier:FORMAT:FOLDER or "
                         f"verifier:http://HOST:PORT; formats are {', '.join(FAMILIES)}")  # fmt: skip
-    return VerifierName(scorer, None, text)
+    return VerifierName(None, text)
 
 
 def trained_scorer(text: str) -> str:
     """Returns a checkpoint's path without a prefix, or a name as it is."""
     found = parse_scorer(text)
-    if found.verifier is None:
-        return text if found.path is None else str(found.path)
-    if not is_verifier(found.verifier.model):
+    if not isinstance(found, VerifierName):
+        return str(found)
+    if not is_verifier(found.model):
         raise UserError(f"scorer {text!r} is no folder that `gambit scorer train --architecture verifier` wrote")
-    return found.verifier.model
+    return found.model
 
 
 def verifier_folder(text: str) -> Path:
     """Returns the folder of a verifier that `gambit scorer train` wrote, named with or without its prefix."""
-    if parse_scorer(text).kind is not ScorerKind.VERIFIER:
+    if not isinstance(parse_scorer(text), VerifierName):
         raise UserError(
             f"{text!r} is no verifier: give a folder that `gambit scorer train --architecture verifier` wrote"
         )

@@ -1,9 +1,8 @@
-"""Chooses what runs the verifier of a scorer `verifier:…`, starts it, and divides the memory."""
+"""Chooses what runs the verifier of a scorer `verifier:…`, and divides the memory between it and the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
@@ -13,16 +12,11 @@ from gambit.verifiers.base import Verifier
 from gambit.verifiers.names import VerifierName
 
 
-@dataclass(frozen=True, slots=True)
-class VerifierStart:
-    """How a verifier is started, and when."""
+def prepare_verifier(name: VerifierName, config: EngineConfig) -> tuple[Callable[[], Verifier], bool]:
+    """Returns what starts the verifier, and whether that may happen while the engine starts, which takes as long.
 
-    start: Callable[[], Verifier]
-    beside_engine: bool = False  # while the engine starts, which takes as long; else before
-
-
-def prepare_verifier(name: VerifierName, config: EngineConfig) -> VerifierStart:
-    """Find out what runs the verifier; what is wrong with its files is said here, before anything large is loaded."""
+    Wrong files of a verifier on vLLM are found here, before anything large is loaded.
+    """
     if config.verifier_gpu_share < 1 and (name.is_served or not _runs_on_vllm(config, _device(config))):
         raise UserError(
             "--verifier-gpu-share is for a verifier that vLLM runs here, in a process of its own: leave it out"
@@ -30,25 +24,21 @@ def prepare_verifier(name: VerifierName, config: EngineConfig) -> VerifierStart:
     if name.is_served:
         from gambit.verifiers.http import start_http_verifier
 
-        return VerifierStart(partial(start_http_verifier, name, config))
+        return partial(start_http_verifier, name, config), False
     device = _device(config)
     if _runs_on_vllm(config, device):
-        from gambit.verifiers.vllm import plan_pooling
+        from gambit.verifiers.vllm import prepare_vllm_verifier
 
-        return VerifierStart(plan_pooling(name, config, device).start, _has_own_memory(config))
+        # At the same time only where neither takes a share of what the other leaves free: vLLM measures that.
+        in_bytes = config.verifier_part.num_bytes is not None and "kv_cache_memory_bytes" in config.engine_options
+        return prepare_vllm_verifier(name, config, device), in_bytes or not _shares_gpu(config)
     from gambit.verifiers.transformers import start_local_verifier
 
-    return VerifierStart(partial(start_local_verifier, name, config, device))
-
-
-def _has_own_memory(config: EngineConfig) -> bool:
-    """Whether neither takes a share of what the other leaves free, which must not change while vLLM measures it."""
-    in_bytes = config.verifier_part.num_bytes is not None and "kv_cache_memory_bytes" in config.engine_options
-    return in_bytes or not _shares_gpu(config)
+    return partial(start_local_verifier, name, config, device), False
 
 
 def beside_verifier(config: EngineConfig, name: VerifierName | None) -> EngineConfig:
-    """The options of the engine, whose memory ends where the verifier's begins if both are on one GPU."""
+    """Returns the options of the engine, whose memory ends where the verifier's begins if both are on one GPU."""
     if name is None or name.is_served or not _shares_gpu(config):
         return config
     import torch
@@ -62,7 +52,7 @@ def beside_verifier(config: EngineConfig, name: VerifierName | None) -> EngineCo
 
 
 def _shares_gpu(config: EngineConfig) -> bool:
-    """Whether both are on one."""
+    """Returns whether verifier and model are on the same GPU."""
     own, model = _device(config), _resolved(config.device)
     return own.startswith("cuda") and (own.partition(":")[2] or "0") == (model.partition(":")[2] or "0")
 
@@ -72,7 +62,7 @@ def _device(config: EngineConfig) -> str:
 
 
 def _resolved(device: str) -> str:
-    """`auto` as the engines read it."""
+    """Returns the device that the engines take for `auto`."""
     if device != "auto":
         return device
     import torch

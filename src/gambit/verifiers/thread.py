@@ -1,4 +1,4 @@
-"""A thread that owns a verifier and reads for all searches: what waits is read together."""
+"""A thread that owns a verifier and reads for all searches. Readings that wait are read together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gambit.errors import EngineError
 from gambit.verifiers.base import ThoughtReading, Verifier, VerifierInfo
@@ -17,39 +17,36 @@ MAX_BATCH = 512  # readings in one call: the first of a queue need not wait for 
 
 @dataclass(frozen=True, slots=True)
 class TimedScore:
-    """A score, with its share of what the batch cost."""
+    """A score with its share of the batch's cost."""
 
     score: float | None  # None: the reading is too long
     num_tokens: int = 0
     seconds: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class _Order:
-    reading: ThoughtReading
-    score: Future[TimedScore] = field(default_factory=Future)
+Order = tuple[ThoughtReading, "Future[TimedScore]"]
 
 
 class VerifierThread:
-    """Starts a verifier on a thread of its own; readings come from any thread and are answered in their order.
+    """A verifier with a thread of its own, which starts it and reads; submitted from any thread, read in order.
 
-    A verifier that fails is not asked again: what waits and what comes later gets the error.
+    A verifier that fails is not called again: readings that wait and those that come later get the error.
     """
 
     def __init__(self, start: Callable[[], Verifier]) -> None:
-        self._inbox: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._failure: EngineError | None = None
         self._started: Future[Verifier] = Future()
         self._thread = threading.Thread(target=self._run, args=(start,), name="gambit-verifier", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it has started; raises why it could not."""
+        """Returns once the verifier has started; raises what kept it from starting."""
         self._started.result()
 
     @property
     def verifier(self) -> Verifier:
-        """Its calls belong to the thread."""
+        """Returns the verifier, whose calls belong to the thread."""
         return self._started.result()
 
     @property
@@ -57,13 +54,13 @@ class VerifierThread:
         return self.verifier.info
 
     def submit(self, reading: ThoughtReading) -> Future[TimedScore]:
-        """A reading that is cancelled before its turn is not read."""
-        order = _Order(reading)
-        self._inbox.put(order)
-        return order.score
+        """Returns the score to come. A reading that is cancelled before its turn is not read."""
+        score: Future[TimedScore] = Future()
+        self._inbox.put((reading, score))
+        return score
 
     def close(self) -> None:
-        """Drop what waits and end the thread; a second call does nothing."""
+        """Drops what waits and ends the thread; a second call does nothing."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -76,22 +73,18 @@ class VerifierThread:
             self._started.set_exception(error)
             return
         self._started.set_result(verifier)
-        while self._serve(verifier):
-            pass
+        is_over = False
+        while not is_over:
+            orders, is_over = self._take()
+            if orders:
+                self._answer(verifier, orders)
         verifier.close()
 
-    def _serve(self, verifier: Verifier) -> bool:
-        """One batch; False at the end."""
-        orders, is_over = self._take()
-        if orders:
-            self._answer(verifier, orders)
-        return not is_over
-
-    def _take(self) -> tuple[list[_Order], bool]:
-        """At least one, and what else waits."""
+    def _take(self) -> tuple[list[Order], bool]:
+        """Waits for an order and takes what else is there; also returns whether the end has come."""
         orders, item = [], self._inbox.get()
         while item is not None:
-            if item.score.set_running_or_notify_cancel():
+            if item[1].set_running_or_notify_cancel():
                 orders.append(item)
             if len(orders) == MAX_BATCH:
                 break
@@ -101,12 +94,12 @@ class VerifierThread:
                 break
         return orders, item is None
 
-    def _answer(self, verifier: Verifier, orders: Sequence[_Order]) -> None:
+    def _answer(self, verifier: Verifier, orders: Sequence[Order]) -> None:
         began = time.perf_counter()
         try:
             if self._failure is not None:
                 raise self._failure
-            found = verifier.read([order.reading for order in orders])
+            found = verifier.read([reading for reading, _ in orders])
             assert len(found) == len(orders), f"{len(found)} scores of {len(orders)} readings"
         except BaseException as error:
             self._fail(error, orders)
@@ -114,13 +107,13 @@ class VerifierThread:
         counts = [0 if each is None else each.num_tokens for each in found]
         shares = counts if any(counts) else [1] * len(counts)
         seconds = (time.perf_counter() - began) / sum(shares)
-        for order, each, count, share in zip(orders, found, counts, shares, strict=True):
-            order.score.set_result(TimedScore(None if each is None else each.score, count, seconds * share))
+        for (_, score), each, count, share in zip(orders, found, counts, shares, strict=True):
+            score.set_result(TimedScore(None if each is None else each.score, count, seconds * share))
 
-    def _fail(self, error: BaseException, orders: Sequence[_Order]) -> None:
+    def _fail(self, error: BaseException, orders: Sequence[Order]) -> None:
         if self._failure is None:
             reason = str(error).strip() or type(error).__name__
             self._failure = EngineError(f"the verifier {self.info.name} failed: {reason}")
             self._failure.__cause__ = error
-        for order in orders:
-            order.score.set_exception(self._failure)
+        for _, score in orders:
+            score.set_exception(self._failure)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
-from gambit.verifiers.families import FAMILIES, Head, PromptFormat, own_settings, verifier_info
+from gambit.verifiers.families import FAMILIES, Encoder, Head, own_info, verifier_info
 from gambit.verifiers.lora import load_adapter, quiet_transformers
 from gambit.verifiers.lora_folder import is_verifier
 from gambit.verifiers.names import VerifierName, family_named, model_folder
@@ -23,21 +23,21 @@ CPU_CACHE_BYTES = 2 << 30  # where memory is shared with everything else
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Some tokens that follow those of its parent, with their keys and values by layer: [2, 1, heads, tokens, size]."""
+    """Tokens that follow those of a parent, with their keys and values by layer: [2, 1, heads, tokens, size]."""
 
     tokens: tuple[int, ...]
     layers: tuple[torch.Tensor, ...]
     parent: Segment | None = None
     children: dict[int, Segment] = field(default_factory=dict)  # by first token
     last_used: int = 0
-    score: float | None = None  # of its last token, where it was asked for
+    score: float | None = None  # of its last token, where a reading ended there
 
     @property
     def num_bytes(self) -> int:
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
     def lineage(self) -> list[Segment]:
-        """From the first token on; the root holds none."""
+        """Returns the segments from the first token on; the root holds none."""
         path: list[Segment] = []
         segment: Segment | None = self
         while segment is not None and segment.parent is not None:
@@ -46,7 +46,7 @@ class Segment:
         return path[::-1]
 
     def cut(self, length: int) -> Segment:
-        """Split in two, so that a sibling can begin in the middle; gives the first part, this one becomes the rest."""
+        """Splits off and returns the first part, so that a sibling can begin there; this one becomes the rest."""
         assert self.parent is not None and 0 < length < len(self.tokens)
         first = Segment(
             self.tokens[:length],
@@ -62,7 +62,7 @@ class Segment:
 
 
 class PrefixCache:
-    """A radix tree of token sequences; what was not used for longest goes first when it is full."""
+    """A radix tree of token sequences. When it is full, the least recently used leaf goes first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._root = Segment((), ())
@@ -71,9 +71,9 @@ class PrefixCache:
         self.used_bytes = 0
 
     def find(self, tokens: Sequence[int]) -> tuple[Segment, int]:
-        """The segment that ends the longest known beginning of `tokens`, and its length.
+        """Returns the segment that ends the longest known beginning of `tokens`, and the length of that.
 
-        That is all of them only where the score of the last is known too, so that equal readings get equal scores.
+        It is all of them only where the score of the last is known too, so that equal readings get equal scores.
         """
         self._clock += 1
         segment, length = self._root, 0
@@ -90,7 +90,7 @@ class PrefixCache:
         return segment, length
 
     def add(self, parent: Segment, tokens: Sequence[int], layers: Sequence[torch.Tensor], score: float) -> None:
-        """Remember what follows a segment that `find` gave last, and the score of its last token."""
+        """Stores the tokens after a segment that `find` gave last, and the score of the last one."""
         if (known := parent.children.get(tokens[0])) is not None:  # it begins with the last token, the only one here
             if len(known.tokens) == 1:
                 known.score = score
@@ -127,22 +127,21 @@ class TransformersVerifier:
     """A verifier in this process. Readings are computed one by one: a score does not depend on what else is read."""
 
     def __init__(
-        self, info: VerifierInfo, backbone: torch.nn.Module, head: Head, prompt_format: PromptFormat, cache_bytes: int
+        self, info: VerifierInfo, backbone: torch.nn.Module, head: Head, encode: Encoder, cache_bytes: int
     ) -> None:
         """`backbone` gives hidden states; `cache_bytes` is for its keys and values."""
-        import torch
-
         self.info = info
         self._backbone: Any = backbone.eval()
         self._device = next(backbone.parameters()).device
         self._head = head.to(self._device)
-        self._format = prompt_format
+        self._encode = encode
         self._cache = PrefixCache(cache_bytes)
-        self._inference = torch.inference_mode
 
     def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
-        with self._inference():
-            return [self._judge(self._format.encode(reading)) for reading in readings]
+        import torch
+
+        with torch.inference_mode():
+            return [self._judge(self._encode(reading)) for reading in readings]
 
     def close(self) -> None:
         self._cache = PrefixCache(0)
@@ -157,7 +156,7 @@ class TransformersVerifier:
         return ReadingScore(self._extend(segment, tokens[num_cached:], num_cached), len(tokens) - num_cached)
 
     def _extend(self, segment: Segment, tokens: Sequence[int], num_cached: int) -> float:
-        """The score of the last token; keys and values of all are kept."""
+        """Returns the score of the last token, and keeps keys and values of all."""
         import torch
         from transformers import DynamicCache
 
@@ -176,31 +175,28 @@ class TransformersVerifier:
 
 
 def start_local_verifier(name: VerifierName, config: EngineConfig, device: str) -> TransformersVerifier:
-    """`device`: what torch calls it."""
+    """Loads a verifier into this process; `device` is what torch calls it."""
     import torch
 
     folder = model_folder(name)
-    is_adapter = is_verifier(folder)
-    family = FAMILIES["gambit"] if is_adapter else family_named(name, folder)
     try:
-        backbone, head = (
-            load_adapter(folder, config.model, device)
-            if is_adapter
-            else (_load(folder, device), family.read_head(folder))
-        )
+        if is_verifier(folder):
+            family = FAMILIES["gambit"]
+            backbone, head = load_adapter(folder, config.model, device)
+        else:
+            family = family_named(name, folder)
+            backbone, head = _load(folder, device), family.read_head(folder)
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"the verifier {name.model} does not fit on {device}: lower --memory-ratio, or put it "
                         "elsewhere with --verifier-device") from error  # fmt: skip
     context = getattr(backbone.config, "max_position_embeddings", None)
-    where = {"runs_on": "local", "device": device, "context_tokens": context}
-    info = verifier_info(name.model, family, own_settings(folder), config, **where)
-    return TransformersVerifier(
-        info, backbone, head, family.make_format(folder), _cache_bytes(config, backbone, device)
-    )
+    info = verifier_info(name.model, family, own_info(folder), config, runs_on="local", device=device,
+                         context_tokens=context)  # fmt: skip
+    return TransformersVerifier(info, backbone, head, family.encoder(folder), _cache_bytes(config, backbone, device))
 
 
 def _load(folder: Path, device: str) -> torch.nn.Module:
-    """Without a head: those of verifiers are read by themselves."""
+    """Loads a model without its head: those of verifiers are read by themselves."""
     import torch
     from transformers import AutoModel
 
@@ -211,7 +207,7 @@ def _load(folder: Path, device: str) -> torch.nn.Module:
 
 
 def _cache_bytes(config: EngineConfig, backbone: torch.nn.Module, device: str) -> int:
-    """What the verifier's part of the memory leaves for keys and values."""
+    """Returns the bytes that the verifier's part of the memory leaves for keys and values."""
     import torch
 
     if torch.device(device).type != "cuda":

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import traceback
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gambit.config.options import EngineConfig
 from gambit.errors import EngineError, UserError, first_line
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
-from gambit.verifiers.families import FAMILIES, Family, PromptFormat, own_settings, read_config, verifier_info
+from gambit.verifiers.families import FAMILIES, Family, own_info, read_config, verifier_info
 from gambit.verifiers.lora import merged_folder
 from gambit.verifiers.lora_folder import is_verifier
 from gambit.verifiers.names import VerifierName, family_named, model_folder
@@ -32,58 +32,38 @@ CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_
 ACTIVATION_BYTES = 2 << 30  # of a pass over as many tokens as vLLM takes at a time
 MPS_FOLDER = "/tmp/nvidia-mps"  # where its daemon listens unless CUDA_MPS_PIPE_DIRECTORY says otherwise
 CLOSE_SECONDS = 10  # after which a process that was asked to end is killed
-Scores = list[tuple[float, int] | None]  # score and computed tokens; None: longer than its context
 SERVER = "from gambit.verifiers.vllm import main; main()"
 
 
 class VllmVerifier:
-    """Sends token ids, gets scores. One batch is under way at a time; vLLM takes it apart as it sees fit."""
+    """Sends token ids to its process and gets scores. One batch is under way at a time; vLLM divides it as it sees fit.
 
-    def __init__(self, process: ServerProcess, info: VerifierInfo, prompt_format: PromptFormat) -> None:
-        self.info = info
-        self._process = process
-        self._format = prompt_format
+    Each message is answered by a message. An `EngineError` among the answers is raised here, and ends the process.
+    """
 
-    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
-        found = self._process.ask([array("i", self._format.encode(reading)) for reading in readings])
-        return [None if each is None else ReadingScore(*each) for each in found]
-
-    def close(self) -> None:
-        self._process.close()
-
-
-class ServerProcess:
-    """The process and the socket to it."""
-
-    def __init__(self, setup: PoolingSetup, environment: Mapping[str, str]) -> None:
-        here, there = socket.socketpair()
-        with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(there.fileno())],
-                pass_fds=(there.fileno(),),
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C and `timeout` signal a group: what that means is ours to say
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-            )
-        self._connection = Connection(here.detach())
-        self.ready = self._begin(setup)
+    def __init__(self, name: VerifierName, config: EngineConfig, device: str, folder: Path, family: Family) -> None:
+        """Starts the process and waits until it has loaded the verifier in the folder."""
+        self._encode = family.encoder(folder)
+        options = {**_options(config, device, folder), **config.verifier_options}
+        self._process, self._connection = _server(environment_for(device, config.verifier_gpu_share))
+        try:
+            context_tokens: int = self._ask((str(folder), family.name, options))
+        except EngineError as error:
+            raise EngineError(f"the verifier {name.model} does not start on vLLM: {error} (its part of the memory "
+                              f"is --verifier-memory {config.verifier_memory})") from error  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+        self.info: VerifierInfo = verifier_info(name.model, family, own_info(folder), config, runs_on="vllm",
+                                                device=device, context_tokens=context_tokens)  # fmt: skip
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, message: object) -> Any:
-        """Send something and wait for the answer."""
-        try:
-            self._connection.send(message)
-            answer = self._connection.recv()
-        except (EOFError, OSError) as error:
-            self.close()
-            raise EngineError(f"its vLLM process {self.pid} has ended ({self._ending()})") from error
-        if isinstance(answer, PoolingFailed):
-            self.close()
-            raise EngineError(answer.reason)
-        return answer
+    def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
+        found = self._ask([array("i", self._encode(reading)) for reading in readings])
+        return [None if each is None else ReadingScore(*each) for each in found]
 
     def close(self) -> None:
         self._connection.close()
@@ -93,47 +73,41 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
-    def _begin(self, setup: PoolingSetup) -> PoolingReady:
+    def _ask(self, message: object) -> Any:
         try:
-            ready = self.ask(setup)
-        except BaseException:
+            self._connection.send(message)
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
             self.close()
-            raise
-        assert isinstance(ready, PoolingReady)
-        return ready
-
-    def _ending(self) -> str:
-        code = self._process.returncode
-        return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingPlan:
-    """A verifier whose files were found and understood, and whose process is still to be started."""
-
-    name: VerifierName
-    config: EngineConfig
-    device: str
-    folder: Path
-    family: Family
-
-    def start(self) -> VllmVerifier:
-        try:
-            process = ServerProcess(self._setup(), environment_for(self.device, self.config.verifier_gpu_share))
-        except EngineError as error:
-            raise EngineError(f"the verifier {self.name.model} does not start on vLLM: {error} (its part of the memory "
-                              f"is --verifier-memory {self.config.verifier_memory})") from error  # fmt: skip
-        where = {"runs_on": "vllm", "device": self.device, "context_tokens": process.ready.context_tokens}
-        info = verifier_info(self.name.model, self.family, own_settings(self.folder), self.config, **where)
-        return VllmVerifier(process, info, self.family.make_format(self.folder))
-
-    def _setup(self) -> PoolingSetup:
-        options = {**_options(self.config, self.device, self.folder), **self.config.verifier_options}
-        return PoolingSetup(str(self.folder), self.family.name, options)
+            code = self._process.returncode
+            ending = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            raise EngineError(f"its vLLM process {self.pid} has ended ({ending})") from error
+        if isinstance(answer, EngineError):
+            self.close()
+            raise answer
+        return answer
 
 
-def plan_pooling(name: VerifierName, config: EngineConfig, device: str) -> PoolingPlan:
-    """A verifier of one's own is merged with its generator's weights, if it was not yet; `device` as torch calls it."""
+def _server(environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Starts a process that serves, and returns it with the socket to it."""
+    here, there = socket.socketpair()
+    with there:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(there.fileno())],
+            pass_fds=(there.fileno(),),
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C and `timeout` signal a group: what that means is ours to say
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        )
+    return process, Connection(here.detach())
+
+
+def prepare_vllm_verifier(name: VerifierName, config: EngineConfig, device: str) -> Callable[[], VllmVerifier]:
+    """Returns what starts a verifier whose files were found and understood.
+
+    A verifier that Gambit trained is merged with its generator's weights, unless it was before. `device` is what torch
+    calls it.
+    """
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --verifier-engine local")
     if config.verifier_gpu_share < 1:
@@ -141,7 +115,7 @@ def plan_pooling(name: VerifierName, config: EngineConfig, device: str) -> Pooli
     folder = model_folder(name)
     if is_verifier(folder):
         folder = merged_folder(folder, config.model)
-    return PoolingPlan(name, config, device, folder, family_named(name, folder))
+    return partial(VllmVerifier, name, config, device, folder, family_named(name, folder))
 
 
 def _options(config: EngineConfig, device: str, folder: Path) -> dict[str, Any]:
@@ -154,8 +128,11 @@ def _options(config: EngineConfig, device: str, folder: Path) -> dict[str, Any]:
 
 
 def memory_options(config: EngineConfig, total: int, weights: int) -> dict[str, Any]:
-    """Of a share vLLM finds out what is left for keys and values; with bytes that is given, so that several engines can
-    start at once on a GPU without taking each other's memory for their own."""
+    """Returns vLLM's options for the verifier's part of a GPU's memory.
+
+    Given a share, vLLM measures what is left for keys and values. A part in bytes leaves nothing to measure, so that
+    several engines can start at once on a GPU and none takes another's memory for its own.
+    """
     # Graphs are of decode steps, which it does not have: without them it starts in half the time.
     options = {"gpu_memory_utilization": config.verifier_part.share_of(total), "enforce_eager": True}
     if config.verifier_part.num_bytes is None:
@@ -168,7 +145,7 @@ def memory_options(config: EngineConfig, total: int, weights: int) -> dict[str, 
 
 
 def check_shared_gpu(device: str) -> None:
-    """Without MPS two processes take turns on a GPU, each with all of it: a share would be ignored in silence."""
+    """Refuses a share without MPS: two processes then take turns on a GPU, each with all of it."""
     if not device.startswith("cuda"):
         raise UserError(f"--verifier-gpu-share is of a GPU, and the verifier runs on {device}: leave it out")
     pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_FOLDER)) / "control"
@@ -178,7 +155,7 @@ def check_shared_gpu(device: str) -> None:
 
 
 def environment_for(device: str, gpu_share: float = 1.0) -> dict[str, str]:
-    """For the new process; what the user has set stays, but for the device and its share."""
+    """Returns variables of the new process; those that the user has set stay, but for the device and its share."""
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if gpu_share < 1:
         wanted["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * gpu_share:g}"
@@ -194,68 +171,42 @@ def environment_for(device: str, gpu_share: float = 1.0) -> dict[str, str]:
 # -- in the process of its own -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingSetup:
-    """What the process is to run."""
-
-    folder: str
-    family: str
-    options: dict[str, Any]  # of vLLM
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingReady:
-    """It runs."""
-
-    context_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingFailed:
-    """It does not start, or cannot answer."""
-
-    reason: str
-
-
-def serve(connection: Connection) -> None:
-    """Until the other side hangs up."""
+def main() -> None:
+    """Serves on the socket whose number is the only argument, until the other side hangs up."""
+    connection = Connection(int(sys.argv[1]))
     try:
-        pooler, head = _start(connection.recv())
+        pooler, head = _load(*connection.recv())
     except Exception as error:
         if os.environ.get("GAMBIT_DEBUG"):
             traceback.print_exc()
-        connection.send(PoolingFailed(first_line(error)))
+        connection.send(EngineError(first_line(error)))
         return
-    connection.send(PoolingReady(pooler.max_tokens))
+    connection.send(pooler.max_tokens)
     while True:
         try:
             sequences: list[array[int]] = connection.recv()
         except EOFError:
             return
-        connection.send(_scores(pooler, head, sequences))
+        try:
+            connection.send(_scores(pooler, head, sequences))
+        except Exception as error:
+            connection.send(EngineError(first_line(error)))
 
 
-def _start(setup: PoolingSetup) -> tuple[StatePooler, Head]:
+def _load(folder: str, family: str, options: dict[str, Any]) -> tuple[StatePooler, Head]:
     import torch
 
-    folder = Path(setup.folder)
-    head = FAMILIES[setup.family].read_head(folder).to(torch.device("cpu"))
+    head = FAMILIES[family].read_head(Path(folder)).to(torch.device("cpu"))
     from gambit.engines.vllm.compat.pooling import StatePooler  # takes seconds
 
-    return StatePooler(setup.folder, str(read_config(folder)["model_type"]), setup.options), head
+    return StatePooler(folder, str(read_config(Path(folder))["model_type"]), options), head
 
 
-def _scores(pooler: StatePooler, head: Head, sequences: Sequence[array[int]]) -> Scores | PoolingFailed:
+def _scores(pooler: StatePooler, head: Head, sequences: Sequence[array[int]]) -> list[tuple[float, int] | None]:
+    """Returns scores and how many tokens were computed for each; None for a sequence longer than the context."""
     short = [tokens for tokens in sequences if len(tokens) <= pooler.max_tokens]
-    try:
-        states, counts = pooler.states(short) if short else (None, [])
-    except Exception as error:
-        return PoolingFailed(first_line(error))
-    probabilities = [] if states is None else head.probability(states).tolist()
-    found = iter(zip(probabilities, counts, strict=True))
+    if not short:
+        return [None] * len(sequences)
+    states, counts = pooler.states(short)
+    found = iter(zip(head.probability(states).tolist(), counts, strict=True))
     return [next(found) if len(tokens) <= pooler.max_tokens else None for tokens in sequences]
-
-
-def main() -> None:
-    """The socket's number is the only argument."""
-    serve(Connection(int(sys.argv[1])))
