@@ -218,7 +218,7 @@ class Payload:
         ({"net.0.weight": torch.ones(4, 8)}, "missing keys: net.0.bias, net.2.bias, net.2.weight; unknown keys: none"),
         ({**published(), "norm.weight": torch.ones(1)}, "missing keys: none; unknown keys: norm.weight"),
         ({**published(), "net.2.weight": torch.ones(2, 512)}, "net.2.weight (2, 512)"),
-        (published(hidden=48), "the weights take hidden size 48"),
+        (published(hidden=48), "p.pt expects hidden size 48, "),
         ([1, 2], "holds a list, not a state dict"),
         (Payload(), "nothing in it was executed"),
         ({**published(), "metrics": np.ones(3)}, "nothing in it was executed"),
