@@ -151,9 +151,7 @@ def test_fused_weights_are_in_memory_once_and_are_those_of_the_modules():
     after = dict(model.named_parameters())
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in after.values()}
-    joined = [
-        w for layer in pool._fused.stack.layers for w in (layer.qkv.weight, layer.gate_up.weight, layer.down.weight)
-    ]
+    joined = [w for layer in pool._fused.layers for w in (layer.qkv.weight, layer.gate_up.weight, layer.down.weight)]
     assert {w.untyped_storage().data_ptr() for w in joined} <= storages.keys()
     assert sum(storages.values()) == sum(p.nbytes for p in before.values())
 
@@ -181,7 +179,7 @@ def test_rows_are_reused_and_stay_dense():
         first = generation * 5
         engine.submit([spec(first + i, tokens=3 + i) for i in range(5)])
         finish(engine)
-    rows = {layer.row_keys.shape[0] for layer in engine._pool.store.layers.values()}
+    rows = {keys.shape[0] for keys in engine._pool.kv_rows.keys.values()}
     assert rows == {16}  # room for sixteen was the first allocation, and 30 traces later it still is
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from gambit.engines.local.attention import PoolStore, PromptPlan
+from gambit.engines.local.attention import KvPool, PrefillPlan
 from gambit.engines.local.llama import read_llama
 from gambit.engines.local.model import PoolModel, load_model, read_with_transformers
 from gambit.models.files import locate
@@ -35,12 +35,11 @@ def saved(folder: Path, kind: str, **changes: object) -> Path:
 
 
 def output_of(model: PoolModel):
-    store = PoolStore()
-    store.reserve("prompt", 1, 40)
-    store.reserve("row", 1, 1)
+    prompts = KvPool()
+    prompts.reserve(1, 40)
     tokens = torch.arange(40)[None] % 48
-    found = model.forward(tokens, torch.arange(40)[None], PromptPlan(store, 0), inner=(0, 2))
-    return [found.states, found.logits, *found.inner, store.layers[1].prompt_keys, store.layers[1].prompt_values]
+    found = model.forward(tokens, torch.arange(40)[None], PrefillPlan(prompts, 0), inner=(0, 2))
+    return [found.states, found.logits, *found.inner, prompts.keys[1], prompts.values[1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

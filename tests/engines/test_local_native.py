@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -15,16 +16,14 @@ from transformers import (
 )
 
 from gambit.engines.local import fused, native
-from gambit.engines.local import native as compiled
-from gambit.engines.local.attention import DecodePlan, PoolStore
+from gambit.engines.local.attention import DecodePlan, KvPool
 from gambit.engines.local.model import PoolModel
-from gambit.engines.local.native import CompiledStack
 from gambit.scorers.base import ScorerInfo
 from gambit.types import TraceKey
 from support.engine_setups import PROMPT, open_search, run, spec, start_local
 from support.tiny import livened, tiny_config, tiny_model
 
-needs_compiler = pytest.mark.skipif(native.native_decode() is None, reason="no GCC, or not on Linux and x86")
+needs_compiler = pytest.mark.skipif(native.native_build().library is None, reason="no GCC, or not on Linux and x86")
 SMALL = {name: getattr(tiny_config(), name) for name in ("vocab_size", "hidden_size", "intermediate_size")} | {
     "num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 512,
 }  # fmt: skip
@@ -47,18 +46,14 @@ def with_biases(config):
     return model
 
 
-def kind(engine):
-    return type(engine._model._fused.stack)
-
-
 def start(name, monkeypatch, is_native):
     """An engine and what each of its decode steps gives."""
     torch.manual_seed(3)
     with monkeypatch.context() as patched:
         if not is_native:
-            patched.setattr(fused, "native_decode", lambda: None)
+            patched.setattr(fused, "native_build", lambda: native.NativeBuild(None, "left out"))
         engine = start_local(FirstState(), model=MODELS[name]())
-    assert kind(engine) is (CompiledStack if is_native else fused.TorchStack)
+    assert engine._model.is_fused and engine._model.is_compiled == is_native
     outputs, forward = [], engine._model._fused.forward
 
     def recorded(*step):
@@ -124,26 +119,22 @@ def test_neither_threads_nor_neighbours_change_a_bit():
 
 def pool_model():
     found = PoolModel(tiny_model(), "tiny")
-    assert isinstance(found._fused.stack, CompiledStack)
+    assert found.is_compiled
     return found
 
 
 def decoded(model, rows):
     """One step of rows of all lengths over made-up keys and values."""
     generator = torch.Generator().manual_seed(0)
-    store, own = PoolStore(), torch.arange(71) % 7
-    store.reserve("row", 71, 7)
-    store.reserve("prompt", 2, 4)
+    row_kv, prompt_kv, lengths = KvPool(), KvPool(), np.arange(71) % 7
+    row_kv.reserve(71, 7)
+    prompt_kv.reserve(2, 4)
     for index in range(2):
-        layer = store.layer(index, *[torch.zeros(1, 2, 32)] * 2)
-        for part in (layer.row_keys, layer.row_values, layer.prompt_keys, layer.prompt_values):
-            part.copy_(torch.randn(part.shape, generator=generator))
-    plan = DecodePlan(
-        store=store, rows=torch.arange(rows), own=own[:rows], positions=own[:rows] + 4, own_length=7,
-        prompt_lengths=torch.tensor([4, 2]),
-        prompt_length=4, row_slots=torch.arange(rows) % 2, members=None, places=None, level=None,
-        has_even_prompts=False,
-    )  # fmt: skip
+        for pool in (row_kv, prompt_kv):
+            for part in pool.layer(index, *[torch.zeros(1, 2, 32)] * 2):
+                part.copy_(torch.randn(part.shape, generator=generator))
+    plan = DecodePlan(row_kv, prompt_kv, np.arange(rows) % 2, [4, 2], torch.device("cpu"))
+    plan.move_to(lengths[:rows])
     tokens = torch.arange(rows)[:, None] % 30
     output = model.forward(tokens, plan.positions[:, None], plan)
     return output.states, output.logits
@@ -154,22 +145,22 @@ def test_layers_that_ask_for_more_stay_with_torch():
     narrow = tiny_model(head_dim=16)
     for model in (sliding, narrow):
         engine = start_local(model=model)
-        assert engine._model.is_fused and kind(engine) is fused.TorchStack
+        assert engine._model.is_fused and not engine._model.is_compiled
 
 
 @needs_compiler
 def test_large_models_and_few_rows_of_many_threads_stay_with_torch(monkeypatch):
-    monkeypatch.setattr(compiled, "CACHED_BYTES", 0)
+    monkeypatch.setattr(native, "CACHED_BYTES", 0)
     model = pool_model()
     used = []
-    real = fused.TorchStack.run
-    monkeypatch.setattr(fused.TorchStack, "run", lambda *args: used.append(len(args[1])) or real(*args))
+    real = fused.FusedDecoder._run
+    monkeypatch.setattr(fused.FusedDecoder, "_run", lambda *args: used.append(len(args[1])) or real(*args))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     for rows in (3, 8, 12, 13, 70):
         decoded(model, rows)
     assert used == [3, 8, 12], "a thread takes four rows: half of them would have none"
-    monkeypatch.setattr(compiled, "MOST_BYTES", 1000)
-    assert kind(start_local()) is fused.TorchStack
+    monkeypatch.setattr(native, "MOST_BYTES", 1000)
+    assert not start_local()._model.is_compiled
 
 
 @pytest.fixture
@@ -183,18 +174,18 @@ def fresh(monkeypatch, tmp_path):
 
 @needs_compiler
 def test_it_is_built_once_a_machine(fresh, monkeypatch):
-    assert native.native_decode() is not None
+    assert native.native_build().library is not None
     (library,) = (fresh / "gambit" / "native").iterdir()
     native.native_build.cache_clear()
     monkeypatch.setattr(subprocess, "run", None)
-    assert native.native_decode() is not None and list((fresh / "gambit" / "native").iterdir()) == [library]
+    assert native.native_build().library is not None and list((fresh / "gambit" / "native").iterdir()) == [library]
 
 
 @pytest.mark.parametrize("compiler", [None, "/bin/false", "/nowhere/gcc"])
 def test_without_a_working_compiler_torch_does_it(fresh, monkeypatch, compiler):
     monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
     build = native.native_build()
-    assert build.decode is None and build.reason
+    assert build.library is None and build.reason
     assert start_local()._model.is_fused
     assert not list(fresh.glob("gambit/native/*"))
 
@@ -210,29 +201,29 @@ def test_what_the_compiler_complains_of_is_told(fresh, monkeypatch, tmp_path):
 @needs_compiler
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv(native.SWITCH, "0")
-    assert native.native_decode() is None and native.SWITCH in native.native_build().reason
+    assert native.native_build().library is None and native.SWITCH in native.native_build().reason
 
 
 @needs_compiler
 @pytest.mark.parametrize("which", ["folder", "library"])
 def test_what_others_could_have_written_is_not_loaded(fresh, monkeypatch, which):
-    assert native.native_decode() is not None
+    assert native.native_build().library is not None
     folder = fresh / "gambit" / "native"
     (library,) = folder.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     (folder if which == "folder" else library).chmod(0o777)
     native.native_build.cache_clear()
-    assert native.native_decode() is None and "others may write" in native.native_build().reason
+    assert native.native_build().library is None and "others may write" in native.native_build().reason
 
 
 @needs_compiler
 def test_a_link_in_its_place_is_not_followed(fresh, tmp_path):
-    assert native.native_decode() is not None
+    assert native.native_build().library is not None
     (library,) = (fresh / "gambit" / "native").iterdir()
     library.rename(tmp_path / "elsewhere.so")
     library.symlink_to(tmp_path / "elsewhere.so")
     native.native_build.cache_clear()
-    assert native.native_decode() is None
+    assert native.native_build().library is None
 
 
 @needs_compiler
@@ -243,4 +234,4 @@ def test_no_home_directory_is_needed(fresh, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert native.native_decode() is not None and list(tmp_path.glob("gambit-*/native/*.so"))
+    assert native.native_build().library is not None and list(tmp_path.glob("gambit-*/native/*.so"))

@@ -112,7 +112,7 @@ def _compiled_step(torch: ModuleType | None) -> Finding:
     from gambit.engines.local.native import native_build
 
     build = native_build()
-    if build.decode is None:
+    if build.library is None:
         return Finding(name, Condition.OPTIONAL, f"none ({build.reason}): {slow}")
     model, _ = load_model(models.locate(models.BUNDLED), "cpu")
     if not model.is_compiled:

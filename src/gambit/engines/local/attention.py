@@ -1,4 +1,4 @@
-"""Keys and values of the pool, and the attention over them.
+"""Keys and values of the pool, the plan of a forward pass over them, and its attention.
 
 Every running trace owns one dense row, and the traces of one search share the segment of their prompt. One row per
 trace, not paged blocks: gathering keys through block tables costs a CPU more than half of its speed.
@@ -6,136 +6,108 @@ trace, not paged blocks: gathering keys through block tables costs a CPU more th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 ATTENTION_NAME = "gambit_pool"  # as registered with transformers
+Snapshot = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by layer: the keys and values of a row that was taken out
 
 
-@dataclass(slots=True)
-class LayerStore:
-    """One layer's pool: values [row or prompt slot, head, position, dim], keys [row or slot, head, dim, position].
+class KvPool:
+    """The keys [entry, head, dim, position] and values [entry, head, position, dim] of rows, or of prompts, by layer.
 
     Keys with positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
+    Layers appear on first use, since only the model knows how many heads of what width each has.
     """
 
-    row_keys: torch.Tensor
-    row_values: torch.Tensor
-    prompt_keys: torch.Tensor
-    prompt_values: torch.Tensor
-
-    def write_row(self, row: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Writes the first positions of a row; k and v are [head, position, dim]."""
-        self.row_keys[row, :, :, : k.shape[1]] = k.transpose(1, 2)
-        self.row_values[row, :, : v.shape[1]] = v
-
-    def write_prompt(self, slot: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.prompt_keys[slot, :, :, : k.shape[1]] = k.transpose(1, 2)
-        self.prompt_values[slot, :, : v.shape[1]] = v
-
-
-@dataclass(slots=True)
-class RowSnapshot:
-    """The keys and values of a row that was taken out of the pool, for children that still wait to share them."""
-
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class PoolStore:
-    """All layers. They appear on first use, since only the model knows how many heads of what width each has."""
-
     def __init__(self) -> None:
-        self.layers: dict[int, LayerStore] = {}
-        self._shape = {"row": (0, 0), "prompt": (0, 0)}  # entries and positions that are allocated
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
         self.version = 0  # changes whenever a layer appears or moves
-        self._origin: dict[int, int] = {}  # row -> the row that still holds its keys and values
+        self._entries = self._positions = 0  # that are allocated
+        self._origin: dict[int, int] = {}  # entry -> the one that still holds its keys and values
         self._copied_length = 0
 
-    def layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> LayerStore:
+    def layer(self, index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a layer, made on first use for keys and values like these ([entry, head, (position,) dim])."""
-        if index not in self.layers:
+        if index not in self.keys:
             self.version += 1
-            self.layers[index] = LayerStore(
-                *(
-                    like.new_zeros(_shape(name, like.shape[1], like.shape[-1], *self._shape[kind]))
-                    for kind in ("row", "prompt")
-                    for name, like in (("keys", keys), ("values", values))
-                )
-            )
-        return self.layers[index]
+            self.keys[index] = k.new_zeros(self._entries, k.shape[1], k.shape[-1], self._positions)
+            self.values[index] = v.new_zeros(self._entries, v.shape[1], self._positions, v.shape[-1])
+        return self.keys[index], self.values[index]
+
+    def write(self, index: int, entry: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Writes the first positions of an entry; k and v are [1, head, position, dim]."""
+        keys, values = self.layer(index, k, v)
+        keys[entry, ..., : k.shape[2]] = k[0].transpose(1, 2)
+        values[entry, :, : v.shape[2]] = v[0]
 
     @torch.inference_mode()
-    def reserve(self, kind: str, entries: int, positions: int) -> None:
-        """Makes room for `entries` rows (or prompts) of `positions` tokens. Grows by half, so that growth is rare."""
-        have_entries, have_positions = self._shape[kind]
-        if entries <= have_entries and positions <= have_positions:
+    def reserve(self, entries: int, positions: int) -> None:
+        """Makes room for so many entries of so many tokens. Grows by half, so that growth is rare."""
+        if entries <= self._entries and positions <= self._positions:
             return
-        shape = (_grown(have_entries, entries), _grown(have_positions, positions))
-        self._shape[kind] = shape
+        more_entries, more_positions = _growth(self._entries, entries), _growth(self._positions, positions)
+        self._entries += more_entries
+        self._positions += more_positions
         self.version += 1
-        for layer in self.layers.values():
-            for name, axis in _POSITION_AXIS.items():
-                old: torch.Tensor = getattr(layer, f"{kind}_{name}")
-                new = old.new_zeros(_shape(name, old.shape[1], old.shape[5 - axis], *shape))
-                new[: len(old)].narrow(axis, 0, old.shape[axis]).copy_(old)
-                setattr(layer, f"{kind}_{name}", new)
+        for index in self.keys:
+            self.keys[index] = pad(self.keys[index], (0, more_positions, 0, 0, 0, 0, 0, more_entries))
+            self.values[index] = pad(self.values[index], (0, 0, 0, more_positions, 0, 0, 0, more_entries))
 
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        """Notes that row `target` begins like row `source`. `settle` carries out all copies of a step at once."""
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Notes that `target` begins like `source`. `settle` carries out all copies of a step at once."""
         self._origin[target] = self._origin.get(source, source)
         self._copied_length = max(self._copied_length, length)
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Carries out the noted copies. Must come before anything is read from or written to rows."""
+        """Carries out the noted copies. Must come before anything is read from or written to entries."""
         moves = {target: source for target, source in self._origin.items() if target != source}
         length, self._copied_length = self._copied_length, 0
         self._origin.clear()
-        if not moves or not self.layers:
+        if not moves or not self.keys:
             return
-        device = next(iter(self.layers.values())).row_keys.device
+        device = next(iter(self.keys.values())).device
         targets, sources = torch.tensor([list(moves), list(moves.values())], device=device)
-        for layer in self.layers.values():
-            for rows in (layer.row_keys[..., :length], layer.row_values[:, :, :length]):
+        for index in self.keys:
+            for entries in (self.keys[index][..., :length], self.values[index][:, :, :length]):
                 # All sources are read before a target is written: a target may be another one's source.
-                rows[targets] = rows.index_select(0, sources)
+                entries[targets] = entries.index_select(0, sources)
 
     @torch.inference_mode()
-    def copy_prompt(self, source: int, target: int) -> None:
-        for layer in self.layers.values():
-            layer.prompt_keys[target] = layer.prompt_keys[source]
-            layer.prompt_values[target] = layer.prompt_values[source]
+    def snapshot(self, entry: int, length: int) -> Snapshot:
+        """Copies an entry, for children that still wait to share it when it is gone."""
+        at = self._origin.get(entry, entry)
+        return {
+            index: (keys[at, ..., :length].clone(), self.values[index][at, :, :length].clone())
+            for index, keys in self.keys.items()
+        }
 
     @torch.inference_mode()
-    def snapshot_row(self, row: int, length: int) -> RowSnapshot:
-        row = self._origin.get(row, row)
-        return RowSnapshot([
-            (layer.row_keys[row, :, :, :length].clone(), layer.row_values[row, :, :length].clone())
-            for _, layer in sorted(self.layers.items())
-        ])  # fmt: skip
-
-    @torch.inference_mode()
-    def restore_row(self, row: int, snapshot: RowSnapshot, length: int) -> None:
-        self.settle()  # what this row held may be wanted elsewhere
-        for (_, layer), (keys, values) in zip(sorted(self.layers.items()), snapshot.layers, strict=True):
-            layer.row_keys[row, :, :, :length] = keys[..., :length]
-            layer.row_values[row, :, :length] = values[:, :length]
+    def restore(self, entry: int, snapshot: Snapshot, length: int) -> None:
+        self.settle()  # what this entry held may be wanted elsewhere
+        for index, (keys, values) in snapshot.items():
+            self.keys[index][entry, ..., :length] = keys[..., :length]
+            self.values[index][entry, :, :length] = values[:, :length]
 
 
-_POSITION_AXIS = {"keys": 3, "values": 2}
+def _growth(have: int, want: int) -> int:
+    return 0 if want <= have else -(-max(want, have + have // 2) // 16) * 16 - have
 
 
-def _shape(name: str, heads: int, dim: int, entries: int, positions: int) -> tuple[int, ...]:
-    return (entries, heads, dim, positions) if name == "keys" else (entries, heads, positions, dim)
+class ForwardOutput(NamedTuple):
+    """The outputs at the last position of every sequence in the batch."""
 
-
-def _grown(have: int, want: int) -> int:
-    return have if want <= have else -(-max(want, have + have // 2) // 16) * 16
+    states: torch.Tensor  # [n, hidden], after the final norm
+    logits: torch.Tensor  # [n, vocabulary]
+    inner: Sequence[torch.Tensor]  # [n, hidden] of each inner layer that was asked for
 
 
 @dataclass(slots=True)
@@ -148,23 +120,37 @@ class LayerCall:
     sinks: torch.Tensor | None
 
 
-@dataclass(slots=True)
 class DecodePlan:
-    """One new token for each of the first `len(own)` rows."""
+    """One new token for each of the first rows. All but `move_to` holds until a row comes, moves or goes."""
 
-    store: PoolStore
-    rows: torch.Tensor  # [n] 0, 1, 2, …
-    own: torch.Tensor  # [n] own position of the token being fed
-    positions: torch.Tensor  # [n] absolute positions
-    own_length: int  # longest row, the fed token included
-    prompt_lengths: torch.Tensor  # [slots]
-    prompt_length: int  # longest prompt segment
-    row_slots: torch.Tensor  # [n] prompt slot of each row
-    members: torch.Tensor | None  # [slots, most rows] row indices, padded with 0; None: all rows share slot 0
-    places: torch.Tensor | None  # [n] where a row stands in the flattened `members`
-    level: int | None  # the own position of all rows where they are at the same, as the traces of one search are
-    has_even_prompts: bool  # all prompt segments have the same length
-    _masks: dict[int | None, torch.Tensor] = field(init=False, default_factory=dict)
+    def __init__(
+        self,
+        rows: KvPool,
+        prompts: KvPool,
+        row_slots: npt.NDArray[np.int64],
+        prompt_lengths: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self.rows, self.prompts = rows, prompts
+        self.row_slots = torch.from_numpy(row_slots).to(device)  # [n] prompt slot of each row
+        self.prompt_lengths = torch.tensor(prompt_lengths, device=device)  # [slots]
+        self.prompt_length = max(prompt_lengths)
+        self._has_even_prompts = min(prompt_lengths) == self.prompt_length
+        self._own_prompts = self.prompt_lengths[self.row_slots]  # [n] the prompt length of each row
+        self._numbers = torch.arange(len(row_slots), device=device)
+        # The rows of each slot, and every row's place in that table; None: all rows share slot 0.
+        self._groups = _grouped(row_slots, device) if len(prompt_lengths) > 1 else None
+        self.move_to(np.zeros_like(row_slots))
+
+    def move_to(self, lengths: npt.NDArray[np.int64]) -> None:
+        """Sets the own position of the token that each row feeds."""
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        self.own = torch.from_numpy(lengths).to(self.row_slots.device)
+        self.positions = self.own + self._own_prompts  # absolute
+        self.own_length = longest + 1
+        # The position of all rows where they are at the same, as the traces of one search are.
+        self._level = longest if shortest == longest else None
+        self._masks: dict[int | None, torch.Tensor] = {}
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
         n = len(self.own)
@@ -174,93 +160,90 @@ class DecodePlan:
     def attend_rows(
         self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall
     ) -> torch.Tensor:
-        """Attends from q [n, KV heads, queries of a KV head, dim] with k and v [n, KV heads, dim]; gives q's shape."""
-        layer = self.store.layer(index, k, v)
-        if self.level is not None:
-            layer.row_keys[: len(k), :, :, self.level] = k
-            layer.row_values[: len(v), :, self.level] = v
-        else:
-            layer.row_keys[self.rows, :, :, self.own] = k
-            layer.row_values[self.rows, :, self.own] = v
-        return self._attend(layer, q, call)
+        """Attends from q [n, KV heads, queries of a KV head, dim] with k and v [n, KV heads, dim]; gives q's shape.
 
-    def _attend(self, layer: LayerStore, q: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        """Computes scores over prompt and own part side by side, and one softmax over both."""
-        keys = layer.row_keys[: len(q), ..., : self.own_length]
-        values = layer.row_values[: len(q), :, : self.own_length]
+        Scores over prompt and own part stand side by side, under one softmax.
+        """
+        keys, values = self.rows.layer(index, k, v)
+        if self._level is not None:
+            keys[: len(k), :, :, self._level] = k
+            values[: len(v), :, self._level] = v
+        else:
+            keys[self._numbers, :, :, self.own] = k
+            values[self._numbers, :, self.own] = v
+        prompt_keys, prompt_values = self.prompts.layer(index, k, v)
         q = q * call.scaling  # here and not on the scores, which are many
-        own_scores = torch.matmul(q, keys)
-        prompt_scores = self._over_prompts(q, layer.prompt_keys[..., : self.prompt_length])
+        own_scores = torch.matmul(q, keys[: len(q), ..., : self.own_length])
+        prompt_scores = self._over_prompts(q, prompt_keys[..., : self.prompt_length])
         scores = torch.cat((prompt_scores, own_scores), dim=-1)
-        weights = _softmax(scores, self._mask(call.sliding_window), call, keys.shape[1]).to(values.dtype)
-        out = torch.matmul(weights[..., self.prompt_length :], values)
-        out += self._over_prompts(weights[..., : self.prompt_length], layer.prompt_values[:, :, : self.prompt_length])
+        weights = _softmax(scores, self._mask(call.sliding_window), call, k.shape[1]).to(v.dtype)
+        out = torch.matmul(weights[..., self.prompt_length :], values[: len(q), :, : self.own_length])
+        out += self._over_prompts(weights[..., : self.prompt_length], prompt_values[:, :, : self.prompt_length])
         return out
 
     def _over_prompts(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Multiplies left [n, heads, group, a] with each row's own prompt segment, right [slots, heads, a, b]."""
         n, heads, group, _ = left.shape
-        if self.members is None:
+        if self._groups is None:
             flat = left.transpose(0, 1).reshape(heads, n * group, -1)
             return torch.matmul(flat, right[0]).view(heads, n, group, -1).transpose(0, 1)
-        slots, most = self.members.shape
-        flat = left[self.members].transpose(1, 2).reshape(slots, heads, most * group, -1)
+        members, places = self._groups
+        slots, most = members.shape
+        flat = left[members].transpose(1, 2).reshape(slots, heads, most * group, -1)
         out = torch.matmul(flat, right[:slots]).view(slots, heads, most, group, -1).transpose(1, 2)
-        return out.flatten(0, 1)[self.places]
+        return out.flatten(0, 1)[places]
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
         """Returns [n, 1, 1, prompt + own]: 0 where a row may look, -inf where not. None: all may look everywhere."""
-        if self.level is not None and self.has_even_prompts and window is None:
+        if self._level is not None and self._has_even_prompts and window is None:
             return None
         if window not in self._masks:
             at = torch.arange(self.prompt_length + self.own_length, device=self.own.device)
             is_prompt, own_at = at < self.prompt_length, at - self.prompt_length
-            limits = self.prompt_lengths[self.row_slots]
-            seen = torch.where(is_prompt, at < limits[:, None], own_at <= self.own[:, None])
+            limits = self._own_prompts[:, None]
+            seen = torch.where(is_prompt, at < limits, own_at <= self.own[:, None])
             if window is not None:
-                absolute = torch.where(is_prompt, at, own_at + limits[:, None])
+                absolute = torch.where(is_prompt, at, own_at + limits)
                 seen &= absolute > self.positions[:, None] - window
             mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
             self._masks[window] = mask[:, None, None, :]
         return self._masks[window]
 
 
-@dataclass(slots=True)
-class PromptPlan:
-    """The shared prompt segment of one search, computed once and kept in `slot`."""
+def _grouped(row_slots: npt.NDArray[np.int64], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rows of each prompt slot, padded with row 0, and every row's place in that table, flattened."""
+    counts = np.bincount(row_slots)
+    order = np.argsort(row_slots, kind="stable")
+    slots = row_slots[order]
+    rank = np.arange(len(order)) - (np.cumsum(counts) - counts)[slots]
+    members = np.zeros((len(counts), counts.max()), np.int64)
+    members[slots, rank] = order
+    places = np.empty_like(order)
+    places[order] = slots * counts.max() + rank
+    return torch.from_numpy(members).to(device), torch.from_numpy(places).to(device)
 
-    store: PoolStore
-    slot: int
+
+@dataclass(slots=True)
+class PrefillPlan:
+    """Several tokens of one entry at once: the prompt of a search, or a prefix of a row that lost its memory."""
+
+    pool: KvPool
+    entry: int
+    prompt: tuple[KvPool, int, int] | None = None  # pool, slot and length of the prompt that a row continues
+    calls: list[LayerCall] = field(default_factory=list)  # of the layers so far, in order
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        layer = self.store.layer(index, k, v)
-        layer.write_prompt(self.slot, k[0], v[0])
+        self.calls.append(call)
+        self.pool.write(index, self.entry, k, v)
+        if self.prompt is not None:
+            prompts, slot, length = self.prompt
+            keys, values = prompts.layer(index, k, v)
+            k = torch.cat((keys[slot, ..., :length].transpose(1, 2)[None], k), 2)
+            v = torch.cat((values[slot, :, :length][None], v), 2)
         return _causal(q, k, v, call)
 
 
-@dataclass(slots=True)
-class RowPlan:
-    """Several tokens of one row at once: a prefix that lost its memory is computed again."""
-
-    store: PoolStore
-    row: int
-    slot: int
-    prompt_length: int
-
-    def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        layer = self.store.layer(index, k, v)
-        layer.write_row(self.row, k[0], v[0])
-        keys = layer.prompt_keys[self.slot, ..., : self.prompt_length].transpose(1, 2)[None]
-        values = layer.prompt_values[self.slot, :, : self.prompt_length][None]
-        return _causal(q, torch.cat((keys, k), 2), torch.cat((values, v), 2), call)
-
-
-class AttentionPlan(Protocol):
-    """The place of a forward pass's keys and values, and the attention over them."""
-
-    def attend(
-        self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall
-    ) -> torch.Tensor: ...
+AttentionPlan = DecodePlan | PrefillPlan  # where a forward pass keeps its keys and values, and how it attends
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
@@ -315,18 +298,3 @@ def pool_attention(
     """The attention function that transformers calls in every layer. `pool` comes from the model's forward."""
     call = LayerCall(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     return pool.attend(int(module.layer_idx), query, key, value, call), None  # type: ignore[arg-type]
-
-
-def group_by_slot(
-    row_slots: npt.NDArray[np.int64], num_slots: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns the rows of each prompt slot, padded with row 0, and every row's place in that table, flattened."""
-    counts = np.bincount(row_slots, minlength=num_slots)
-    order = np.argsort(row_slots, kind="stable")
-    slots = row_slots[order]
-    rank = np.arange(len(order)) - (np.cumsum(counts) - counts)[slots]
-    members = np.zeros((num_slots, counts.max()), np.int64)
-    members[slots, rank] = order
-    places = np.empty_like(order)
-    places[order] = slots * counts.max() + rank
-    return members, places

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +14,61 @@ import torch
 from gambit.config.options import EngineConfig
 from gambit.engines.base import EngineInfo, SearchSpec, check_prompt
 from gambit.engines.confidence import fold_thoughts
-from gambit.engines.local.attention import DecodePlan
-from gambit.engines.local.model import ForwardOutput, PoolModel, load_model
+from gambit.engines.local.attention import DecodePlan, ForwardOutput
+from gambit.engines.local.model import PoolModel, load_model
 from gambit.engines.local.pool import KvBlocks, Pool
-from gambit.engines.local.rows import Layout
-from gambit.engines.sampling import sample, token_confidence, uniforms
+from gambit.engines.sampling import filters_of, sample, token_confidence, uniforms
 from gambit.engines.states import LayerChoice, Projection
 from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
-from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
+from gambit.text.boundary import BoundaryRule, ThoughtTables
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import EndReason, Progress, StatePosition, StepBatch, StepSeconds, ThoughtScore, TraceKey, TraceSpec
+
+
+class Layout:
+    """Facts about the running rows that hold until one comes, moves or goes; made anew when `Rows.version` changes."""
+
+    def __init__(self, pool: Pool, tables: dict[BoundaryRule, ThoughtTables], model: PoolModel) -> None:
+        rows, specs = pool.rows, [search.spec for search in pool.slots]
+        row_slots = rows.table["slot"].copy()
+        prompt_lengths = [len(search.segment) for search in pool.slots]
+        self.version = rows.version
+        self.plan = DecodePlan(pool.kv_rows, pool.kv_prompts, row_slots, prompt_lengths, model.device)
+        self.filters = filters_of(rows.table, model.device)
+        self.first_tokens = np.array([spec.prompt[-1] for spec in specs], np.int32)[row_slots]
+        counts = np.bincount(row_slots, minlength=len(specs)).tolist()
+        self.rows_per_search = {spec.search: count for spec, count in zip(specs, counts, strict=True) if count}
+        self.tracked = pool.tracks.pick([trace.key for trace in rows.traces])  # rows whose confidence is measured
+        self.limits = np.minimum(rows.table["max_new_tokens"], model.context_tokens - 1 - rows.table["prompt_length"])
+        self._detectors: list[tuple[npt.NDArray[np.int64], ThoughtTables]] = []
+        for rule, at in _rows_by(row_slots, [spec.rule for spec in specs]):
+            if rule not in tables:  # one has an entry for each token of the vocabulary
+                tables[rule] = ThoughtTables(rule)
+            self._detectors.append((at, tables[rule]))
+        stop_ids = _rows_by(row_slots, [spec.stop_ids for spec in specs])
+        self._stops = [(at, np.array(sorted(ids), np.int64)) for ids, at in stop_ids]
+
+    def advance(
+        self, table: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Feeds the thought detectors; returns the rows that ended a thought, and those with a stop token."""
+        is_boundary, has_stopped = np.zeros((2, len(tokens)), np.bool_)
+        for at, detector in self._detectors:
+            table["flags"][at], is_boundary[at] = detector.advance_rows(table["flags"][at], tokens[at])
+        for at, ids in self._stops:
+            has_stopped[at] = np.isin(tokens[at], ids)
+        return is_boundary, has_stopped
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _rows_by(row_slots: npt.NDArray[np.int64], key_of_slot: list[Key]) -> list[tuple[Key, npt.NDArray[np.int64]]]:
+    """Groups rows by a key of their searches; nearly always all share one."""
+    keys = list(dict.fromkeys(key_of_slot))
+    number = np.array([keys.index(key) for key in key_of_slot])[row_slots]
+    return [(key, np.flatnonzero(number == i)) for i, key in enumerate(keys)]
 
 
 class LocalEngine:
@@ -48,8 +93,8 @@ class LocalEngine:
         self._kv_asked_tokens = kv_budget_tokens
         kv_tokens = kv_budget_tokens if kv_budget_tokens is not None else model.kv_cache_tokens(memory_ratio)
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
-        self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation)
-        self._pool.histories = None if self._memory is None else Histories()
+        histories: Histories[TraceKey] | None = None if self._memory is None else Histories()
+        self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation, histories)
         self._projection = Projection(model.device)
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
         self._cached_layout: Layout | None = None
@@ -88,26 +133,26 @@ class LocalEngine:
     def stop(self, keys: Sequence[TraceKey]) -> Mapping[TraceKey, tuple[int, ...]]:
         tokens = {}
         for key in keys:
-            trace = self._pool.searches[key.search].traces[key.trace]
+            trace = self._pool.trace_of(key)
             tokens[key] = self._pool.rows.tokens_of(trace)
             self._pool.drop(trace)
         return tokens
 
     def set_scores(self, scores: Mapping[TraceKey, float]) -> None:
         for key, score in scores.items():
-            self._pool.searches[key.search].traces[key.trace].eviction_score = score
+            self._pool.trace_of(key).eviction_score = score
 
     def regroup(self, islands: Mapping[TraceKey, int]) -> None:
         for key, island in islands.items():
-            trace = self._pool.searches[key.search].traces[key.trace]
+            trace = self._pool.trace_of(key)
             trace.spec = dataclasses.replace(trace.spec, island=island)
 
     def progress(self, search: int) -> Mapping[int, Progress]:
         traces = self._pool.searches[search].traces
-        return {trace_id: self._pool.rows.progress_of(trace, THINKING) for trace_id, trace in traces.items()}
+        return {trace_id: self._pool.rows.progress_of(trace) for trace_id, trace in traces.items()}
 
     def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
-        return self._pool.rows.tokens_of(self._pool.searches[key.search].traces[key.trace], start)
+        return self._pool.rows.tokens_of(self._pool.trace_of(key), start)
 
     def close_search(self, search: int) -> None:
         self._pool.close(search)
@@ -134,29 +179,12 @@ class LocalEngine:
         return StepBatch(dict(pool.steps), blocks.used_tokens, blocks.capacity_tokens, seconds)
 
     def _forward(self, layout: Layout) -> ForwardOutput:
-        table = self._pool.rows.table
-        lengths = table["num_tokens"].copy()
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        own = torch.from_numpy(lengths)
-        positions = (own + torch.from_numpy(table["prompt_length"].copy())).to(self._model.device)
-        self._pool.store.reserve("row", len(own), longest + 1)
-        self._pool.store.settle()
-        plan = DecodePlan(
-            store=self._pool.store,
-            own=own.to(self._model.device),
-            positions=positions,
-            rows=layout.rows,
-            own_length=longest + 1,
-            prompt_lengths=layout.prompt_lengths,
-            prompt_length=layout.prompt_length,
-            row_slots=layout.row_slots,
-            members=layout.members,
-            places=layout.places,
-            level=longest if shortest == longest else None,
-            has_even_prompts=layout.has_even_prompts,
-        )
+        lengths, kv_rows, plan = self._pool.rows.table["num_tokens"].copy(), self._pool.kv_rows, layout.plan
+        plan.move_to(lengths)
+        kv_rows.reserve(len(lengths), plan.own_length)
+        kv_rows.settle()
         tokens = torch.from_numpy(self._pool.rows.last_tokens(layout.first_tokens)).long().to(self._model.device)
-        return self._model.forward(tokens[:, None], positions[:, None], plan, self._inner)
+        return self._model.forward(tokens[:, None], plan.positions[:, None], plan, self._inner)
 
     @torch.inference_mode()
     def _sample(
@@ -179,7 +207,7 @@ class LocalEngine:
         """Appends the tokens, finds the thoughts and traces that ended with them, scores the thoughts."""
         table = self._pool.rows.table
         was_pending, fed_length = table["is_pending"].copy(), table["num_tokens"].copy()
-        is_boundary = layout.advance(table, tokens)
+        is_boundary, has_stopped = layout.advance(table, tokens)
         self._pool.rows.append_tokens(tokens)
         table = self._pool.rows.table  # the table may have grown
         table["is_pending"] = is_boundary
@@ -193,7 +221,6 @@ class LocalEngine:
         ended = np.flatnonzero(was_pending if self._reads_boundary else is_boundary)
         if len(ended):
             self._score(output, ended, fed_length if self._reads_boundary else table["num_tokens"])
-        has_stopped = layout.has_stopped(tokens)
         is_over = has_stopped | (table["num_tokens"] >= layout.limits)
         if unconfident or is_over.any():
             self._finish(np.flatnonzero(is_over), has_stopped, unconfident)
@@ -243,18 +270,14 @@ class LocalEngine:
         traces = self._pool.rows.traces
         reasons = {traces[row]: EndReason.STOP if has_stopped[row] else EndReason.LENGTH for row in rows}
         for key in unconfident:
-            reasons.setdefault(self._pool.searches[key.search].traces[key.trace], EndReason.CONFIDENCE)
+            reasons.setdefault(self._pool.trace_of(key), EndReason.CONFIDENCE)
         for trace in sorted(reasons, key=lambda trace: trace.key):
             self._pool.finish(trace, reasons[trace])
 
     def _layout(self) -> Layout:
-        layout, pool = self._cached_layout, self._pool
-        if layout is None or layout.version != pool.rows.version:
-            specs = [search.spec for search in pool.slots]
-            tracked = pool.tracks.pick([trace.key for trace in pool.rows.traces])
-            layout = Layout.of(pool.rows, specs, self._tables, tracked, self._model.context_tokens, self._model.device)
-            self._cached_layout = layout
-        return layout
+        if self._cached_layout is None or self._cached_layout.version != self._pool.rows.version:
+            self._cached_layout = Layout(self._pool, self._tables, self._model)
+        return self._cached_layout
 
 
 def start_local(config: EngineConfig, model: str, scorer: Scorer) -> LocalEngine:

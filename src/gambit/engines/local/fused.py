@@ -12,20 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
-from gambit.engines.local.attention import AttentionPlan, DecodePlan, LayerCall, PoolStore, PromptPlan
-from gambit.engines.local.native import CompiledStack, can_compile, native_decode
+from gambit.engines.local.attention import AttentionPlan, DecodePlan, ForwardOutput, KvPool, LayerCall, PrefillPlan
+from gambit.engines.local.native import CompiledStep, can_compile, native_build
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines, and sines with the sign of the first half in them
-# States after the final norm [n, hidden], logits [n, vocabulary], and [n, hidden] of each inner layer asked for.
-Output = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
-Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], Output]  # tokens, positions, both [n, length]
+Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], ForwardOutput]  # tokens, positions: [n, length]
 
 _ATTENTION = [f"self_attn.{name}_proj" for name in "qkvo"]
 _MLP = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
@@ -67,8 +66,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer."""
+    """A decoder layer."""
 
+    call: LayerCall  # as seen in a pass of the model's modules
     before_attention: Norm
     qkv: FusedLinear
     head_norms: Norm | None  # of queries and keys side by side
@@ -88,7 +88,7 @@ class Layer:
     def nbytes(self) -> int:
         return sum(part.weight.nbytes for part in (self.qkv, self.output, self.gate_up, self.down))
 
-    def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, call: LayerCall) -> None:
+    def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan) -> None:
         """Adds to x [n, hidden] in place, as everything in a residual stream does."""
         n = len(x)
         qkv = self.qkv(self.before_attention(x)).view(n, self.heads + 2 * self.kv_heads, -1)
@@ -98,57 +98,50 @@ class Layer:
         cosines, signed_sines = rotation
         qk = torch.addcmul(qk * cosines, qk.roll(qk.shape[-1] // 2, -1), signed_sines)
         q = qk[:, : self.heads].view(n, self.kv_heads, -1, qk.shape[-1])
-        self.output.add_to(x, plan.attend_rows(index, q, qk[:, self.heads :], v, call).view(n, -1))
+        self.output.add_to(x, plan.attend_rows(index, q, qk[:, self.heads :], v, self.call).view(n, -1))
         gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
         self.down.add_to(x, self.activation(gate).mul_(up))
 
 
-@dataclass(frozen=True, slots=True)
-class TorchStack:
-    """Everything between the embedding and the logits, in torch's operations."""
+class FusedDecoder:
+    """A whole model's decode step: in torch's operations, or compiled where that is faster."""
 
-    layers: Sequence[Layer]
-    calls: Sequence[LayerCall]  # of the attention layers, as seen in a pass of the model's modules
-    norm: Norm
-    head_weight: torch.Tensor  # [vocabulary, hidden]
-    head_bias: torch.Tensor | None
+    def __init__(self, model: PreTrainedModel, calls: Sequence[LayerCall]) -> None:
+        trunk: Any = model.base_model
+        head: Any = model.get_output_embeddings()
+        self.layers = [_fuse(layer, call) for layer, call in zip(trunk.layers, calls, strict=True)]
+        self.norm, self.head = _norm(trunk.norm), FusedLinear(head.weight.t(), head.bias)
+        self.compiled: CompiledStep | None = None
+        self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
+        self._table = _rotary_table(model, trunk.rotary_emb)
 
     @property
     def nbytes(self) -> int:
         """The bytes of the matrices that a step reads."""
-        return self.head_weight.nbytes + sum(layer.nbytes for layer in self.layers)
-
-    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
-        """Runs all layers; x [n, hidden] is overwritten. `inner`: layers whose states are wanted, lowest first."""
-        kept = []
-        for index, (layer, call) in enumerate(zip(self.layers, self.calls, strict=True)):
-            if index in inner:
-                kept.append(x.clone())
-            layer.forward(index, x, rotation, plan, call)
-        states = self.norm(x)
-        return states, nn.functional.linear(states, self.head_weight, self.head_bias), kept
-
-
-class FusedDecoder:
-    """A whole model's decode step."""
-
-    def __init__(self, model: PreTrainedModel, stack: TorchStack | CompiledStack) -> None:
-        trunk: Any = model.base_model
-        self.stack = stack
-        self._embed, self._rotary = trunk.embed_tokens, trunk.rotary_emb
-        self._table = _rotary_table(model, trunk.rotary_emb)
+        return self.head.weight.nbytes + sum(layer.nbytes for layer in self.layers)
 
     @torch.inference_mode()
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan, inner: Sequence[int] = ()
-    ) -> Output:
-        """Computes one token a row: tokens and positions are [n, 1]."""
+    ) -> ForwardOutput:
+        """Computes one token a row: tokens and positions are [n, 1]. `inner`: layers whose states are wanted."""
         x = self._embed(tokens)
         if self._table is None:
             rotation = _signed(*self._rotary(x, positions))
         else:
             rotation = self._table[0][positions], self._table[1][positions]  # [n, 1, dim], which serve all heads
-        return self.stack.run(x[:, 0], rotation, plan, inner)
+        run = self._run if self.compiled is None or self.compiled.is_slow(len(x)) else self.compiled.run
+        return run(x[:, 0], rotation, plan, inner)
+
+    def _run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> ForwardOutput:
+        """Runs all layers in torch; x [n, hidden] is overwritten."""
+        kept = []
+        for index, layer in enumerate(self.layers):
+            if index in inner:
+                kept.append(x.clone())
+            layer.forward(index, x, rotation, plan)
+        states = self.norm(x)
+        return ForwardOutput(states, self.head(states), kept)
 
 
 def _rotary_table(model: PreTrainedModel, rotary: Any) -> Rotation | None:
@@ -175,48 +168,27 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
     """
     if not can_fuse(model):
         return None
-    store, calls = PoolStore(), list[LayerCall]()
-    store.reserve("prompt", 1, _PROOF_PROMPT)
-    store.reserve("row", 2, 1)
-    tokens = torch.arange(_PROOF_PROMPT + 2, device=model.device)[None] % model.config.get_text_config().vocab_size
-    at = torch.arange(_PROOF_PROMPT, device=model.device)[None]
-    run_modules(tokens[:, :_PROOF_PROMPT], at, _Listening(PromptPlan(store, 0), calls))
-    positions = torch.tensor([[_PROOF_PROMPT], [last_position]], device=model.device)
-    step = tokens[:, _PROOF_PROMPT:].T, positions, _proof_plan(store, positions[:1, 0].repeat(2))
+    device, rows, prompts = model.device, KvPool(), KvPool()
+    prompts.reserve(1, _PROOF_PROMPT)
+    rows.reserve(2, 1)
+    tokens = torch.arange(_PROOF_PROMPT + 2, device=device)[None] % model.config.get_text_config().vocab_size
+    prefill = PrefillPlan(prompts, 0)
+    run_modules(tokens[:, :_PROOF_PROMPT], torch.arange(_PROOF_PROMPT, device=device)[None], prefill)
+    plan = DecodePlan(rows, prompts, np.zeros(2, np.int64), [_PROOF_PROMPT], device)
+    step = tokens[:, _PROOF_PROMPT:].T, torch.tensor([[_PROOF_PROMPT], [last_position]], device=device), plan
     expected = run_modules(*step)
-    stack = _stack_of(model, calls)
-    fused = FusedDecoder(model, stack)
+    fused = FusedDecoder(model, prefill.calls)
     if not _is_alike(fused.forward(*step), expected):
         return None
-    decode = native_decode() if model.device.type == "cpu" and can_compile(stack) else None
-    compiled = None if decode is None else FusedDecoder(model, CompiledStack(stack, decode))
-    return compiled if compiled is not None and _is_alike(compiled.forward(*step), expected) else fused
+    library = native_build().library if device.type == "cpu" and can_compile(fused) else None
+    if library is not None:
+        fused.compiled = CompiledStep(fused, library)
+        if not _is_alike(fused.forward(*step), expected):
+            fused.compiled = None
+    return fused
 
 
-@dataclass(frozen=True, slots=True)
-class _Listening:
-    """A plan that records what the attention layers ask for."""
-
-    plan: AttentionPlan
-    calls: list[LayerCall]
-
-    def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        assert index == len(self.calls)
-        self.calls.append(call)
-        return self.plan.attend(index, q, k, v, call)
-
-
-def _proof_plan(store: PoolStore, positions: torch.Tensor) -> DecodePlan:
-    zeros = torch.zeros_like(positions)
-    return DecodePlan(
-        store=store, rows=torch.arange(len(positions), device=positions.device), own=zeros, positions=positions,
-        own_length=1,
-        prompt_lengths=torch.full_like(positions[:1], _PROOF_PROMPT), prompt_length=_PROOF_PROMPT,
-        row_slots=zeros, members=None, places=None, level=0, has_even_prompts=True,
-    )  # fmt: skip
-
-
-def _is_alike(found: Output, expected: Output) -> bool:
+def _is_alike(found: ForwardOutput, expected: ForwardOutput) -> bool:
     """Compares states and logits."""
     for got, wanted in zip(found[:2], expected[:2], strict=True):
         most = _TOLERANCE.get(wanted.dtype, _HALF_TOLERANCE) * float(wanted.abs().max())
@@ -260,17 +232,12 @@ def _is_norm(module: nn.Module) -> bool:
     return names == ["weight"] and isinstance(getattr(module, "variance_epsilon", None), float)
 
 
-def _stack_of(model: PreTrainedModel, calls: Sequence[LayerCall]) -> TorchStack:
-    trunk: Any = model.base_model
-    head: Any = model.get_output_embeddings()
-    return TorchStack([_fuse(layer) for layer in trunk.layers], calls, _norm(trunk.norm), head.weight, head.bias)
-
-
-def _fuse(layer: Any) -> Layer:
+def _fuse(layer: Any, call: LayerCall) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     dim = attention.head_dim
     heads, kv_heads = attention.q_proj.out_features // dim, attention.k_proj.out_features // dim
     return Layer(
+        call=call,
         before_attention=_norm(layer.input_layernorm),
         qkv=_join(attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=_head_norms(attention, heads, kv_heads) if hasattr(attention, "q_norm") else None,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Literal, Self
 
 import torch
+from pydantic import AliasChoices, BaseModel, Field
 from torch import nn
 from torch.nn.functional import silu
 
@@ -21,17 +22,12 @@ from gambit.engines.local.attention import AttentionPlan, LayerCall
 from gambit.models.files import weight_files
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [n, length, head dim]
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
-# What may stand in a config.json for these formulas to hold; absent means the same.
-_PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False,
-          "rope_scaling": None, "quantization_config": None, "auto_map": None}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaShape:
-    """The fields of a config.json that the modules are built from."""
+class LlamaShape(BaseModel, frozen=True):
+    """The fields of a config.json that the modules are built from, and those that must be plain or absent."""
 
+    model_type: Literal["llama", "qwen2", "qwen3"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -43,53 +39,32 @@ class LlamaShape:
     rms_norm_eps: float
     rope_theta: float
     tie_word_embeddings: bool
-    dtype: torch.dtype
-    has_biases: bool  # of queries, keys and values
-    has_head_norms: bool
-
-    @classmethod
-    def read(cls, raw: Mapping[str, Any]) -> Self | None:
-        """Returns the shape; None for a config that says anything else."""
-        rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw.get("rope_theta")}
-        if not _is_plain(raw, rope):
-            return None
-        try:
-            return cls._of(raw, float(rope["rope_theta"]))
-        except (KeyError, TypeError, ValueError):
-            return None
-
-    @classmethod
-    def _of(cls, raw: Mapping[str, Any], rope_theta: float) -> Self:
-        return cls(
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            num_hidden_layers=int(raw["num_hidden_layers"]),
-            num_attention_heads=int(raw["num_attention_heads"]),
-            num_key_value_heads=int(raw["num_key_value_heads"]),
-            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]),
-            max_position_embeddings=int(raw["max_position_embeddings"]),
-            rms_norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=rope_theta,
-            tie_word_embeddings=bool(raw["tie_word_embeddings"]),
-            dtype=DTYPES[raw.get("dtype") or raw["torch_dtype"]],
-            has_biases=raw["model_type"] == "qwen2",
-            has_head_norms=raw["model_type"] == "qwen3",
-        )
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(validation_alias=AliasChoices("dtype", "torch_dtype"))
+    hidden_act: Literal["silu"] = "silu"
+    attention_bias: Literal[False] = False
+    mlp_bias: Literal[False] = False
+    use_sliding_window: Literal[False] = False
+    layer_types: Sequence[Literal["full_attention"]] | None = None
+    rope_scaling: None = None
+    quantization_config: None = None
+    auto_map: None = None
 
     def get_text_config(self) -> Self:
         """Returns itself: this is a config of text alone. transformers' configs have the method too."""
         return self
 
 
-def _is_plain(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> bool:
-    return (
-        raw.get("model_type") in MODEL_TYPES
-        and all(raw.get(name, value) == value for name, value in _PLAIN.items())
-        and set(rope) == {"rope_type", "rope_theta"}
-        and rope["rope_type"] == "default"
-        and set(raw.get("layer_types") or ()) <= {"full_attention"}
-    )
+def _read_shape(folder: Path) -> LlamaShape | None:
+    """Reads a folder's config.json; None for one that says anything else than the formulas here."""
+    try:
+        raw = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw.get("rope_theta")}
+        if set(rope) != {"rope_type", "rope_theta"} or rope["rope_type"] != "default":
+            return None
+        dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        return LlamaShape.model_validate(raw | {"rope_theta": rope["rope_theta"], "head_dim": dim})
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 class RmsNorm(nn.Module):
@@ -123,13 +98,14 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim, self._index = config.head_dim, index
         queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.has_biases)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.has_biases)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.has_biases)
+        has_biases = config.model_type == "qwen2"
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=has_biases)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=has_biases)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=has_biases)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
         self._call = LayerCall(config.head_dim**-0.5, sliding_window=None, softcap=None, sinks=None)
-        self._has_norms = config.has_head_norms
-        if config.has_head_norms:
+        self._has_norms = config.model_type == "qwen3"
+        if self._has_norms:
             self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
 
@@ -190,14 +166,6 @@ class Trunk(nn.Module):
         self.rotary_emb = RotaryEmbedding(config)
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaOutput:
-    """Logits of the last position, and what entered each layer, under transformers' names."""
-
-    logits: torch.Tensor
-    hidden_states: Sequence[torch.Tensor]
-
-
 class LlamaModel(nn.Module):
     """A causal LM whose attention is the pool's."""
 
@@ -229,8 +197,11 @@ class LlamaModel(nn.Module):
         pool: AttentionPlan,
         output_hidden_states: bool = False,
         **_: object,
-    ) -> LlamaOutput:
-        """Runs without a cache and gives one logit, always; transformers' other options are ignored."""
+    ) -> SimpleNamespace:
+        """Returns, under transformers' names, the last position's logits and what entered each layer.
+
+        transformers' other options are ignored: this model always runs without a cache.
+        """
         x = self.model.embed_tokens(input_ids)
         rotation = self.model.rotary_emb(x, position_ids)
         entered = []
@@ -238,19 +209,16 @@ class LlamaModel(nn.Module):
             if output_hidden_states:
                 entered.append(x)
             x = layer(x, rotation, pool)
-        return LlamaOutput(self.lm_head(self.model.norm(x)[:, -1:]), entered)
+        return SimpleNamespace(logits=self.lm_head(self.model.norm(x)[:, -1:]), hidden_states=entered)
 
 
 def read_llama(folder: Path, dtype: torch.dtype | None) -> LlamaModel | None:
     """Loads a folder's model on the CPU; None if transformers has to read it. `dtype` None: the model's own."""
-    try:
-        config = LlamaShape.read(dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError):
-        return None
+    config = _read_shape(folder)
     files = weight_files(str(folder))
     if config is None or not files:
         return None
-    weights = _read_weights(files, dtype or config.dtype)
+    weights = _read_weights(files, dtype or getattr(torch, config.dtype))
     if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     return _with_weights(config, weights)

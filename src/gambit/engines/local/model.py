@@ -5,16 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, pool_attention
-from gambit.engines.local.fused import Output, fused_if_alike
+from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, ForwardOutput, pool_attention
+from gambit.engines.local.fused import fused_if_alike
 from gambit.engines.local.llama import LlamaModel, read_llama
-from gambit.engines.local.native import CompiledStack
 from gambit.errors import GambitWarning, UserError, first_line
 from gambit.models.files import weight_files
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
@@ -25,15 +23,6 @@ if TYPE_CHECKING:
 SMALL_MODEL_BYTES, LARGE_MODEL_BYTES = 256 << 20, 512 << 20
 BFLOAT16_UNITS = ("avx512_bf16", "amx_bf16")
 CPU_KV_BYTES = 4 << 30  # the KV cache on a device that shares its memory with everything else
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardOutput:
-    """The outputs at the last position of every sequence in the batch."""
-
-    states: torch.Tensor  # [n, hidden], after the final norm
-    logits: torch.Tensor  # [n, vocabulary]
-    inner: Sequence[torch.Tensor]  # [n, hidden] of each inner layer that was asked for
 
 
 class PoolModel:
@@ -58,7 +47,7 @@ class PoolModel:
     @property
     def is_compiled(self) -> bool:
         """Checks that decode steps run in the compiled step, which then gave what the model gives."""
-        return self._fused is not None and isinstance(self._fused.stack, CompiledStack)
+        return self._fused is not None and self._fused.compiled is not None
 
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self._head_input[:] = [args[0]]
@@ -68,13 +57,13 @@ class PoolModel:
     ) -> ForwardOutput:
         """Runs the model on [n, length] tokens. `inner`: layers whose states are wanted too, lowest first."""
         if self._fused is not None and isinstance(plan, DecodePlan):
-            return ForwardOutput(*self._fused.forward(tokens, positions, plan, inner))
-        return ForwardOutput(*self._run_modules(tokens, positions, plan, inner))
+            return self._fused.forward(tokens, positions, plan, inner)
+        return self._run_modules(tokens, positions, plan, inner)
 
     @torch.inference_mode()
     def _run_modules(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
-    ) -> Output:
+    ) -> ForwardOutput:
         try:
             out = self._model(
                 input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, pool=plan,
@@ -82,7 +71,8 @@ class PoolModel:
             )  # fmt: skip
         except TypeError as error:
             raise UserError(f"{self.name}: the local engine cannot run this architecture ({error})") from error
-        return self._head_input.pop()[:, -1], out.logits[:, -1], [out.hidden_states[layer][:, -1] for layer in inner]
+        kept = [out.hidden_states[layer][:, -1] for layer in inner]
+        return ForwardOutput(self._head_input.pop()[:, -1], out.logits[:, -1], kept)
 
     @property
     def num_layers(self) -> int:

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from gambit.errors import UserError
+from gambit.engines.local.attention import ForwardOutput
+from gambit.errors import EngineError, UserError
 from gambit.storage.folders import cache_folder
 
 if TYPE_CHECKING:
-    from gambit.engines.local.attention import DecodePlan, LayerCall, PoolStore
-    from gambit.engines.local.fused import Layer, Output, Rotation, TorchStack
+    from gambit.engines.local.attention import DecodePlan
+    from gambit.engines.local.fused import FusedDecoder, Layer, Rotation
 
 
 _SOURCE = Path(__file__).with_name("decode.c")
@@ -43,18 +44,14 @@ SWITCH = "GAMBIT_NATIVE"  # 0: torch decodes
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class PoolArgs(ctypes.Structure):
-    _fields_ = (("keys", _Pointer), ("values", _Pointer), ("positions", _Int))
-
-
 class LayerArgs(ctypes.Structure):
     """`struct layer` in decode.c."""
 
     _fields_ = (
         *((name, _Pointer) for name in ("attention_norm", "qkv", "qkv_bias", "head_norms", "output", "output_bias")),
         *((name, _Pointer) for name in ("mlp_norm", "gates_ups", "gates_ups_bias", "down", "down_bias")),
-        ("own", PoolArgs),
-        ("prompt", PoolArgs),
+        *(("own_keys", _Pointer), ("own_values", _Pointer), ("own_positions", _Int)),
+        *(("prompt_keys", _Pointer), ("prompt_values", _Pointer), ("prompt_positions", _Int)),
         *((name, _Float) for name in ("attention_eps", "head_eps", "mlp_eps", "scaling")),
     )
 
@@ -72,29 +69,12 @@ class StepArgs(ctypes.Structure):
     )
 
 
-class NativeDecode:
-    """The compiled step."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._decode = library.decode
-        self._decode.argtypes, self._decode.restype = [ctypes.POINTER(StepArgs)], None
-        self.lanes = ctypes.c_int64.in_dll(library, "lanes").value  # floats of a vector on this processor
-
-    def __call__(self, step: StepArgs) -> None:
-        self._decode(ctypes.byref(step))
-
-
 @dataclass(frozen=True, slots=True)
 class NativeBuild:
-    """The compiled step, or why there is none."""
+    """The library with the compiled step, or why there is none."""
 
-    decode: NativeDecode | None
+    library: ctypes.CDLL | None
     reason: str = ""  # for a person; empty where there is one
-
-
-def native_decode() -> NativeDecode | None:
-    """Returns the compiled step; None where there is none, and torch does its work."""
-    return native_build().decode
 
 
 @functools.cache
@@ -103,26 +83,22 @@ def native_build() -> NativeBuild:
     if os.environ.get(SWITCH) == "0":
         return NativeBuild(None, f"switched off ({SWITCH}=0)")
     try:
-        return NativeBuild(NativeDecode(ctypes.CDLL(str(_library(*_tools())))))
+        return NativeBuild(ctypes.CDLL(str(_library(*_tools()))))
     except subprocess.CalledProcessError as error:
         return NativeBuild(None, f"gcc fails: {_last_line(error.stderr)}")
-    except (OSError, subprocess.SubprocessError, _UnavailableError) as error:
+    except (OSError, subprocess.SubprocessError, EngineError) as error:
         return NativeBuild(None, str(error))
-
-
-class _UnavailableError(Exception):
-    """Raised where there is no compiled step, with the reason."""
 
 
 def _tools() -> tuple[str, str]:
     """Finds the compiler and torch's own GNU OpenMP."""
     if sys.platform != "linux":
-        raise _UnavailableError(f"it is written for Linux, not for {sys.platform}")
+        raise EngineError(f"it is written for Linux, not for {sys.platform}")
     compiler, openmp = shutil.which("gcc"), _loaded_openmp()
     if compiler is None:
-        raise _UnavailableError("gcc is not installed")
+        raise EngineError("gcc is not installed")
     if openmp is None:
-        raise _UnavailableError("torch has not loaded GNU OpenMP (libgomp), whose threads it would share")
+        raise EngineError("torch has not loaded GNU OpenMP (libgomp), whose threads it would share")
     return compiler, openmp
 
 
@@ -169,9 +145,9 @@ def _private_folder() -> Path:
 def _check_private(path: Path) -> None:
     status = path.lstat()
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _UnavailableError(f"{path} belongs to somebody else or others may write to it: remove it")
+        raise EngineError(f"{path} belongs to somebody else or others may write to it: remove it")
     if stat.S_ISLNK(status.st_mode):
-        raise _UnavailableError(f"{path} is a link: remove it")
+        raise EngineError(f"{path} is a link: remove it")
 
 
 def _fingerprint(tools: Sequence[str]) -> str:
@@ -187,27 +163,26 @@ MOST_BYTES = 2 << 30  # of weights: they are in memory twice, as transformers' m
 CACHED_BYTES = 32 << 20  # of weights that even one thread alone goes through faster than torch does with all of them
 
 
-class CompiledStack:
+class CompiledStep:
     """All layers and the output layer, with the weights a second time, in the order in which they are read."""
 
-    def __init__(self, stack: TorchStack, decode: NativeDecode) -> None:
-        self._decode, self._torch = decode, stack
-        self._is_cached = stack.nbytes <= CACHED_BYTES
+    def __init__(self, decoder: FusedDecoder, library: ctypes.CDLL) -> None:
+        self._decode = library.decode
+        self._decode.argtypes, self._decode.restype = [ctypes.POINTER(StepArgs)], None
+        self._lanes = ctypes.c_int64.in_dll(library, "lanes").value  # floats of a vector on this processor
+        self._is_cached = decoder.nbytes <= CACHED_BYTES
         self._kept: list[torch.Tensor] = []  # what the structures below point into
-        layer = stack.layers[0]
+        layer = decoder.layers[0]
         self._kv_heads, self._heads, self._dim = layer.kv_heads, layer.heads, layer.head_dim
-        self._hidden = layer.qkv.weight.shape[0]
-        self._inner = -(-layer.down.weight.shape[0] // decode.lanes) * decode.lanes
-        self._vocabulary = len(stack.head_weight)
-        layers = [self._layer(*each) for each in zip(stack.layers, stack.calls, strict=True)]
-        self._layers = (LayerArgs * len(layers))(*layers)
-        self._norm, self._eps = self._keep(stack.norm.weight), stack.norm.eps
-        self._head = self._panels(stack.head_weight.t())
-        self._head_bias = self._bias(stack.head_bias)
+        self._hidden, self._vocabulary = decoder.head.weight.shape
+        self._inner = -(-layer.down.weight.shape[0] // self._lanes) * self._lanes
+        self._layers = (LayerArgs * len(decoder.layers))(*map(self._layer, decoder.layers))
+        self._norm, self._eps = self._keep(decoder.norm.weight), decoder.norm.eps
+        self._head, self._head_bias = self._panels(decoder.head.weight), self._bias(decoder.head.bias)
         self._scratch = torch.zeros(0)
-        self._found: tuple[PoolStore, int] | None = None  # the pools that `_layers` point into, and their version
+        self._pools: tuple[object, ...] = ()  # whose addresses `_layers` has, with their versions
 
-    def _layer(self, layer: Layer, call: LayerCall) -> LayerArgs:
+    def _layer(self, layer: Layer) -> LayerArgs:
         missing = self._inner - layer.down.weight.shape[0]
         return LayerArgs(
             attention_norm=self._keep(layer.before_attention.weight), attention_eps=layer.before_attention.eps,
@@ -219,7 +194,7 @@ class CompiledStack:
             gates_ups=self._gates(layer.gate_up.weight),
             gates_ups_bias=None if layer.gate_up.bias is None else self._gates(layer.gate_up.bias[None]),
             down=self._panels(nn.functional.pad(layer.down.weight, (0, 0, 0, missing))),
-            down_bias=self._bias(layer.down.bias), scaling=call.scaling,
+            down_bias=self._bias(layer.down.bias), scaling=layer.call.scaling,
         )  # fmt: skip
 
     def _keep(self, tensor: torch.Tensor) -> int:
@@ -227,70 +202,70 @@ class CompiledStack:
         return self._kept[-1].data_ptr()
 
     def _panels(self, matrix: torch.Tensor) -> int:
-        return self._keep(panels(matrix, 2 * self._decode.lanes))
+        return self._keep(panels(matrix, 2 * self._lanes))
 
     def _gates(self, matrix: torch.Tensor) -> int:
-        return self._keep(gate_panels(matrix, self._decode.lanes))
+        return self._keep(gate_panels(matrix, self._lanes))
 
     def _bias(self, bias: torch.Tensor | None) -> int | None:
         return None if bias is None else self._panels(bias[None])
 
-    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> Output:
-        threads = torch.get_num_threads()
-        # Threads share rows, torch's share columns: with few rows and large weights most of these would only wait.
-        if not self._is_cached and 2 * -(-len(x) // FEW) < threads:
-            return self._torch.run(x, rotation, plan, inner)
-        if self._found != (plan.store, plan.store.version):
-            self._find_pools(plan.store, like=x.new_empty(1, self._kv_heads, self._dim))
-        states, logits, kept = torch.empty_like(x), x.new_empty(len(x), self._vocabulary), []
-        step = self._step(x, rotation, plan, threads)
-        for step.first, step.last in pairwise([0, *inner, len(self._layers)]):
-            if step.last == len(self._layers):
-                step.states, step.logits = states.data_ptr(), logits.data_ptr()
-            self._decode(step)
-            if step.last < len(self._layers):
-                kept.append(x.clone())
-        return states, logits, kept
+    def is_slow(self, rows: int) -> bool:
+        """Checks for few rows and large weights: threads share rows here, torch's share columns."""
+        return not self._is_cached and 2 * -(-rows // FEW) < torch.get_num_threads()
 
-    def _step(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, threads: int) -> StepArgs:
-        pairs = (self._heads // self._kv_heads + 1) // 2 * 2
-        of_row = self._hidden + (2 * self._heads + 2 * self._kv_heads) * self._dim + self._inner
-        attention = self._dim * (1 + 2 * pairs) + 2 * (plan.prompt_length + plan.own_length)
-        floats = TOGETHER * of_row + attention  # of one thread
-        if len(self._scratch) < threads * floats:  # zeros at first: rows that do not exist are read too
-            self._scratch = torch.zeros(threads * floats * 3 // 2)
-        return StepArgs(
+    def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> ForwardOutput:
+        pools = (plan.rows, plan.rows.version, plan.prompts, plan.prompts.version)
+        if self._pools != pools:
+            self._find_pools(plan, like=x.new_empty(1, self._kv_heads, self._dim))
+        states, logits, kept = torch.empty_like(x), x.new_empty(len(x), self._vocabulary), []
+        threads = torch.get_num_threads()
+        scratch_floats = self._reserve_scratch(plan, threads)
+        step = StepArgs(
             rows=len(x), hidden=self._hidden, inner=self._inner, vocabulary=self._vocabulary, kv_heads=self._kv_heads,
             group=self._heads // self._kv_heads, dim=self._dim, threads=threads,
             layers=ctypes.addressof(self._layers), norm=self._norm, head=self._head, head_bias=self._head_bias,
             cosines=rotation[0].data_ptr(), signed_sines=rotation[1].data_ptr(), own_at=plan.own.data_ptr(),
             slots=plan.row_slots.data_ptr(), prompt_lengths=plan.prompt_lengths.data_ptr(), x=x.data_ptr(),
-            scratch=self._scratch.data_ptr(), scratch_floats=floats, eps=self._eps,
+            scratch=self._scratch.data_ptr(), scratch_floats=scratch_floats, eps=self._eps,
         )  # fmt: skip
+        for step.first, step.last in pairwise([0, *inner, len(self._layers)]):
+            if step.last == len(self._layers):
+                step.states, step.logits = states.data_ptr(), logits.data_ptr()
+            self._decode(ctypes.byref(step))
+            if step.last < len(self._layers):
+                kept.append(x.clone())
+        return ForwardOutput(states, logits, kept)
 
-    def _find_pools(self, store: PoolStore, like: torch.Tensor) -> None:
+    def _reserve_scratch(self, plan: DecodePlan, threads: int) -> int:
+        """Makes room for all threads; returns the floats of one."""
+        pairs = (self._heads // self._kv_heads + 1) // 2 * 2
+        of_row = self._hidden + (2 * self._heads + 2 * self._kv_heads) * self._dim + self._inner
+        attention = self._dim * (1 + 2 * pairs) + 2 * (plan.prompt_length + plan.own_length)
+        floats = TOGETHER * of_row + attention
+        if len(self._scratch) < threads * floats:  # zeros at first: rows that do not exist are read too
+            self._scratch = torch.zeros(threads * floats * 3 // 2)
+        return floats
+
+    def _find_pools(self, plan: DecodePlan, like: torch.Tensor) -> None:
         """Writes the pools' addresses into the structures; they move when they grow."""
         for index, layer in enumerate(self._layers):
-            pools = store.layer(index, like, like)
-            layer.own = PoolArgs(pools.row_keys.data_ptr(), pools.row_values.data_ptr(), pools.row_keys.shape[3])
-            layer.prompt = PoolArgs(
-                pools.prompt_keys.data_ptr(), pools.prompt_values.data_ptr(), pools.prompt_keys.shape[3]
-            )
-        self._found = store, store.version
+            keys, values = plan.rows.layer(index, like, like)
+            layer.own_keys, layer.own_values, layer.own_positions = keys.data_ptr(), values.data_ptr(), keys.shape[3]
+            keys, values = plan.prompts.layer(index, like, like)
+            layer.prompt_keys, layer.prompt_values = keys.data_ptr(), values.data_ptr()
+            layer.prompt_positions = keys.shape[3]
+        self._pools = plan.rows, plan.rows.version, plan.prompts, plan.prompts.version
 
 
-def can_compile(stack: TorchStack) -> bool:
+def can_compile(decoder: FusedDecoder) -> bool:
     """Checks that `decode.c` computes what these layers ask for, and that there is memory for it."""
-    are_alike = len({_shape(layer) for layer in stack.layers}) == 1
-    return are_alike and all(map(_is_served, stack.layers, stack.calls)) and stack.nbytes <= MOST_BYTES
+    shapes = {(each.qkv.weight.shape, each.down.weight.shape, each.heads, each.kv_heads) for each in decoder.layers}
+    return len(shapes) == 1 and all(map(_is_served, decoder.layers)) and decoder.nbytes <= MOST_BYTES
 
 
-def _shape(layer: Layer) -> tuple[object, ...]:
-    return layer.qkv.weight.shape, layer.down.weight.shape, layer.heads, layer.kv_heads
-
-
-def _is_served(layer: Layer, call: LayerCall) -> bool:
-    gates, weight = torch.linspace(-9, 9, 19), layer.qkv.weight
+def _is_served(layer: Layer) -> bool:
+    gates, weight, call = torch.linspace(-9, 9, 19), layer.qkv.weight, layer.call
     return (
         (weight.device.type, weight.dtype) == ("cpu", torch.float32)
         and layer.head_dim % BLOCK == 0

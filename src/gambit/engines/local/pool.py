@@ -14,7 +14,7 @@ import torch
 from gambit.engines.base import SearchSpec
 from gambit.engines.confidence import ConfidenceTracks
 from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
-from gambit.engines.local.attention import AttentionPlan, PoolStore, PromptPlan, RowPlan, RowSnapshot
+from gambit.engines.local.attention import KvPool, PrefillPlan
 from gambit.engines.local.model import PoolModel
 from gambit.engines.local.rows import ROW, LiveTrace, Rows
 from gambit.engines.sampling import noise_keys
@@ -100,10 +100,12 @@ class OpenSearch:
 class Pool:
     """The traces of all open searches: running ones in rows, waiting ones in a queue."""
 
-    def __init__(self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation) -> None:
+    def __init__(
+        self, model: PoolModel, blocks: KvBlocks, aggregation: Aggregation, histories: Histories[TraceKey] | None
+    ) -> None:
         self.blocks = blocks
-        self.histories: Histories[TraceKey] | None = None  # set for a scorer that remembers thoughts
-        self.store = PoolStore()
+        self.histories = histories  # for a scorer that remembers thoughts
+        self.kv_rows, self.kv_prompts = KvPool(), KvPool()
         self.rows = Rows()
         self.searches: dict[int, OpenSearch] = {}
         self.slots: list[OpenSearch] = []  # by prompt slot, dense
@@ -111,8 +113,6 @@ class Pool:
         self._model = model
         self._aggregation = aggregation
         self._waiting: list[LiveTrace] = []
-        self._parents: dict[LiveTrace, LiveTrace] = {}  # waiting child -> parent whose memory it will share
-        self._parked: dict[LiveTrace, RowSnapshot] = {}  # parents whose rows went before their children came
         self._num_admissions = 0
         self._step = 0
         self.seconds_computing = 0.0  # of the last `schedule`, for prompts and prefixes
@@ -135,6 +135,9 @@ class Pool:
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 
+    def trace_of(self, key: TraceKey) -> LiveTrace:
+        return self.searches[key.search].traces[key.trace]
+
     def open(self, spec: SearchSpec) -> None:
         search = OpenSearch(spec, slot=len(self.slots))
         self.slots.append(search)
@@ -154,7 +157,7 @@ class Pool:
         search = self.searches[spec.key.search]
         if self.histories is not None:
             self.histories.begin(spec.key, spec.parent or spec.history_of, spec.score.count)
-        trace = self._child(search, spec) if spec.parent is not None else self._detached(search, spec)
+        trace = self._begin(search, spec)
         trace.waiting_since = self._step
         if window := search.spec.confidence_window:
             self.tracks.add(spec.key, window, spec.stop_rule, spec.inherited, spec.parent)
@@ -213,15 +216,15 @@ class Pool:
             # Alone it still does not fit: queueing it would go round forever.
             self.finish(trace, EndReason.MEMORY)
             return
-        tokens = self.rows.tokens_of(trace)
-        score = self._score_of(trace)
+        tokens, score = self.rows.tokens_of(trace), self._score_of(trace)
         self._take_row(trace)
+        kept = tokens
         if action is PressureAction.QUEUE:
+            kept = ()
             trace.waiting_since = self._step
             self._waiting.insert(0, trace)
         else:
             self._forget(trace)
-        kept = () if action is PressureAction.QUEUE else tokens
         self.steps[trace.key.search].evicted.append(Eviction(trace.key.trace, action, score, len(tokens), kept))
 
     def _admit(self) -> None:
@@ -246,8 +249,7 @@ class Pool:
             self.blocks.share(trace.blocks)
         if not self._extend(trace):
             if not holds_prefix:
-                self.blocks.release(trace.blocks)
-                trace.blocks = []
+                self._release(trace)
             return False
         self._place(search, trace)
         return True
@@ -258,12 +260,12 @@ class Pool:
         if blocks is None:
             return False
         search.prompt_blocks = blocks
-        self.store.reserve("prompt", len(self.slots), len(segment))
+        self.kv_prompts.reserve(len(self.slots), len(segment))
         if segment:
-            self._compute(segment, 0, PromptPlan(self.store, search.slot))
+            self._compute(segment, 0, PrefillPlan(self.kv_prompts, search.slot))
         return True
 
-    def _compute(self, tokens: Sequence[int], start: int, plan: AttentionPlan) -> None:
+    def _compute(self, tokens: Sequence[int], start: int, plan: PrefillPlan) -> None:
         """Computes tokens of one sequence from position `start`, for their keys and values alone."""
         began = time.perf_counter()
         positions = torch.arange(start, start + len(tokens), device=self._model.device)[None]
@@ -271,80 +273,61 @@ class Pool:
         self.seconds_computing += time.perf_counter() - began
 
     def _place(self, search: OpenSearch, trace: LiveTrace) -> None:
-        """Gives an admitted trace its row, with the keys and values of what it already said."""
-        length = len(trace.tokens)
-        self.store.reserve("row", len(self.rows.traces) + 1, length + 1)
+        """Gives an admitted trace its row, with the keys and values of its tokens so far."""
+        length, source = len(trace.tokens), trace.source
+        self.kv_rows.reserve(len(self.rows.traces) + 1, length + 1)
         row = self.rows.add(trace)
-        parent = self._parents.pop(trace, None)
-        if length and parent is None:
+        if isinstance(source, LiveTrace):
+            assert source.row is not None
+            self.kv_rows.copy(source.row, row, length)
+        elif source is not None:
+            self.kv_rows.restore(row, source, length)
+        elif length:
             self._recompute(search, row, trace.tokens)
-        elif length and parent is not None:
-            self._share_row(parent, row, length)
+        trace.source = None
         self._num_admissions += 1
         trace.admission = self._num_admissions
-        inherited = trace.spec.inherited
-        reused = inherited if parent is not None else 0
-        recomputed = length - reused
-        waited = self._step - trace.waiting_since - 1
-        self.steps[trace.key.search].admitted.append(Admission(trace.key.trace, reused, recomputed, max(waited, 0)))
-
-    def _share_row(self, parent: LiveTrace, row: int, length: int) -> None:
-        if parent.row is not None:
-            self.store.copy_row(parent.row, row, length)
-        else:
-            self.store.restore_row(row, self._parked[parent], length)
-            self._unpark(parent)
+        reused = 0 if source is None else trace.spec.inherited
+        waited = max(self._step - trace.waiting_since - 1, 0)
+        self.steps[trace.key.search].admitted.append(Admission(trace.key.trace, reused, length - reused, waited))
 
     def _recompute(self, search: OpenSearch, row: int, tokens: npt.NDArray[np.int32]) -> None:
         """Computes the prompt's last token and all tokens but the last, which the next step feeds."""
         start = len(search.segment)
-        self.store.settle()
+        self.kv_rows.settle()
         fed = [search.spec.prompt[-1], *tokens[:-1].tolist()]
-        self._compute(fed, start, RowPlan(self.store, row, search.slot, start))
+        self._compute(fed, start, PrefillPlan(self.kv_rows, row, (self.kv_prompts, search.slot, start)))
 
     # -- traces in and out of rows -----------------------------------------------------------------------------
 
-    def _detached(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
-        """A root, or a child whose inherited tokens must be computed again."""
-        assert len(spec.prefix) == spec.inherited
-        trace = LiveTrace(
-            spec,
-            self._record(search, spec),
-            np.array(spec.prefix, np.int32),
-            spec.score,
-            eviction_score=spec.eviction_score,
-        )
-        self._replay_thoughts(search, trace)
-        return trace
-
-    def _child(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
-        """A child of a live parent: it holds the parent's full blocks from now on and copies its row when admitted."""
-        assert spec.parent is not None
-        parent = search.traces[spec.parent.trace]
-        assert parent.row is not None and spec.inherited <= len(self.rows.tokens(parent.row))
-        tokens = self.rows.tokens(parent.row)[: spec.inherited].copy()
-        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score, eviction_score=spec.eviction_score)
-        if spec.inherited == len(self.rows.tokens(parent.row)):
+    def _begin(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
+        """Makes a root, a child of a live parent, or a trace whose inherited tokens must be computed again."""
+        parent = None if spec.parent is None else self.trace_of(spec.parent)
+        assert parent is None or parent.row is not None
+        said = np.array(spec.prefix, np.int32) if parent is None else self.rows.tokens(parent)
+        tokens = said[: spec.inherited].copy()
+        assert len(tokens) == spec.inherited
+        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score, spec.eviction_score)
+        if parent is not None and spec.inherited == len(said):
             for name in ("flags", "is_pending", "confidence_total", "confidence_count", "thought_confidence"):
                 trace.record[name] = self.rows.record_of(parent)[name]
         else:
             self._replay_thoughts(search, trace)
-        if spec.inherited == 0:
-            return trace
-        num_cached = len(search.segment) + spec.inherited  # the last inherited token has not been fed
-        trace.blocks = parent.blocks[: num_cached // self.blocks.block_tokens]
-        self.blocks.share(trace.blocks)
-        self._parents[trace] = parent
+        if parent is not None and spec.inherited:
+            # It holds the parent's full blocks from now on; the last inherited token has not been fed.
+            num_cached = len(search.segment) + spec.inherited
+            trace.blocks = parent.blocks[: num_cached // self.blocks.block_tokens]
+            self.blocks.share(trace.blocks)
+            trace.source = parent
         return trace
 
     def _record(self, search: OpenSearch, spec: TraceSpec) -> npt.NDArray[np.void]:
         record = np.zeros(1, ROW)
-        sampling = spec.sampling
         record["num_tokens"], record["max_new_tokens"] = spec.inherited, spec.max_new_tokens
         record["prompt_length"], record["slot"] = len(search.segment), search.slot
-        (record["noise_key"],) = noise_keys([sampling.seed], [spec.noise])
-        record["temperature"], record["top_p"] = sampling.temperature, sampling.top_p
-        record["top_k"], record["min_p"] = sampling.top_k, sampling.min_p
+        record["noise_key"] = noise_keys([spec.sampling.seed], [spec.noise])
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            record[name] = getattr(spec.sampling, name)
         record["flags"] = pack(search.spec.rule.start)
         return record
 
@@ -360,7 +343,7 @@ class Pool:
             self._take_row(trace)
         else:
             self._waiting.remove(trace)
-            self._release_hold(trace)
+            self._release(trace)
         self._forget(trace)
 
     def _forget(self, trace: LiveTrace) -> None:
@@ -374,39 +357,34 @@ class Pool:
         """Frees a row and its blocks; children that wait to share it get a copy."""
         row = trace.row
         assert row is not None
-        if trace in self._parents.values():
-            self._parked[trace] = self.store.snapshot_row(row, len(self.rows.tokens(row)))
+        if children := [child for child in self._waiting if child.source is trace]:
+            snapshot = self.kv_rows.snapshot(row, len(self.rows.tokens(trace)))
+            for child in children:
+                child.source = snapshot
         last = self.rows.remove(trace)
         if last != row:
-            self.store.copy_row(last, row, len(self.rows.tokens(row)) + 1)
+            self.kv_rows.copy(last, row, len(self.rows.tokens(self.rows.traces[row])) + 1)
+        self._release(trace)
+
+    def _release(self, trace: LiveTrace) -> None:
         self.blocks.release(trace.blocks)
-        trace.blocks = []
+        trace.blocks, trace.source = [], None
 
     def _drop_held_prefix(self) -> bool:
         """Breaks a deadlock among waiting children: the last releases its prefix."""
         for trace in reversed(self._waiting[1:]):
-            if trace in self._parents:
-                self._release_hold(trace)
+            if trace.source is not None:
+                self._release(trace)
                 return True
         return False
-
-    def _release_hold(self, trace: LiveTrace) -> None:
-        self.blocks.release(trace.blocks)
-        trace.blocks = []
-        parent = self._parents.pop(trace, None)
-        if parent is not None:
-            self._unpark(parent)
-
-    def _unpark(self, parent: LiveTrace) -> None:
-        if parent not in self._parents.values():
-            self._parked.pop(parent, None)
 
     def _vacate_slot(self, closing: OpenSearch) -> None:
         """Moves the last search's prompt into the gap, so that slots stay dense."""
         moved = self.slots.pop()
         if moved is not closing:
             if moved.prompt_blocks is not None:
-                self.store.copy_prompt(moved.slot, closing.slot)
+                self.kv_prompts.copy(moved.slot, closing.slot, len(moved.segment))
+                self.kv_prompts.settle()
             self.slots[closing.slot], moved.slot = moved, closing.slot
             for trace in moved.traces.values():
                 self.rows.record_of(trace)["slot"] = moved.slot
