@@ -504,7 +504,7 @@ def test_the_token_count_between_samples_stays_close(solve) -> None:
     display = SearchScreen(Console(file=StringIO()), is_live=False)
     for event in ev.read_log(Path("here/events.jsonl")):
         if isinstance(event, ev.Sample):
-            [view] = display._views.values()
+            [view] = display._running.values()
             assert abs(view.generated - event.generated) <= 5 * 8  # a sample comes at least every five steps
         if not isinstance(event, ev.Voted):
             display.on_event("problem", event)
