@@ -10,7 +10,7 @@ from gambit import SearchConfig, Solver
 from gambit import events as ev
 from gambit.engines.base import SearchSpec
 from gambit.errors import UserError
-from gambit.text.boundary import ThoughtState, boundaries, continued
+from gambit.text.boundary import THINKING, boundaries, continued
 from gambit.types import Problem, TraceKey
 from support.engine_setups import ENGINES, GREEDY, PROMPT, RULE, finish, spec, starting, tokens_of
 from support.tiny import SPECIAL, tiny_model, tiny_tokenizer
@@ -34,7 +34,7 @@ def test_the_detector_goes_on_where_the_prefix_ends(prefix, first):
     ends, _ = boundaries(RULE, [*prefix, *rest])
     found, _ = boundaries(continued(RULE, prefix), rest)
     assert found == [end - len(prefix) for end in ends if end >= len(prefix)]
-    assert continued(RULE, ()).start == ThoughtState()
+    assert continued(RULE, ()).start == THINKING
 
 
 @pytest.fixture(params=ENGINES)

@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from gambit.errors import UserError
-from gambit.text.boundary import (
-    BoundaryRule,
-    ThoughtState,
-    ThoughtTables,
-    advance,
-    boundaries,
-    boundary_rule,
-    pack,
-    unpack,
-)
+from gambit.text.boundary import AFTER_NEWLINE, THINKING, BoundaryRule, ThoughtTables, advance, boundaries, boundary_rule
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT, EncodedPrompt, encode_problem, rule_for, stop_ids
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 from gambit.types import ChatMessage
@@ -67,9 +58,9 @@ OPENS_THINKING = CHAT_TEMPLATE + "<think>\n"
     ],
 )
 def test_boundaries_of_a_stream(stream: str, expected: list[int]) -> None:
-    found, state = boundaries(RULE, [LETTERS.index(letter) for letter in stream])
+    found, flags = boundaries(RULE, [LETTERS.index(letter) for letter in stream])
     assert found == expected
-    assert state.is_thinking == ("T" not in stream)
+    assert bool(flags & THINKING) == ("T" not in stream)
 
 
 def test_without_a_think_tag_thoughts_count_everywhere() -> None:
@@ -83,28 +74,23 @@ def test_without_a_think_tag_thoughts_count_everywhere() -> None:
 def test_rows_advance_like_scalars(steps: list[list[int]], has_think_tag: bool) -> None:
     rule = RULE if has_think_tag else replace(RULE, think_end=None)
     tables = ThoughtTables(rule)
-    states = [ThoughtState()] * 9
-    flags = np.array([pack(state) for state in states], dtype=np.uint8)
+    one_by_one = [THINKING] * 9
+    flags = np.array(one_by_one, dtype=np.uint8)
     for tokens in steps:
         flags, is_boundary = tables.advance_rows(flags, np.array(tokens, dtype=np.int32))
-        moved = [advance(rule, state, token) for state, token in zip(states, tokens, strict=True)]
-        states = [state for state, _ in moved]
-        assert flags.tolist() == [pack(state) for state in states]
+        moved = [advance(rule, before, token) for before, token in zip(one_by_one, tokens, strict=True)]
+        one_by_one = [after for after, _ in moved]
+        assert flags.tolist() == one_by_one
         assert is_boundary.tolist() == [boundary for _, boundary in moved]
 
 
 def test_rows_take_padding_for_plain_tokens_and_leave_their_input_alone() -> None:
-    flags = np.array([pack(ThoughtState(after_newline=True))] * 3, dtype=np.uint8)
+    flags = np.array([THINKING | AFTER_NEWLINE] * 3, dtype=np.uint8)
     before = flags.copy()
     new, is_boundary = ThoughtTables(RULE).advance_rows(flags, np.array([-1, -7, 10**6]))
-    assert [unpack(int(row)) for row in new] == [ThoughtState()] * 3
+    assert new.tolist() == [THINKING] * 3
     assert not is_boundary.any()
     assert (flags == before).all()
-
-
-def test_pack_and_unpack_are_inverse() -> None:
-    assert [pack(unpack(flags)) for flags in range(8)] == list(range(8))
-    assert pack(ThoughtState()) != pack(ThoughtState(is_thinking=False))
 
 
 @cache
@@ -144,9 +130,9 @@ def test_padded_rows_are_no_boundaries_and_a_smaller_model_drops_ids() -> None:
 def test_thoughts_of_real_text() -> None:
     tokenizer = tiny()
     ids = tokenizer.encode("so we check.\n\nthen x is 5.\n\n</think>\n\nanswer is 5.\n\n", add_special_tokens=False)
-    found, state = boundaries(boundary_rule(tokenizer), ids)
+    found, flags = boundaries(boundary_rule(tokenizer), ids)
     assert [tokenizer.decode(ids[: i + 1]).count("\n\n") for i in found] == [1, 2]
-    assert not state.is_thinking
+    assert not flags & THINKING
 
 
 def test_thoughts_that_are_lines_end_at_every_newline_but_at_an_empty_line_once() -> None:
@@ -326,9 +312,9 @@ def test_boundaries_of_real_tokenizers(real: Tokenizer) -> None:
     rule = boundary_rule(real, vocab_size=151936)
     assert (len(rule.blank_line), rule.think_end) == (565, 151668)
     ids = real.encode("So.\n\nThen:\n\n\nwait\n \nok\n</think>\n\n5\n\n", add_special_tokens=False)
-    found, state = boundaries(rule, ids)
+    found, flags = boundaries(rule, ids)
     assert [real.decode([ids[i]]) for i in found] == [".\n\n", ":\n\n\n"]
-    assert not state.is_thinking
+    assert not flags & THINKING
 
 
 def test_prompts_of_real_tokenizers(real: Tokenizer) -> None:

@@ -8,8 +8,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from gambit.models.files import locate
-from gambit.text.tokenizer_json import JsonTokenizer, read_tokenizer_json
-from gambit.text.tokenizers import load_tokenizer
+from gambit.text.tokenizers import JsonTokenizer, load_tokenizer, read_tokenizer_json
 from support.tiny import tiny_tokenizer
 
 TEXTS = ["a = 17; b = 61; c = a * b; c?", "<think>\na = 3\n\n</think> \\boxed{7}", "", "héllo\n\n\n  x", "<|end|>"]

@@ -1,7 +1,8 @@
-"""Where a thought ends: the rules of a tokenizer and the detector that follows them token by token."""
+"""Thoughts in a stream of tokens: the rules of a tokenizer, and the detector that follows them token by token."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,27 +14,20 @@ THINK_START = "<think>"
 THINK_END = "</think>"
 BLANK_LINE, LINE = "blank-line", "line"
 BOUNDARY_RULES = (BLANK_LINE, LINE)
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtState:
-    """All the detector remembers of a trace; the default is the state at the beginning of an answer."""
-
-    is_thinking: bool = True
-    after_boundary: bool = False
-    after_newline: bool = False
+# The detector remembers of a trace no more than these flags.
+THINKING, AFTER_BOUNDARY, AFTER_NEWLINE = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryRule:
-    """Which token ids end a thought: a blank line, in one token or made of two newlines; or any end of a line."""
+    """The token ids that end a thought: a blank line, in one token or made of two newlines; or any end of a line."""
 
     vocab_size: int
     blank_line: frozenset[int]  # every newline, where thoughts are lines
     ends_newline: frozenset[int]
     starts_newline: frozenset[int]
     think_end: int | None
-    start: ThoughtState = ThoughtState()  # before a trace's first generated token
+    start: int = THINKING  # the flags before a trace's first generated token
 
 
 def check_boundary_rule(name: str) -> None:
@@ -63,7 +57,7 @@ def boundary_rule(tokenizer: Tokenizer, vocab_size: int | None = None, name: str
 
 
 def _newline_texts(tokenizer: Tokenizer, vocab: Mapping[str, int]) -> dict[int, str]:
-    """Texts of the ids that may hold a newline; decoding the 2,000 likely ones takes 1 % of decoding all 150,000."""
+    """Returns the texts with newlines by id. To decode the 2,000 likely ids takes 1 % of decoding all 150,000."""
     likely = [i for token, i in vocab.items() if "Ċ" in token or "\n" in token or token == "<0x0A>"]
     ids = likely or list(vocab.values())  # an unknown way to write newlines: decode everything
     rows = [[i] for i in ids]
@@ -71,74 +65,51 @@ def _newline_texts(tokenizer: Tokenizer, vocab: Mapping[str, int]) -> dict[int, 
     return {i: text for i, text in zip(ids, texts, strict=True) if "\n" in text}
 
 
-THINKING, AFTER_BOUNDARY, AFTER_NEWLINE = 1, 2, 4
-
-
-def pack(state: ThoughtState) -> int:
-    return THINKING * state.is_thinking + AFTER_BOUNDARY * state.after_boundary + AFTER_NEWLINE * state.after_newline
-
-
-def unpack(flags: int) -> ThoughtState:
-    return ThoughtState(bool(flags & THINKING), bool(flags & AFTER_BOUNDARY), bool(flags & AFTER_NEWLINE))
-
-
-def advance(rule: BoundaryRule, state: ThoughtState, token: int) -> tuple[ThoughtState, bool]:
-    """The state after `token`, and whether it is the boundary of a thought."""
-    if not state.is_thinking or token == rule.think_end:
-        return ThoughtState(is_thinking=False), False
-    completes_pair = state.after_newline and token in rule.starts_newline
+def advance(rule: BoundaryRule, flags: int, token: int) -> tuple[int, bool]:
+    """Returns the flags after `token`, and True if it is the boundary of a thought."""
+    if not flags & THINKING or token == rule.think_end:
+        return 0, False
+    completes_pair = bool(flags & AFTER_NEWLINE) and token in rule.starts_newline
     is_blank = token in rule.blank_line or completes_pair
-    return ThoughtState(True, is_blank, token in rule.ends_newline), is_blank and not state.after_boundary
+    after = THINKING | AFTER_BOUNDARY * is_blank | AFTER_NEWLINE * (token in rule.ends_newline)
+    return after, is_blank and not flags & AFTER_BOUNDARY
 
 
-def boundaries(rule: BoundaryRule, tokens: Iterable[int]) -> tuple[list[int], ThoughtState]:
-    """Indices of the boundary tokens among a trace's generated tokens, and the state after the last."""
-    state, found = rule.start, []
+def boundaries(rule: BoundaryRule, tokens: Iterable[int]) -> tuple[list[int], int]:
+    """Returns the indices of the boundary tokens among a trace's generated tokens, and the flags after the last."""
+    flags, found = rule.start, []
     for index, token in enumerate(tokens):
-        state, is_boundary = advance(rule, state, token)
+        flags, is_boundary = advance(rule, flags, token)
         if is_boundary:
             found.append(index)
-    return found, state
+    return found, flags
 
 
 def continued(rule: BoundaryRule, prefix: Iterable[int]) -> BoundaryRule:
-    """For traces that go on after a prefix, whose think block may be closed already."""
+    """Returns the rule of traces that go on after a prefix, whose think block may be closed already."""
     return replace(rule, start=boundaries(rule, prefix)[1])
 
 
 class ThoughtTables:
-    """`advance` for a whole batch: one look-up for the kind of each token, one for the step it makes."""
-
-    __slots__ = ("_kinds", "_outside", "_steps")
+    """`advance` for a whole batch: one look-up for the kind of each token, one for the change that it makes."""
 
     def __init__(self, rule: BoundaryRule) -> None:
         self._outside = np.uint64(rule.vocab_size)
-        self._kinds = _token_kinds(rule)
-        representatives = _representatives(self._kinds)
-        self._steps = np.zeros(8 * 16, dtype=np.uint8)  # by flags and kind: the new flags, and a bit for a boundary
-        for flags in range(8):
-            for kind, token in representatives.items():
-                state, is_boundary = advance(rule, unpack(flags), token)
-                self._steps[flags << 4 | kind] = pack(state) | is_boundary << 3
+        # A bit set for each id. The last entry stands for every id outside the vocabulary.
+        self._kinds = np.zeros(rule.vocab_size + 1, np.uint8)
+        think_end = {rule.think_end} - {None}
+        for bit, ids in enumerate((rule.blank_line, rule.ends_newline, rule.starts_newline, think_end)):
+            self._kinds[list(ids)] |= 1 << bit
+        self._changes = np.zeros(8 * 16, np.uint8)  # by flags and kind: the new flags, and a bit for a boundary
+        kinds, examples = (found.tolist() for found in np.unique(self._kinds, return_index=True))
+        for flags, (kind, token) in product(range(8), zip(kinds, examples, strict=True)):
+            after, is_boundary = advance(rule, flags, token)
+            self._changes[flags << 4 | kind] = after | is_boundary << 3
 
     def advance_rows(
         self, flags: NDArray[np.uint8], tokens: NDArray[np.integer]
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """New flags and boundary marks; ids outside the vocabulary (padding, -1) count as plain tokens."""
+        """Returns new flags and boundary marks. Ids outside the vocabulary (padding, -1) count as plain tokens."""
         kinds = self._kinds.take(np.minimum(tokens.astype(np.uint64), self._outside))
-        steps = self._steps.take(flags << 4 | kinds)
-        return steps & np.uint8(7), steps > 7
-
-
-def _token_kinds(rule: BoundaryRule) -> NDArray[np.uint8]:
-    """A bit set per id; the extra last entry stands for every id outside the vocabulary."""
-    kinds = np.zeros(rule.vocab_size + 1, dtype=np.uint8)
-    think_end = frozenset() if rule.think_end is None else frozenset({rule.think_end})
-    for bit, ids in enumerate((rule.blank_line, rule.ends_newline, rule.starts_newline, think_end)):
-        kinds[np.fromiter(ids, dtype=np.int64, count=len(ids))] |= 1 << bit
-    return kinds
-
-
-def _representatives(kinds: NDArray[np.uint8]) -> dict[int, int]:
-    values, first = np.unique(kinds, return_index=True)
-    return {int(kind): int(token) for kind, token in zip(values, first, strict=True)}
+        changes = self._changes.take(flags << 4 | kinds)
+        return changes & np.uint8(7), changes > 7

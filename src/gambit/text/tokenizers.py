@@ -1,16 +1,36 @@
-"""The tokenizer interface, and loading a tokenizer that gives text back as it was."""
+"""The tokenizer interface, and loading a tokenizer that gives text back as it was.
 
+A tokenizer that its tokenizer.json describes in full is read without transformers, whose import takes a second.
+"""
+
+from __future__ import annotations
+
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from gambit.errors import UserError
-from gambit.text.tokenizer_json import read_tokenizer_json
 from gambit.types import ChatMessage
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer as Backend
+
+# Classes of transformers that take tokenizer.json as it stands.
+PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+# Settings with which transformers would change what tokenizer.json says.
+CHANGES = (
+    "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces", "split_special_tokens", "auto_map",
+    "added_tokens_decoder", "additional_special_tokens",
+)  # fmt: skip
 
 
 class Tokenizer(Protocol):
-    """What we need of a transformers tokenizer."""
+    """The methods of a transformers tokenizer that are used here."""
 
     @property
     def chat_template(self) -> str | Mapping[str, str] | None: ...
@@ -31,7 +51,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(name_or_path: str, **options: str | bool | None) -> Tokenizer:
-    """A tokenizer that gives text back as it was.
+    """Loads a tokenizer that gives text back as it was.
 
     transformers 5 lets LlamaTokenizer replace the byte-level rules of tokenizer.json for models that merely name that
     class, DeepSeek-R1-0528-Qwen3-8B among them (huggingface/transformers#45488): spaces and newlines are lost, and
@@ -54,14 +74,110 @@ def load_tokenizer(name_or_path: str, **options: str | bool | None) -> Tokenizer
 
 
 def _is_garbled(tokenizer: Tokenizer) -> bool:
-    """Whether a byte-level vocabulary, which always holds the newline as Ċ, does not decode it to a newline."""
+    """Returns True if a byte-level vocabulary, which always holds the newline as Ċ, does not decode it to a newline."""
     newline = tokenizer.convert_tokens_to_ids("Ċ")
     return newline not in (None, tokenizer.unk_token_id) and tokenizer.decode([newline]) != "\n"
 
 
 def single_token(tokenizer: Tokenizer, text: str) -> int | None:
-    """The id of `text` if the vocabulary holds it as one token and encoding yields just that."""
+    """Returns the id of `text` if the vocabulary holds it as one token and encoding yields just that, else None."""
     index = tokenizer.convert_tokens_to_ids(text)
     if index is None or index == tokenizer.unk_token_id:
         return None
     return index if tokenizer.encode(text, add_special_tokens=False) == [index] else None
+
+
+# -- without transformers ----------------------------------------------------------------------------------------
+
+
+class JsonTokenizer:
+    """A tokenizer.json with the special tokens and the chat template that stand beside it."""
+
+    def __init__(self, backend: Backend, special_tokens: Mapping[str, str], chat_template: str | None) -> None:
+        self._backend = backend
+        self._special_tokens = special_tokens
+        self.chat_template = chat_template
+        self.bos_token = special_tokens.get("bos_token")
+        ids = {name: backend.token_to_id(token) for name, token in special_tokens.items()}
+        self.eos_token_id, self.unk_token_id = ids.get("eos_token"), ids.get("unk_token")
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def convert_tokens_to_ids(self, tokens: str, /) -> int | None:
+        index = self._backend.token_to_id(tokens)
+        return self.unk_token_id if index is None else index
+
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> list[str]:
+        assert not clean_up_tokenization_spaces, "text is given back as it was"
+        return self._backend.decode_batch([list(each) for each in sequences], skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, conversation: Sequence[ChatMessage], /, *, tokenize: bool, add_generation_prompt: bool, **options: bool
+    ) -> str:
+        assert not tokenize
+        names = {"messages": list(conversation), "tools": None, "documents": None, **self._special_tokens, **options}
+        return self._template.render(**names, add_generation_prompt=add_generation_prompt)
+
+    @cached_property
+    def _template(self) -> Template:
+        """The compiled template, without transformers' extensions for tools and assistants' turns, which go unused."""
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        assert self.chat_template is not None
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        return environment.from_string(self.chat_template)
+
+
+def _refuse(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def read_tokenizer_json(folder: Path) -> JsonTokenizer | None:
+    """Reads a folder's tokenizer; None if transformers would do more than its files say, or if they cannot be read."""
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        config: dict[str, Any] = dict(json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")))
+        beside = folder / "chat_template.jinja"
+        template = beside.read_text(encoding="utf-8") if beside.is_file() else config.get("chat_template")
+        content = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    except (OSError, ValueError, TypeError):
+        return None
+    special_tokens = {name: config[name] for name in SPECIAL_TOKENS if config.get(name) is not None}
+    named = [*special_tokens.values(), *(config.get("extra_special_tokens") or ())]
+    if not _is_plain(config, named, template):
+        return None
+    try:
+        backend = Backend.from_str(content)
+    except Exception:  # the library raises nothing more precise; transformers then says what is wrong
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    if any(backend.token_to_id(token) is None for token in named):
+        return None  # transformers would add it
+    return JsonTokenizer(backend, special_tokens, template)
+
+
+def _is_plain(config: Mapping[str, Any], named_tokens: Sequence[object], template: object) -> bool:
+    """Returns True if transformers would add nothing to the files. A template of several parts is no text."""
+    return (
+        config.get("tokenizer_class") in PLAIN_CLASSES
+        and not any(config.get(name) for name in CHANGES)
+        and all(isinstance(token, str) for token in named_tokens)
+        and (template is None or (isinstance(template, str) and "generation %}" not in template))
+    )

@@ -21,7 +21,7 @@ from gambit.engines.sampling import noise_keys
 from gambit.errors import EngineError
 from gambit.scorers.memory import Histories
 from gambit.scorers.simple import RunScores
-from gambit.text.boundary import boundaries, pack
+from gambit.text.boundary import boundaries
 from gambit.types import (
     Admission,
     Aggregation,
@@ -328,13 +328,12 @@ class Pool:
         record["noise_key"] = noise_keys([spec.sampling.seed], [spec.noise])
         for name in ("temperature", "top_p", "top_k", "min_p"):
             record[name] = getattr(spec.sampling, name)
-        record["flags"] = pack(search.spec.rule.start)
+        record["flags"] = search.spec.rule.start
         return record
 
     def _replay_thoughts(self, search: OpenSearch, trace: LiveTrace) -> None:
         """Sets the detector's state after the inherited tokens. A boundary that was not scored yet is pending."""
-        ends, state = boundaries(search.spec.rule, trace.tokens.tolist())
-        trace.record["flags"] = pack(state)
+        ends, trace.record["flags"] = boundaries(search.spec.rule, trace.tokens.tolist())
         trace.record["is_pending"] = bool(ends) and ends[-1] == len(trace.tokens) - 1 and len(ends) > trace.score.count
 
     def drop(self, trace: LiveTrace) -> None:

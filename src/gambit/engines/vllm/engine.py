@@ -16,7 +16,7 @@ from gambit.engines.sampling import noise_keys
 from gambit.engines.vllm.messages import CloseSearch, Message, Regroup, SetScores, StepReport, TraceTask
 from gambit.errors import EngineError, first_line
 from gambit.scorers.memory import lost_history
-from gambit.text.boundary import ThoughtState, advance, boundaries, pack
+from gambit.text.boundary import THINKING, advance, boundaries
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import (
     Eviction,
@@ -217,7 +217,7 @@ class VllmEngine:
     def _detached(self, search: SubmittedSearch, spec: TraceSpec) -> SubmittedTrace:
         """A root, or a child whose parent is no longer here."""
         assert len(spec.prefix) == spec.inherited
-        thinking_length = None if search.spec.rule.start.is_thinking else 0
+        thinking_length = None if search.spec.rule.start & THINKING else 0
         return SubmittedTrace(spec, self._next_request(), packed(spec.prefix), self._columns, 0, thinking_length)
 
     def _next_request(self) -> str:
@@ -228,16 +228,16 @@ class VllmEngine:
         """The detector's state after the inherited tokens, and whether the last of them ends an unscored thought."""
         rule, tokens = search.spec.rule, trace.tokens
         if trace.spec.parent is None:
-            ends, state = boundaries(rule, tokens)
+            ends, flags = boundaries(rule, tokens)
             is_new = len(ends) > trace.spec.score.count
-            return pack(state), bool(ends) and ends[-1] == len(tokens) - 1 and is_new
+            return flags, bool(ends) and ends[-1] == len(tokens) - 1 and is_new
         # Traces get long and branches are many: only the last few tokens are read again.
         is_short = len(tokens) <= _DETECTOR_MEMORY
-        state = rule.start if is_short else ThoughtState(is_thinking=trace.is_thinking_at(len(tokens)))
+        flags = rule.start if is_short else THINKING * trace.is_thinking_at(len(tokens))
         is_boundary = False
         for token in tokens[-_DETECTOR_MEMORY:]:
-            state, is_boundary = advance(rule, state, token)
-        return pack(state), is_boundary and trace.scored_length < len(tokens)
+            flags, is_boundary = advance(rule, flags, token)
+        return flags, is_boundary and trace.scored_length < len(tokens)
 
     def _drop(self, trace: SubmittedTrace) -> None:
         search, number = self._searches[trace.spec.key.search], trace.spec.key.trace
