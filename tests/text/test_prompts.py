@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from gambit.errors import UserError
-from gambit.text.boundary import AFTER_NEWLINE, THINKING, BoundaryRule, ThoughtTables, advance, boundaries, boundary_rule
+from gambit.text.boundary import (
+    AFTER_NEWLINE,
+    THINKING,
+    BoundaryRule,
+    ThoughtTables,
+    advance,
+    boundaries,
+    boundary_rule,
+)
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT, EncodedPrompt, encode_problem, rule_for, stop_ids
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 from gambit.types import ChatMessage
