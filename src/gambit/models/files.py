@@ -1,4 +1,4 @@
-"""A model's files: where they are, their hashes, and what lies beside the weights (preset, scorer, sampling)."""
+"""The files of a model: where they are, their hashes, and what lies beside the weights (preset, scorer, sampling)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import cast
 
 from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
-from gambit.errors import UserError
+from gambit.errors import UserError, first_line
 from gambit.models.hub import fetch_config, is_offline, work_offline_if_silent
 from gambit.storage.files import read_object
 from gambit.storage.identity import files_hash
@@ -32,42 +32,37 @@ TOKENIZER_FILES = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
+SCORER_NAME = re.compile(r"[\w-]+")
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def named_model(model: str) -> NamedModel | None:
-    """The model that a package brings along under this name."""
-    if not registry.knows(MODELS, model):
-        return None
-    return cast("NamedModel", registry.load(MODELS, model))
+    """Returns the model that a package brings along under this name; None where there is none."""
+    return cast("NamedModel", registry.load(MODELS, model)) if registry.knows(MODELS, model) else None
 
 
 def locate(model: str) -> str:
-    """What transformers should load: a named model's folder, anything else as it is."""
+    """Returns what transformers should load: a named model's folder, anything else as it is.
+
+    Raises for a model that cannot be had, before anything waits for a hub that does not answer.
+    """
     named = named_model(model)
-    if named is None:
-        _check_exists(model)
-        return model
-    if not named.folder.is_dir():
+    if named is not None and not named.folder.is_dir():
         raise UserError(f"the model {model!r} is missing from this installation ({named.folder}): name another one "
                         "with --model")  # fmt: skip
-    return str(named.folder)
-
-
-def _check_exists(model: str) -> None:
-    """Asked before anything else, so that nothing waits for a hub that does not answer."""
-    if Path(model).is_dir():
-        return
+    if named is not None or Path(model).is_dir():
+        return str(named.folder) if named is not None else model
     if folder_on_disk(model) is not None:
         work_offline_if_silent(model)
     elif (mistake := _mistake_in(model)) is not None:
         raise UserError(f"cannot load model {model!r}: {mistake}")
     else:
         fetch_config(model)
+    return model
 
 
 def _mistake_in(model: str) -> str | None:
-    """Why a name that is no folder cannot be meant for the hub either."""
+    """Explains why a name that is no folder cannot be a hub name either; None where it can."""
     if not HUB_NAME.fullmatch(model):
         return "there is no such folder, and it is no hub name"
     if Path(model).exists():
@@ -76,16 +71,15 @@ def _mistake_in(model: str) -> str | None:
 
 
 def must_be_fetched(model: str) -> bool:
-    """Whether the hub will be asked for all of it."""
+    """Returns True if all of the model has to come from the hub."""
     is_here = named_model(model) is not None or Path(model).is_dir() or folder_on_disk(model) is not None
     return not is_here and _mistake_in(model) is None and not is_offline()
 
 
 def side_file(model: str, filename: str) -> Path | None:
-    """A file beside a model's weights, in its folder or on the hub; None where there is none or no network."""
+    """Returns a file beside a model's weights, from its folder or the hub; None without such a file or a network."""
     if Path(model).is_dir():
-        path = Path(model) / filename
-        return path if path.is_file() else None
+        return _on_disk(model, filename)
     from huggingface_hub import hf_hub_download
 
     try:
@@ -95,20 +89,33 @@ def side_file(model: str, filename: str) -> Path | None:
 
 
 def own_scorer(model: str, name: str) -> Path | None:
-    """A further scorer that travels with a model: `scorers/NAME.safetensors`."""
-    return side_file(model, f"{SCORERS_FOLDER}/{name}.safetensors") if re.fullmatch(r"[\w-]+", name) else None
+    """Returns a further scorer that travels with a model; None where there is none of this name."""
+    return side_file(model, _scorer_path(name)) if SCORER_NAME.fullmatch(name) else None
+
+
+def scorer_file(model: str, scorer: str) -> Path | None:
+    """Returns the checkpoint that a scorer's name stands for; None where it stands for none that is on this disk."""
+    if Path(scorer).is_file():
+        return Path(scorer)
+    if scorer == "auto":
+        return _on_disk(model, SCORER_FILE)
+    return _on_disk(model, _scorer_path(scorer)) if SCORER_NAME.fullmatch(scorer) else None
+
+
+def _scorer_path(name: str) -> str:
+    return f"{SCORERS_FOLDER}/{name}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A model's generation_config: ids that end its turn, and the sampling its makers recommend."""
+    """The ids that end a model's turn, and the sampling that its makers recommend."""
 
     eos_ids: tuple[int, ...]
     sampling: dict[str, float]
 
 
 def generation_of(model: str) -> Generation:
-    """Empty for a model without one."""
+    """Reads a model's generation_config; empty for a model without one."""
     path = side_file(model, GENERATION_FILE)
     if path is None:
         return Generation((), {})
@@ -124,7 +131,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def check_model(model: str) -> None:
-    """Refuse a model whose folder is missing or has broken files, before anything heavy is imported."""
+    """Raises for a model whose folder is missing or has broken files, before anything heavy is imported."""
     source = locate(model)
     if Path(source).is_dir():
         check_weights(source)
@@ -132,32 +139,30 @@ def check_model(model: str) -> None:
 
 
 def check_weights(model: str) -> None:
-    """Refuse weights that a broken download left behind, before an engine takes a minute to stumble over them."""
+    """Raises for weights that a broken download left behind, before an engine takes a minute to stumble over them."""
+    from safetensors import SafetensorError, safe_open
+
     for file in weight_files(model):
         try:
-            with file.open("rb") as content:
-                size = int.from_bytes(content.read(8), "little")
-                header = json.loads(content.read(min(size, file.stat().st_size)))
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} is not a readable safetensors file: copy it again") from error
-        if (found := file.stat().st_size) != 8 + size + end:
-            raise UserError(f"{file} has {found:,} bytes where its header promises {8 + size + end:,}: copy it again")
+            with safe_open(file, framework="np"):
+                continue
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{file} is not a whole safetensors file ({first_line(error)}): copy it again") from error
 
 
 def defaults_of(model: str, generation: Generation) -> ModelDefaults:
-    """What the model itself says about how to search with it."""
+    """Returns what the model's own files recommend for a search."""
     path = side_file(model, PRESET_FILE)
     return ModelDefaults(preset_for(model, path.parent if path else None), generation.sampling)
 
 
 def name_of(model: str) -> str:
-    """What to call a model in a checkpoint: a hub name as it is, of a folder only its own name."""
+    """Returns the name of a model in checkpoints: a hub name as it is, of a folder only its own name."""
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def hidden_size_on_disk(model: str) -> int | None:
-    """From a model's config, without loading it; None where it is not on this disk."""
+    """Reads the hidden size from a model's config, without loading it; None where it is not on this disk."""
     path = _on_disk(model, "config.json")
     if path is None:
         return None
@@ -168,14 +173,16 @@ def hidden_size_on_disk(model: str) -> int | None:
 
 
 def weight_hash(model: str) -> str | None:
-    """A hash of a model's weights, or None where they are not on this disk as safetensors."""
+    """Returns a hash of a model's weights; None where they are not on this disk as safetensors."""
     files = weight_files(model)
     return files_hash(files) if files else None
 
 
 def identity_hash(model: str) -> str | None:
-    """A hash of a model's weights, configuration and tokenizer; None where the weights are not on this disk."""
-    weights = weight_files(model) or _other_weights(model)
+    """Returns a hash of a model's weights, configuration and tokenizer; None without weights on this disk."""
+    weights, folder = weight_files(model), folder_on_disk(model)
+    if not weights and folder is not None:
+        weights = sorted(path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern))
     if not weights:
         return None
     digest = hashlib.sha256(files_hash(weights).encode())
@@ -186,27 +193,13 @@ def identity_hash(model: str) -> str | None:
 
 
 def folder_on_disk(model: str) -> Path | None:
-    """Where a model's files are; None for one that only the hub has."""
+    """Returns the folder of a model's files; None for one that only the hub has."""
     config = _on_disk(model, "config.json")
     return config.parent if config else None
 
 
-def scorer_file(model: str, scorer: str) -> Path | None:
-    """The checkpoint that a scorer's name stands for, where it stands for one that is on this disk."""
-    if Path(scorer).is_file():
-        return Path(scorer)
-    if scorer == "auto":
-        return _on_disk(model, SCORER_FILE)
-    return _on_disk(model, f"{SCORERS_FOLDER}/{scorer}.safetensors") if re.fullmatch(r"[\w-]+", scorer) else None
-
-
-def _other_weights(model: str) -> list[Path]:
-    folder = folder_on_disk(model)
-    return sorted(path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)) if folder else []
-
-
 def weight_files(model: str) -> list[Path]:
-    """A model's safetensors on this disk, none where one of them is missing."""
+    """Returns a model's safetensors on this disk; none where one of them is missing."""
     index = _on_disk(model, WEIGHTS_INDEX)
     if index is None:
         single = _on_disk(model, WEIGHTS_FILE)
@@ -220,7 +213,7 @@ def weight_files(model: str) -> list[Path]:
 
 
 def _on_disk(model: str, filename: str) -> Path | None:
-    """Without asking any network: a hash is worth no wait."""
+    """Finds a file in the model's folder or in the hub's cache, without a network: a hash is worth no wait."""
     if Path(model).is_dir():
         path = Path(model) / filename
         return path if path.is_file() else None

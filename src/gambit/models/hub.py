@@ -1,4 +1,4 @@
-"""The model hub: one short question whether it answers, and what follows where it does not.
+"""The model hub: one short probe of its address, and what follows when it does not answer.
 
 Libraries try again for half a minute for every file that they miss, which is minutes for a model without a network.
 """
@@ -24,14 +24,14 @@ def address() -> str:
 
 
 def is_offline() -> bool:
-    """As the user set it, or because the hub was silent."""
+    """Returns True if the user set it so, or if the hub was silent."""
     from huggingface_hub import is_offline_mode
 
     return is_offline_mode()
 
 
 def fetch_config(model: str) -> None:
-    """Refuse a model that the hub does not give; the caller has it neither in a folder nor in the cache."""
+    """Fetches config.json of a model that is not on this disk; raises if the hub does not send it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -48,7 +48,7 @@ def fetch_config(model: str) -> None:
 
 
 def work_offline_if_silent(model: str) -> None:
-    """For a model in the cache: where the hub does not answer, no library asks it for the files that are optional."""
+    """Keeps libraries from requesting optional files of a cached model from a hub that does not answer."""
     from huggingface_hub import constants
 
     if is_offline() or (reason := _silence()) is None:
@@ -64,7 +64,7 @@ def _refused(model: str, reason: str) -> UserError:
 
 
 def _silence() -> str | None:
-    """Why nothing answers; None where something does, if only with an error."""
+    """Returns the reason why nothing answers; None if something does, even with an error."""
     try:
         with urlopen(Request(address(), method="HEAD"), timeout=SECONDS):
             return None
