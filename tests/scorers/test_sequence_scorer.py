@@ -8,13 +8,7 @@ import torch
 from gambit.errors import UserError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ScorerInfo, ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
-from gambit.scorers.sequence import (
-    SequenceNetwork,
-    SequenceScorer,
-    SequenceShape,
-    last_logits,
-    sequence_info,
-)
+from gambit.scorers.sequence import SequenceNetwork, SequenceScorer, SequenceShape, sequence_info
 from gambit.types import Aggregation, StatePosition
 from support.engine_setups import make_sequence
 
@@ -47,11 +41,6 @@ def test_the_window_bounds_what_a_step_sees():
     assert moved[2:5].min() > 1e-6 and moved[5:].max() == 0
     # Only distances count: the same last three thoughts, the same logit.
     assert torch.allclose(narrow(states[:, 5:])[0, -1], narrow(states)[0, -1], atol=1e-5)
-
-
-def test_the_last_logit_is_the_one_of_the_last_valid_step():
-    logits = torch.arange(12.0).reshape(3, 4)
-    assert last_logits(logits, torch.tensor([1, 4, 2])).tolist() == [0.0, 7.0, 9.0]
 
 
 @pytest.mark.parametrize("max_thoughts", [1, 4, 1024])

@@ -1,4 +1,4 @@
-"""The scorer protocol, and what a scorer says about itself."""
+"""The scorer protocols, and the facts that a scorer states about itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScorerInfo:
-    """What a scorer needs from an engine and what its numbers mean; for a learned one, its checkpoint's metadata."""
+    """A scorer's needs and the meaning of its numbers. For a learned scorer this is its checkpoint's metadata."""
 
     __pydantic_config__: ClassVar = ConfigDict(strict=True)
 
@@ -48,25 +48,25 @@ class ThoughtBatch:
 class Scorer(Protocol):
     """Scores finished thoughts, each on its own.
 
-    One that looks at states alone and never lets the host see a value may say `is_recordable = True`: vLLM's worker
-    then records its kernels on a GPU and launches all of them by one call. One that is no more than two layers may say
-    so too (`two_layers`): the worker then has one kernel for it.
+    A scorer that looks at states alone and never lets the host see a value may set `is_recordable = True`: vLLM's
+    worker then records its kernels on a GPU and launches all of them by one call. A scorer of no more than two layers
+    may have the attribute `two_layers` too: the worker then has one kernel for it.
     """
 
     @property
     def info(self) -> ScorerInfo:
-        """Which states it reads and what its scores mean."""
+        """The states that it reads and the meaning of its scores."""
 
     def to(self, device: torch.device) -> Scorer:
-        """The same scorer with its weights on a device."""
+        """Returns the same scorer with its weights on a device."""
 
     def score(self, thoughts: ThoughtBatch) -> torch.Tensor:
-        """[n] float32 scores, higher is better; row i depends on row i alone."""
+        """Returns [n] float32 scores, higher is better; row i depends on row i alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwoLayers:
-    """W₂·relu(W₁·h + b₁) + b₂: what a scorer makes of states, or the logit of that."""
+    """The weights of a scorer that computes W₂·relu(W₁·h + b₁) + b₂ of states, or the sigmoid of that."""
 
     w1: torch.Tensor
     b1: torch.Tensor
@@ -80,17 +80,17 @@ class SplitScorer(Scorer, Protocol):
     """Scores by states and confidences together, in two steps: vLLM has the two in different places."""
 
     def part(self, states: torch.Tensor) -> torch.Tensor:
-        """[n], what the states alone say."""
+        """Returns [n] numbers that depend on the states alone."""
 
     def whole(self, parts: torch.Tensor, confidences: torch.Tensor) -> torch.Tensor:
-        """[n] scores."""
+        """Returns [n] scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastThoughts:
-    """Where a history scorer finds what it remembers of n traces and where it puts what it remembers next.
+    """The slots of n traces' past thoughts in a history scorer's memory, and the slots of their next thoughts.
 
-    A slot belongs to one scored thought of one trace and of every branch that inherited it; it is written once.
+    A slot belongs to one scored thought of one trace and of every branch that inherited it. It is written once.
     """
 
     slots: torch.Tensor  # [n, most], the thoughts before, oldest first, at most `max_past` of them
@@ -99,11 +99,11 @@ class PastThoughts:
     own: torch.Tensor  # [n], the slot to fill; all different
 
     def split(self, size: int) -> list[PastThoughts]:
-        """In parts of so many traces."""
+        """Splits into batches of so many traces."""
         import torch
 
-        columns = (torch.split(part, size) for part in (self.slots, self.mask, self.positions, self.own))
-        return [PastThoughts(*parts) for parts in zip(*columns, strict=True)]
+        columns = (torch.split(column, size) for column in (self.slots, self.mask, self.positions, self.own))
+        return [PastThoughts(*rows) for rows in zip(*columns, strict=True)]
 
 
 @runtime_checkable
@@ -116,18 +116,18 @@ class HistoryScorer(Scorer, Protocol):
 
     @property
     def max_past(self) -> int:
-        """How many thoughts before the one to be scored it reads."""
+        """The number of thoughts before the scored one that it reads."""
 
     def memory(self, num_slots: int) -> torch.Tensor:
-        """Zeros on the scorer's device, the slots in dimension 2."""
+        """Returns zeros on the scorer's device, the slots in dimension 2."""
 
     def score_next(self, thoughts: ThoughtBatch, memory: torch.Tensor, past: PastThoughts) -> torch.Tensor:
-        """[n] float32 scores of the next thought of n traces; fills their own slots."""
+        """Returns [n] float32 scores of the next thought of n traces; fills their own slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeFor:
-    """A model and a way of cutting thoughts, as a scorer, a verifier or a collection was made for, or as a run has."""
+    """A model and a way of cutting thoughts: those that a scorer, verifier or collection needs, or those of a run."""
 
     name: str  # in messages: "the scorer", "the model"
     hidden_size: int | None = None  # None here and below: any, or not known
@@ -137,6 +137,7 @@ class MadeFor:
 
 
 def made_for(info: ScorerInfo, name: str = "the scorer") -> MadeFor:
+    """Returns the model and the rule that a scorer was trained for."""
     return MadeFor(name, info.hidden_size, info.boundary_rule, info.base_model_hash, info.base_model)
 
 
@@ -147,9 +148,9 @@ def check_fit(
     *,
     needs_weights: bool = False,
 ) -> str | None:
-    """Raises where a scorer cannot work.
+    """Raises if a scorer cannot work. Returns None if it fits.
 
-    Where only the model's weights are others, it raises if `needs_weights`, else it returns a warning.
+    If only the model's weights differ, it raises with `needs_weights`, else it returns a warning.
     """
     for what, needed, there in (
         ("hidden size", scorer.hidden_size, found.hidden_size),

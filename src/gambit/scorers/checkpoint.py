@@ -1,11 +1,10 @@
-"""Checkpoints of scorers: safetensors files with JSON metadata. Imports STEP's published ones."""
+"""Checkpoints of scorers: safetensors files with JSON metadata, and STEP's published torch files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -15,7 +14,7 @@ from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError, reason_of
 from gambit.events import Json
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit
-from gambit.scorers.mlp import TENSORS, BlendScorer, MlpScorer
+from gambit.scorers.mlp import TENSORS, BlendScorer, MlpScorer, Weights
 from gambit.storage.files import object_in, record_in, write_whole
 
 if TYPE_CHECKING:
@@ -39,39 +38,8 @@ class SavedScorer(Scorer, Protocol):
         """Returns what else the weights need to be read again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The content of a checkpoint file, its metadata checked."""
-
-    path: Path
-    info: ScorerInfo
-    metadata: dict[str, Any]
-    tensors: dict[str, torch.Tensor]  # in float32, all values finite
-
-
 def load_checkpoint(path: Path) -> Scorer:
-    """Loads a scorer of any architecture."""
-    content = read_checkpoint(path)
-    if content.info.architecture in (MlpScorer.architecture, BlendScorer.architecture):
-        return load_mlp(content)
-    from gambit.scorers.sequence import ARCHITECTURE, load_sequence
-
-    if content.info.architecture == ARCHITECTURE:
-        return load_sequence(content)
-    known = ", ".join((MlpScorer.architecture, BlendScorer.architecture, ARCHITECTURE))
-    raise UserError(f"{path}: unknown architecture {content.info.architecture!r}, known are {known}; {FIX}")
-
-
-def save_checkpoint(scorer: Scorer, path: Path, extra: Mapping[str, object] | None = None) -> None:
-    """Writes a trained scorer. `extra` (training data, metrics) joins the metadata."""
-    if not isinstance(scorer, SavedScorer):
-        raise UserError(f"a scorer of type {type(scorer).__name__} has no checkpoint format")
-    info = TypeAdapter(ScorerInfo).dump_python(scorer.info, mode="json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, scorer.tensors(), {"format": FORMAT, **info, **scorer.shape_metadata, **(extra or {})})
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
+    """Loads a scorer of any architecture, in float32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -85,12 +53,28 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tensors = {name: tensor.float() for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as a safetensors scorer ({error}); {FIX}") from error
-    check_finite(path, tensors)
-    return Checkpoint(path, info, metadata, tensors)
+    _check_finite(path, tensors)
+    if info.architecture in (MlpScorer.architecture, BlendScorer.architecture):
+        return _load_mlp(path, info, tensors)
+    from gambit.scorers.sequence import ARCHITECTURE, load_sequence
+
+    if info.architecture == ARCHITECTURE:
+        return load_sequence(path, info, metadata, tensors)
+    known = ", ".join((MlpScorer.architecture, BlendScorer.architecture, ARCHITECTURE))
+    raise UserError(f"{path}: unknown architecture {info.architecture!r}, known are {known}; {FIX}")
+
+
+def save_checkpoint(scorer: Scorer, path: Path, extra: Mapping[str, object] | None = None) -> None:
+    """Writes a trained scorer. `extra` (training data, metrics) joins the metadata."""
+    if not isinstance(scorer, SavedScorer):
+        raise UserError(f"a scorer of type {type(scorer).__name__} has no checkpoint format")
+    info = TypeAdapter(ScorerInfo).dump_python(scorer.info, mode="json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, scorer.tensors(), {"format": FORMAT, **info, **scorer.shape_metadata, **(extra or {})})
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Returns everything that a checkpoint says about itself."""
+    """Returns all metadata of a checkpoint."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -104,7 +88,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def add_metrics(path: Path, metrics: Mapping[str, Json], trust: ScorerTrust | None = None) -> None:
-    """Writes what a scorer reached into its own checkpoint. The weights stay as they are."""
+    """Adds measured results to a scorer's checkpoint. The weights stay as they are."""
     from safetensors.torch import load_file
 
     metadata = read_metadata(path)
@@ -122,28 +106,26 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[st
     write_whole(path, save(content, metadata={METADATA_KEY: json.dumps(metadata)}))
 
 
-def check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises where weights are not numbers: every score would be NaN, or the same."""
+def _check_finite(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises if weights are not numbers: every score would be NaN, or the same."""
     for name, tensor in tensors.items():
         if wrong := int((~tensor.isfinite()).sum()):
             raise UserError(f"{path}: {wrong:,} of the {tensor.numel():,} values of tensor {name} are NaN or infinite: "
                             "use another checkpoint, or train the scorer again")  # fmt: skip
 
 
-def load_mlp(content: Checkpoint) -> MlpScorer | BlendScorer:
+def _load_mlp(path: Path, info: ScorerInfo, tensors: Mapping[str, torch.Tensor]) -> MlpScorer | BlendScorer:
     """Returns an MLP, or a blend of one with token confidence."""
-    path, info = content.path, content.info
-    names = (*TENSORS, *((BlendScorer.slope_name,) if info.architecture == BlendScorer.architecture else ()))
-    if missing := [name for name in names if name not in content.tensors]:
+    is_blend = info.architecture == BlendScorer.architecture
+    names = (*TENSORS, BlendScorer.slope_name) if is_blend else TENSORS
+    if missing := [name for name in names if name not in tensors]:
         raise UserError(f"{path}: not an MLP scorer, tensors missing: {', '.join(missing)}; {FIX}")
-    layers = _checked_layers(path, content.tensors)
-    if (takes := layers[0].shape[1]) != (info.hidden_size or 0) * len(info.layers):
+    weights = _checked_weights(path, tensors)
+    if (takes := weights[0].shape[1]) != (info.hidden_size or 0) * len(info.layers):
         times = f" times {len(info.layers)} layers" if len(info.layers) > 1 else ""
         raise UserError(f"{path}: metadata says hidden size {info.hidden_size}{times}, the weights take {takes}; {FIX}")
-    mlp = MlpScorer(info, layers)
-    if info.architecture == MlpScorer.architecture:
-        return mlp
-    return BlendScorer(info, mlp, float(content.tensors[BlendScorer.slope_name]))
+    mlp = MlpScorer(info, weights)
+    return BlendScorer(info, mlp, float(tensors[BlendScorer.slope_name])) if is_blend else mlp
 
 
 # -- published ones --------------------------------------------------------------------------------------------
@@ -159,24 +141,24 @@ class _Unread:
         pass
 
 
-# The names in pickles of what makes a numpy scalar, before numpy 2 and since.
+# The names in pickles of the functions that make a numpy scalar, before numpy 2 and since.
 NUMPY_SCALARS = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 
 
 def import_published(path: Path, info: ScorerInfo) -> MlpScorer:
     """Returns a published STEP scorer with the metadata that its file lacks."""
-    weights = read_published(path)
+    weights = _read_published(path)
     takes = int(weights[0].shape[1])
     model = MadeFor(f"{info.base_model}", info.hidden_size)
     check_fit(MadeFor(f"{path}", takes), model, "name the model it was trained for with --base-model")
     return MlpScorer(dataclasses.replace(info, hidden_size=takes), weights)
 
 
-def read_published(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _read_published(path: Path) -> Weights:
     """Reads the weights in a STEP checkpoint: a state dict, or a dict that holds one as `model_state_dict`.
 
-    Loads weights only: a pickle that wants to do more than make tensors is refused before it does anything. The metrics
-    beside the weights may be numpy scalars (scikit-learn returns them), which are not made.
+    Loads weights only: a pickle that does more than make tensors is refused before it does anything. The metrics beside
+    the weights may be numpy scalars (scikit-learn returns them), which are not made.
     """
     import pickle
 
@@ -201,15 +183,13 @@ def read_published(path: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     tensors = {
         name: value.float() if isinstance(value, torch.Tensor) else torch.empty(0) for name, value in state.items()
     }
-    layers = _checked_layers(path, tensors)
-    check_finite(path, tensors)
-    return layers
+    weights = _checked_weights(path, tensors)
+    _check_finite(path, tensors)
+    return weights
 
 
-def _checked_layers(
-    path: Path, tensors: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns W₁, b₁, W₂, b₂ of a two-layer network."""
+def _checked_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> Weights:
+    """Returns the weights of a two-layer network; raises if their shapes do not fit."""
     w1, b1, w2, b2 = (tensors[name] for name in TENSORS)
     width = len(b1) if b1.dim() else 0
     if w1.dim() != 2 or w1.shape[0] != width or w2.shape != (1, width) or b2.shape != (1,):

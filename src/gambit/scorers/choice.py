@@ -36,18 +36,18 @@ def load_scorer(name: str, source: str, model: str) -> Scorer:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Returns True where a scorer's name is the path of a checkpoint."""
+    """Returns True if a scorer's name is the path of a checkpoint."""
     return name.endswith(CHECKPOINT) or Path(name).is_file()
 
 
 def model_scorer(source: str) -> Scorer | None:
-    """Loads the scorer that lies beside a model's weights; None where there is none."""
+    """Loads the scorer that lies beside a model's weights; None if there is none."""
     path = models.side_file(source, models.SCORER_FILE)
     return None if path is None else load_checkpoint(path)
 
 
 def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
-    """Warns where a scorer was trained on the states of other weights."""
+    """Warns if a scorer was trained on the states of other weights."""
     if info.base_model_hash is None:
         return
     warning = check_fit(made_for(info), MadeFor(model, weights=models.weight_hash(source)))

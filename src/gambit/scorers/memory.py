@@ -1,4 +1,4 @@
-"""What a history scorer remembers: a slot for each scored thought, shared by branches."""
+"""The memory of a history scorer: a slot for each scored thought, shared by branches."""
 
 from __future__ import annotations
 
@@ -19,62 +19,31 @@ Numbers = npt.NDArray[np.int64]
 _FIRST = 64  # slots; doubled whenever they run out
 
 
-class SlotCounts:
-    """Slot numbers by reference count; a number is free again when nobody holds it."""
-
-    def __init__(self) -> None:
-        self._refs = np.zeros(0, np.int64)
-        self._free = np.zeros(0, np.int32)  # a stack; what was given back last is taken first, so memory stays small
-
-    @property
-    def num_used(self) -> int:
-        return len(self._refs) - len(self._free)
-
-    def take(self, count: int) -> Slots:
-        while count > len(self._free):
-            have = len(self._refs)
-            fresh = np.arange(have, max(2 * have, _FIRST), dtype=np.int32)
-            self._refs = np.concatenate((self._refs, np.zeros(len(fresh), np.int64)))
-            self._free = np.concatenate((fresh[::-1], self._free))
-        rest = len(self._free) - count
-        taken, self._free = self._free[rest:].copy(), self._free[:rest]
-        self._refs[taken] = 1
-        return taken
-
-    def share(self, slots: Slots) -> None:
-        assert (self._refs[slots] > 0).all(), "a slot that nobody holds cannot be shared"
-        self._refs[slots] += 1
-
-    def release(self, slots: Slots) -> None:
-        assert (self._refs[slots] > 0).all(), "a slot is given back once"
-        self._refs[slots] -= 1
-        self._free = np.concatenate((self._free, slots[self._refs[slots] == 0]))
-
-
 class Histories(Generic[Key]):
     """The scored thoughts of traces, by whatever names an engine has for those.
 
     A child holds its parent's slots from the moment it begins, so that the parent may advance, end and be forgotten.
-    All in one table, so that a step over many traces costs a few array operations.
+    All traces are in one table, so that a step over many of them costs a few array operations.
     """
 
     def __init__(self) -> None:
-        self._counts = SlotCounts()
+        self._holders = np.zeros(0, np.int64)  # by slot: the number of traces that hold it
+        self._free_slots = np.zeros(0, np.int32)  # a stack: freed last, taken first, so that memory stays small
         self._row: dict[Key, int] = {}
         self._free_rows: list[int] = []
         self._slots = np.zeros((0, 16), np.int32)  # a row per trace, oldest thought first
-        self._length = np.zeros(0, np.int64)  # of each row; what lies behind it is anything
+        self._length = np.zeros(0, np.int64)  # of each row; numbers after it have no meaning
 
     @property
     def num_used(self) -> int:
-        """Slots that a trace holds or a thought is about to fill."""
-        return self._counts.num_used
+        """The number of slots that a trace holds or a thought is about to fill."""
+        return len(self._holders) - len(self._free_slots)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._row
 
     def begin(self, key: Key, source: Key | None, count: int) -> None:
-        """A trace whose first `count` thoughts are those of `source`."""
+        """Adds a trace whose first `count` thoughts are those of `source`."""
         assert key not in self._row
         origin = None if source is None else self._row.get(source)
         if count and (origin is None or self._length[origin] < count):
@@ -82,21 +51,23 @@ class Histories(Generic[Key]):
         row = self._row[key] = self._take_row()
         self._length[row] = count
         if count:
-            self._slots[row, :count] = self._slots[origin, :count]
-            self._counts.share(self._slots[row, :count])
+            self._slots[row, :count] = shared = self._slots[origin, :count]
+            self._holders[shared] += 1
 
     def extend(self, keys: Sequence[Key], max_past: int) -> PastRows:
-        """One more thought for each trace; it is to be scored with what this gives."""
+        """Adds a thought to each trace; returns the past thoughts to score it with."""
         past = self.propose(keys, max_past)
         self.append(keys, past.own)
         return past
 
     def propose(self, keys: Sequence[Key], max_past: int) -> PastRows:
-        """What to score the next thoughts with, if they are any: `append` or `give_back` settles their own slots."""
+        """Returns the past thoughts for the traces' next ones, if they are any.
+
+        The slots for these are taken; `append` or `give_back` settles them.
+        """
         rows = self._rows(keys)
         lengths = self._length[rows]
-        own = self._counts.take(len(keys))
-        return PastRows(self._latest(rows, lengths, max_past), np.minimum(lengths, max_past), lengths, own)
+        return PastRows(self._latest(rows, max_past), np.minimum(lengths, max_past), lengths, self._take(len(keys)))
 
     def append(self, keys: Sequence[Key], slots: Slots) -> None:
         rows = self._rows(keys)
@@ -107,13 +78,15 @@ class Histories(Generic[Key]):
         self._length[rows] = at + 1
 
     def give_back(self, slots: Slots) -> None:
-        self._counts.release(slots)
+        assert (self._holders[slots] > 0).all(), "a slot is given back once"
+        self._holders[slots] -= 1
+        self._free_slots = np.concatenate((self._free_slots, slots[self._holders[slots] == 0]))
 
     def end(self, key: Key) -> None:
-        """Forget a trace; slots that no other one holds are free. What was forgotten before stays so."""
+        """Forgets a trace and frees the slots that no other one holds. A trace that is forgotten already stays so."""
         row = self._row.pop(key, None)
         if row is not None:
-            self._counts.release(self._slots[row, : self._length[row]])
+            self.give_back(self._slots[row, : self._length[row]])
             self._free_rows.append(row)
 
     def end_where(self, is_over: Callable[[Key], bool]) -> None:
@@ -123,13 +96,25 @@ class Histories(Generic[Key]):
     def _rows(self, keys: Sequence[Key]) -> Numbers:
         return np.fromiter(map(self._row.__getitem__, keys), np.int64, len(keys))
 
-    def _latest(self, rows: Numbers, lengths: Numbers, max_past: int) -> Slots:
-        """The last `max_past` slots of each row or all it has, from the left."""
+    def _latest(self, rows: Numbers, max_past: int) -> Slots:
+        """Returns the last `max_past` slots of each row or all it has, from the left."""
+        lengths = self._length[rows]
         longest = int(lengths.max(initial=0))
         if longest <= max_past:
             return self._slots[:, :longest][rows]
         first = np.maximum(lengths - max_past, 0)
         return np.take_along_axis(self._slots[rows], first[:, None] + np.arange(max_past), axis=1)
+
+    def _take(self, count: int) -> Slots:
+        while count > len(self._free_slots):
+            have = len(self._holders)
+            fresh = np.arange(have, max(2 * have, _FIRST), dtype=np.int32)
+            self._holders = np.concatenate((self._holders, np.zeros(len(fresh), np.int64)))
+            self._free_slots = np.concatenate((fresh[::-1], self._free_slots))
+        rest = len(self._free_slots) - count
+        taken, self._free_slots = self._free_slots[rest:].copy(), self._free_slots[:rest]
+        self._holders[taken] = 1
+        return taken
 
     def _take_row(self) -> int:
         if not self._free_rows:
@@ -142,6 +127,7 @@ class Histories(Generic[Key]):
 
 
 def lost_history(key: Hashable, source: Hashable | None, count: int) -> EngineError:
+    """Returns the error for a trace whose inherited thoughts are not known."""
     whose = "a trace that it does not name" if source is None else f"{source}, of which so many are not known"
     return EngineError(f"{key} continues after {count} scored thoughts of {whose}: a child names its live parent, or "
                        "with a prefix `history_of`, in a search that keeps histories")  # fmt: skip
@@ -149,7 +135,7 @@ def lost_history(key: Hashable, source: Hashable | None, count: int) -> EngineEr
 
 @dataclass(frozen=True, slots=True)
 class PastRows:
-    """`PastThoughts` before they go to a device: plain arrays, which cross a process border."""
+    """`PastThoughts` before they are copied to a device: plain arrays, which cross a process border."""
 
     slots: Slots  # [n, most]
     lengths: Numbers  # [n], how many of them are the trace's
@@ -165,13 +151,13 @@ class PastRows:
 
 
 def on_device(array: Slots | Numbers, device: torch.device) -> torch.Tensor:
-    """From pinned memory, since a copy from anywhere else may wait for the device."""
+    """Copies an array to a device, from pinned memory: a copy from anywhere else may wait for the device."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class ThoughtMemory:
-    """A history scorer with the memory its slots are in; it grows when a higher slot is used."""
+    """A history scorer with the memory that holds its slots. It grows when a higher slot is used."""
 
     def __init__(self, scorer: HistoryScorer, num_slots: int = _FIRST) -> None:
         self._scorer = scorer
@@ -186,10 +172,8 @@ class ThoughtMemory:
         return self._scorer.max_past
 
     def score(self, thoughts: ThoughtBatch, past: PastRows) -> torch.Tensor:
-        self._reserve(int(past.own.max(initial=-1)) + 1)
-        return self._scorer.score_next(thoughts, self._memory, past.to(thoughts.states.device))
-
-    def _reserve(self, num_slots: int) -> None:
+        num_slots = int(past.own.max(initial=-1)) + 1
         if num_slots > self.num_slots:
             more = max(num_slots, self.num_slots * 3 // 2) - self.num_slots
             self._memory = torch.cat((self._memory, self._scorer.memory(more)), dim=2)
+        return self._scorer.score_next(thoughts, self._memory, past.to(thoughts.states.device))

@@ -10,6 +10,7 @@ from gambit.scorers.base import ScorerInfo, ThoughtBatch, TwoLayers
 if TYPE_CHECKING:
     import torch
 
+Weights = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"]  # W₁, b₁, W₂, b₂
 TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's own names
 
 
@@ -18,7 +19,7 @@ class MlpScorer:
     """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 whatever the model's dtype; on a CPU in float64."""
 
     info: ScorerInfo
-    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    weights: Weights
     architecture: ClassVar[str] = "mlp"
     shape_metadata: ClassVar[dict[str, object]] = {}
     is_recordable: ClassVar[bool] = True
@@ -39,7 +40,7 @@ class MlpScorer:
         from torch.nn.functional import linear, relu
 
         # On a CPU float32 sums depend on how many rows there are. The same thought must score the same in every batch:
-        # traces that say the same are equal, and which of them goes is decided by their ids and not by rounding.
+        # traces with the same tokens are equal, and their ids decide which of them goes, not rounding.
         dtype = torch.float64 if states.device.type == "cpu" else torch.float32
         w1, b1, w2, b2 = (tensor.to(dtype) for tensor in self.weights)
         return linear(relu(linear(states.to(dtype), w1, b1)), w2, b2).squeeze(-1).float()
@@ -50,10 +51,10 @@ class MlpScorer:
 
 @dataclass(frozen=True, slots=True)
 class BlendScorer:
-    """sigmoid(W₂·relu(W₁·h + b₁) + b₂ + a·c): what the state says and how sure the model was of the thought.
+    """sigmoid(W₂·relu(W₁·h + b₁) + b₂ + a·c) of a state h and the thought's token confidence c.
 
-    A sum, so that an engine can compute each part where its input is: states on the device, confidences where it is
-    known which tokens are a thought.
+    It is a sum, so that an engine can compute each term where its input is: states on the device, confidences where the
+    tokens of a thought are known.
     """
 
     info: ScorerInfo
@@ -72,7 +73,7 @@ class BlendScorer:
 
     @property
     def two_layers(self) -> TwoLayers:
-        return TwoLayers(*self.mlp.weights, is_logit=False)  # of its part
+        return TwoLayers(*self.mlp.weights, is_logit=False)  # of `part`
 
     def part(self, states: torch.Tensor) -> torch.Tensor:
         return self.mlp.logits(states)
@@ -85,5 +86,5 @@ class BlendScorer:
 
 
 def _sigmoid(logits: torch.Tensor) -> torch.Tensor:
-    """On a CPU by way of float64 too: in float32 a vector's last elements are computed in another way than the rest."""
+    """Uses float64 on a CPU: in float32 a vector's last elements are computed in another way than the rest."""
     return logits.double().sigmoid().float() if logits.device.type == "cpu" else logits.sigmoid()

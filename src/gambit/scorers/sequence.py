@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import torch
@@ -15,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from gambit.errors import UserError
 from gambit.scorers.base import PastThoughts, ScorerInfo, ThoughtBatch
-from gambit.scorers.checkpoint import FIX, Checkpoint
+from gambit.scorers.checkpoint import FIX
 from gambit.storage.files import record_in
 from gambit.types import Aggregation
 
@@ -26,16 +28,16 @@ _GATHERED = 1 << 25  # numbers, of keys or values of one layer: 128 MiB
 
 
 class ShapeError(UserError, ValueError):
-    """Refuses a shape, also one in a file, whose reader then names it."""
+    """A network that cannot be built. A ValueError too, so that pydantic names its place in a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceShape:
-    """How large the network is.
+    """The sizes of the network.
 
     `max_thoughts` bounds the cost of a thought: it attends to itself and to the `max_thoughts - 1` thoughts before it,
-    in training and in a search alike. Positions are relative (RoPE), so that a longer trace is scored as well. What
-    happened earlier reaches a thought through the layers below only.
+    in training and in a search alike. Positions are relative (RoPE), so that a longer trace is scored as well. Earlier
+    thoughts reach it through the layers below only.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid")
@@ -69,22 +71,23 @@ class SequenceNetwork(nn.Module):
         self.output = nn.Linear(shape.width, 1)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits [batch, thoughts] of states [batch, thoughts, features], each after the thoughts up to it.
+        """Returns logits [batch, thoughts] of states [batch, thoughts, features], each after the thoughts up to it.
 
-        Causal, so that zeros on the right of a shorter trace change nothing on their left.
+        It is causal, so that zeros on the right of a shorter trace change nothing on their left.
         """
-        thoughts = states.shape[1]
-        rotation = Rotation.at(torch.arange(thoughts, device=states.device), self.shape)
-        mask = causal_mask(thoughts, self.shape.max_thoughts, states.device)
+        index = torch.arange(states.shape[1], device=states.device)
+        rotation = Rotation.at(index, self.shape)
+        distance = index[:, None] - index
+        mask = (distance >= 0) & (distance < self.shape.max_thoughts)  # where the row's thought may look
         x = self.embed(states)
         for block in self.blocks:
             x = block(x, rotation, mask)
         return self.read(x)
 
     def advance(self, states: Tensor, memory: Tensor, past: PastThoughts) -> Tensor:
-        """Logits [n] of the next thought of n traces, states [n, features]; their keys and values go to `past.own`."""
+        """Returns logits [n] of n traces' next thoughts, states [n, features]; stores keys and values in `past.own`."""
         rotation = Rotation.at(past.positions[:, None], self.shape)
-        # The thought itself is the last column: everyone sees it.
+        # The thought itself is the last column, which is always seen.
         mask = torch.cat((past.mask, past.mask.new_ones(len(states), 1)), dim=1)[:, None, None]
         slots = torch.cat((past.slots, past.own[:, None]), dim=1)
         x = self.embed(states)[:, None]
@@ -119,7 +122,7 @@ class Block(nn.Module):
         return self._combine(x, scaled_dot_product_attention(query, key, value, attn_mask=mask))
 
     def advance(self, x: Tensor, rotation: Rotation, mask: Tensor, store: Tensor, slots: Tensor) -> Tensor:
-        """`store` is [2, slots, width]: this layer's keys, already turned to their positions, and values."""
+        """Attends to a store [2, slots, width] of this layer's keys, turned to their positions, and values."""
         query, key, value = self._project(x, rotation)
         own = slots[:, -1]
         store[0, own], store[1, own] = _joined(key)[:, 0], _joined(value)[:, 0]
@@ -129,12 +132,12 @@ class Block(nn.Module):
         return self._combine(x, scaled_dot_product_attention(query, keys, values, attn_mask=mask))
 
     def _project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        parts = self.query_key_value(self.attention_norm(x)).chunk(3, dim=-1)
-        query, key, value = (self._split(part) for part in parts)
+        joined = self.query_key_value(self.attention_norm(x))
+        query, key, value = map(self._split, joined.chunk(3, dim=-1))
         return rotation.turn(query), rotation.turn(key), value
 
     def _split(self, x: Tensor) -> Tensor:
-        """[batch, thoughts, width] -> [batch, heads, thoughts, width of a head]."""
+        """Turns [batch, thoughts, width] into [batch, heads, thoughts, width of a head]."""
         return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads).transpose(1, 2)
 
     def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -157,7 +160,7 @@ class Rotation:
 
     @classmethod
     def at(cls, thoughts: Tensor, shape: SequenceShape) -> Rotation:
-        """`thoughts` is [thoughts], alike for all of a batch, or [batch, 1]."""
+        """Returns the rotation at [thoughts], alike for all of a batch, or at [batch, 1]."""
         half = shape.width // shape.heads // 2
         speeds = _ROPE_BASE ** (-torch.arange(half, device=thoughts.device, dtype=torch.float32) / half)
         angles = thoughts.float()[..., None] * speeds
@@ -169,21 +172,9 @@ class Rotation:
         return torch.cat((first * self.cos - second * self.sin, second * self.cos + first * self.sin), dim=-1)
 
 
-def causal_mask(thoughts: int, max_thoughts: int, device: torch.device) -> Tensor:
-    """[thoughts, thoughts], True where the row's thought may look: at itself and at those shortly before it."""
-    index = torch.arange(thoughts, device=device)
-    distance = index[:, None] - index
-    return (distance >= 0) & (distance < max_thoughts)
-
-
-def last_logits(logits: Tensor, lengths: Tensor) -> Tensor:
-    """[batch] logits at the last thought of each trace, out of [batch, thoughts]: what the paper trains on."""
-    return logits.gather(1, (lengths - 1)[:, None]).squeeze(1)
-
-
 @dataclass(frozen=True, slots=True)
 class SequenceScorer:
-    """sigmoid of the network's logit at the last thought; engines keep the thoughts before it (`HistoryScorer`)."""
+    """The sigmoid of the network's logit at the last thought. Engines keep the thoughts before it (`HistoryScorer`)."""
 
     info: ScorerInfo
     network: SequenceNetwork
@@ -193,7 +184,7 @@ class SequenceScorer:
         return self.network.shape.max_thoughts - 1
 
     def to(self, device: torch.device) -> SequenceScorer:
-        """A copy: whoever goes on training the network must not find it frozen or moved."""
+        """Returns a copy: the network may still be in training, and must not be frozen or moved."""
         network = copy.deepcopy(self.network).to(device).eval().requires_grad_(False)
         return SequenceScorer(self.info, network)
 
@@ -210,31 +201,33 @@ class SequenceScorer:
         return torch.zeros(shape.layers, 2, num_slots, shape.width, dtype=weight.dtype, device=weight.device)
 
     def score(self, thoughts: ThoughtBatch) -> Tensor:
-        """Each thought as if it were the first of its trace."""
+        """Scores each thought as if it were the first of its trace."""
         logits: Tensor = self.network(thoughts.states[:, None])
         return logits.squeeze(1).sigmoid()
 
     def score_next(self, thoughts: ThoughtBatch, memory: Tensor, past: PastThoughts) -> Tensor:
-        """In parts where the histories are long: what attention gathers of them is never large."""
+        """Splits the batch if histories are long, so that attention never gathers much of them at once."""
         size = max(_GATHERED // (self.network.shape.width * (past.slots.shape[1] + 1)), 1)
-        parts = zip(torch.split(thoughts.states, size), past.split(size), strict=True)
-        return torch.cat([self.network.advance(states, memory, rows) for states, rows in parts]).sigmoid()
+        batches = zip(torch.split(thoughts.states, size), past.split(size), strict=True)
+        return torch.cat([self.network.advance(states, memory, rows) for states, rows in batches]).sigmoid()
 
 
 def sequence_info(shape: SequenceShape, info: ScorerInfo | None = None) -> ScorerInfo:
-    """Metadata of a sequence scorer for one layer's states; what `info` says besides stays."""
+    """Returns the metadata of a sequence scorer for one layer's states; other fields of `info` stay."""
     base = info or ScorerInfo(ARCHITECTURE, hidden_size=shape.features)
     return dataclasses.replace(base, architecture=ARCHITECTURE, aggregation=Aggregation.LAST)
 
 
-def load_sequence(content: Checkpoint) -> SequenceScorer:
+def load_sequence(
+    path: Path, info: ScorerInfo, metadata: Mapping[str, object], tensors: Mapping[str, Tensor]
+) -> SequenceScorer:
     """Returns the scorer in a checkpoint, its shapes checked against its own metadata."""
-    where = f"the {SHAPE} in {content.path}"
-    shape = record_in(SequenceShape, json.dumps(content.metadata.get(SHAPE)), where, "a sequence scorer's", FIX)
+    described = json.dumps(metadata.get(SHAPE))
+    shape = record_in(SequenceShape, described, f"the {SHAPE} in {path}", "a sequence scorer's", FIX)
     network = SequenceNetwork(shape)
     try:
-        network.load_state_dict(content.tensors)
+        network.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{content.path}: the weights are not those of {shape}: {reason}; {FIX}") from error
-    return SequenceScorer(content.info, network.eval().requires_grad_(False))
+        raise UserError(f"{path}: the weights are not those of {shape}: {reason}; {FIX}") from error
+    return SequenceScorer(info, network.eval().requires_grad_(False))

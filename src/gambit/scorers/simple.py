@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConstantScorer:
-    """The same score for every thought: tournaments then change nothing, which isolates what scoring adds."""
+    """Gives every thought the same score: tournaments then change nothing, which isolates what scoring adds."""
 
     info: ClassVar[ScorerInfo] = ScorerInfo("constant")
     value: float = 0.5
@@ -28,7 +28,7 @@ class ConstantScorer:
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceScorer:
-    """Mean token confidence of the thought (DeepConf's measure): what is left when a model has no trained scorer.
+    """Mean token confidence of the thought (DeepConf's measure), for a model that has no trained scorer.
 
     Its scale differs between models and problems, so engines replace each value by its quantile within the run.
     """
@@ -49,31 +49,29 @@ ROUNDING = 1e-5  # relative, or absolute below 1: states in float32 differ by le
 
 @dataclass(slots=True)
 class RunScores:
-    """Raw scores of one search as it uses them: those that rounding alone has parted are equal again, so that a tie is
-    broken by trace id however the batch was composed. Quantiles are for a scorer without a scale of its own.
+    """Raw scores of one search as it uses them.
 
-    Rounding to so many digits would part equal scores on either side of a rounding boundary. So a score takes the
-    value of the nearest one seen before in its search, if that is near enough.
+    Scores that differ by rounding alone are made equal, so that a tie is broken by trace id however the batch was
+    composed. Rounding to so many digits would part equal scores on either side of a rounding boundary. So a score takes
+    the value of the nearest one seen before in its search, if that is near enough.
     """
 
     _seen: list[float] = field(default_factory=list)
     _distinct: list[float] = field(default_factory=list)
 
     def add(self, raw: float, *, as_quantile: bool = False) -> float:
-        """The score that `raw` stands for, which is then remembered."""
-        score = self._settled(raw)
-        return self._quantile(score) if as_quantile else score
+        """Returns the score that `raw` stands for, which is then remembered.
 
-    def _settled(self, raw: float) -> float:
-        place = bisect_left(self._distinct, raw)
+        `as_quantile`, for a scorer without a scale of its own: its mid-rank among all seen so far, in (0, 1).
+        """
+        place, score = bisect_left(self._distinct, raw), raw
         nearest = min(self._distinct[max(0, place - 1) : place + 1], key=lambda seen: abs(seen - raw), default=None)
         if nearest is not None and abs(nearest - raw) <= ROUNDING * max(1.0, abs(raw)):
-            return nearest
-        self._distinct.insert(place, raw)
-        return raw
-
-    def _quantile(self, score: float) -> float:
-        """The mid-rank among all seen so far, in (0, 1)."""
+            score = nearest
+        else:
+            self._distinct.insert(place, raw)
+        if not as_quantile:
+            return score
         below, upto = bisect_left(self._seen, score), bisect_right(self._seen, score)
         insort(self._seen, score)
         return ((below + upto) / 2 + 0.5) / len(self._seen)
