@@ -97,7 +97,7 @@ class ThoughtTables:
         self._outside = np.uint64(rule.vocab_size)
         # A bit set for each id. The last entry stands for every id outside the vocabulary.
         self._kinds = np.zeros(rule.vocab_size + 1, np.uint8)
-        think_end = {rule.think_end} - {None}
+        think_end = frozenset() if rule.think_end is None else frozenset({rule.think_end})
         for bit, ids in enumerate((rule.blank_line, rule.ends_newline, rule.starts_newline, think_end)):
             self._kinds[list(ids)] |= 1 << bit
         self._changes = np.zeros(8 * 16, np.uint8)  # by flags and kind: the new flags, and a bit for a boundary
