@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from gambit.cli.app import app
 from gambit.cli.commands import with_values
 from gambit.cli.progress import engine_lines
-from gambit.cluster.actor import Done, EngineActor, EngineReport, JobDesk, News, Raised
+from gambit.cluster.actor import Done, EngineActor, EngineReport, Failed, JobDesk
 from gambit.cluster.engines import EngineSlot, EngineState, RemoteJob
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, engine_needs
-from gambit.cluster.work import Attempt, Work, WorkQueue, engine_options
+from gambit.cluster.work import Work, WorkQueue, engine_options
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
 
@@ -52,10 +52,10 @@ def test_a_job_streams_its_news_and_ends_with_its_value(actor: EngineActor[Bell]
         return "value"
 
     messages = actor.run(0, job, news_seconds=0.01)
-    assert next(messages) == News((1, 2))
+    assert next(messages) == [1, 2]
     told.set()
     *news, end = messages
-    assert [item for each in news for item in each.items] == [3] and end == Done("value")
+    assert [item for items in news for item in items] == [3] and end == Done("value")
 
 
 def test_a_job_is_stopped_by_its_number(actor: EngineActor[Bell]) -> None:
@@ -66,7 +66,7 @@ def test_a_job_is_stopped_by_its_number(actor: EngineActor[Bell]) -> None:
         return "stopped"
 
     mine, other = actor.run(1, job, news_seconds=0.01), actor.run(2, job, news_seconds=0.01)
-    assert next(mine) == next(other) == News(("begun",))
+    assert next(mine) == next(other) == ["begun"]
     actor.stop(1)
     assert list(mine) == [Done("stopped")]
     actor.stop()
@@ -81,9 +81,9 @@ def test_a_stop_may_come_before_the_job(actor: EngineActor[Bell]) -> None:
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(ValueError("odd"), Raised("ValueError: odd", False)), (UserError("your fault"), Raised("your fault", True))],
+    [(ValueError("odd"), Failed("ValueError: odd", False)), (UserError("your fault"), Failed("your fault", True))],
 )
-def test_what_a_job_or_a_start_raises_is_told_in_words(actor: EngineActor[Bell], error, raised: Raised) -> None:
+def test_what_a_job_or_a_start_raises_is_told_in_words(actor: EngineActor[Bell], error, raised: Failed) -> None:
     def fail(*_: object) -> None:
         raise error
 
@@ -95,8 +95,8 @@ def test_what_a_job_or_a_start_raises_is_told_in_words(actor: EngineActor[Bell],
 # -- who takes which work --------------------------------------------------------------------------------------
 
 
-def attempt(batch: str = "a", deaths: int = 0) -> Attempt[str]:
-    return Attempt(Work(lambda engine, desk: None, "tag", batch), num_deaths=deaths)
+def attempt(batch: str = "a", deaths: int = 0) -> Work[str]:
+    return Work(lambda engine, desk: None, "tag", batch, num_deaths=deaths)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_work_goes_to_the_least_busy_engine_until_all_that_are_ready_are_full() 
     engines = Engines(EngineState.STARTING, EngineState.READY, EngineState.READY, EngineState.LOST)
     queue = WorkQueue(engines, [Work(lambda engine, desk: None, n) for n in range(9)], 2, lambda tag, item: None)
     queue.hand_out()
-    assert engines.begun == [1, 2, 1, 2] and len(queue.running) == 4 and queue.peek().work.tag == 4
+    assert engines.begun == [1, 2, 1, 2] and len(queue.running) == 4 and queue.peek().tag == 4
 
 
 # -- needs and refusals ----------------------------------------------------------------------------------------

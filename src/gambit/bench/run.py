@@ -349,7 +349,7 @@ class MeasuredJob:
         engine.warm_up(self.search, self.warmup)
         events: list[ev.Event] = []
         about = dataclasses.replace(self.about, began=time.time())
-        found = self.search.searched(engine.solver, desk, events.append)
+        found = self.search(engine.solver, desk, events.append)
         if found.result.stop_reason is StopReason.INTERRUPTED:
             return MeasuredSearch(found, None)
         return MeasuredSearch(found, measure(about, found.result, events, engine.solver.equivalent))

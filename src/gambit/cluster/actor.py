@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,31 +24,26 @@ class Closable(Protocol):
 
 
 Engine = TypeVar("Engine", bound=Closable)
-EngineT = TypeVar("EngineT", contravariant=True)
 Value = TypeVar("Value")
-ValueT = TypeVar("ValueT", covariant=True)
 Make: TypeAlias = Callable[[], Engine]  # picklable; called in the engine's process
+Job: TypeAlias = Callable[[Engine, "JobDesk"], Value]  # picklable, as are its value and the items that it sends
 
 
 @dataclass(slots=True, eq=False)
 class JobDesk:
-    """Carries messages between a running job and the driver."""
+    """Carries items from a running job to the driver, and the driver's stop and words to the job."""
 
-    _items: list[object] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _has_urgent: threading.Event = field(default_factory=threading.Event)
+    on_stop: Callable[[], None] = lambda: None
+    on_word: Callable[[Any], None] = lambda word: None
+    has_urgent: threading.Event = field(default_factory=threading.Event)
+    _items: deque[object] = field(default_factory=deque)
     _is_stopped: threading.Event = field(default_factory=threading.Event)
-    _on_stop: Callable[[], None] = lambda: None
-    _on_word: Callable[[Any], None] = lambda word: None
-
-    # -- for the job -------------------------------------------------------------------------------------------
 
     def send(self, item: object, *, at_once: bool = False) -> None:
-        """Sends an item with the next message, or at once; from any thread."""
-        with self._lock:
-            self._items.append(item)
+        """Sends an item with the next message, or at once; any thread may call it."""
+        self._items.append(item)
         if at_once:
-            self._has_urgent.set()
+            self.has_urgent.set()
 
     def should_stop(self) -> bool:
         """Returns whether the driver has stopped the job."""
@@ -55,52 +51,23 @@ class JobDesk:
 
     def listen(self, on_stop: Callable[[], None], on_word: Callable[[Any], None] = lambda word: None) -> None:
         """Sets the callbacks for a stop and for the driver's words; they are called on another thread."""
-        with self._lock:
-            self._on_stop, self._on_word = on_stop, on_word
+        self.on_stop, self.on_word = on_stop, on_word
         if self.should_stop():
             on_stop()
 
-    # -- for the actor -----------------------------------------------------------------------------------------
-
-    def receive(self, word: object) -> None:
-        """Passes a word of the driver to the job."""
-        self._on_word(word)
-
     def stop(self) -> None:
-        """Stops the job soon."""
+        """Stops the job soon; called by the actor."""
         self._is_stopped.set()
-        self._on_stop()
+        self.on_stop()
 
-    def wake(self) -> None:
-        """Ends a `wait`."""
-        self._has_urgent.set()
-
-    def wait(self, seconds: float) -> None:
-        """Waits for an urgent item, at most so long."""
-        self._has_urgent.wait(seconds)
-        self._has_urgent.clear()
-
-    def take(self) -> tuple[object, ...]:
-        """Returns the items sent since the last call."""
-        with self._lock:
-            items, self._items = tuple(self._items), []
-            return items
+    def take(self, seconds: float) -> list[object]:
+        """Returns the items since the last call, at the latest after so many seconds; called by the actor."""
+        self.has_urgent.wait(seconds)
+        self.has_urgent.clear()
+        return [self._items.popleft() for _ in range(len(self._items))]
 
 
-class Job(Protocol[EngineT, ValueT]):
-    """A piece of work for an engine; it, its value and what it sends are picklable."""
-
-    def __call__(self, engine: EngineT, desk: JobDesk, /) -> ValueT: ...
-
-
-# -- messages to the driver ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """Items that a job sent since its last message."""
-
-    items: tuple[object, ...]
+# -- messages to the driver: lists of items, then one end ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +78,14 @@ class Done(Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
-    """The exception of a job in words: the driver may lack the library that it comes from."""
+class Failed:
+    """The exception of a job in words, since the driver may lack its library; or the death of the engine."""
 
     reason: str
-    is_users: bool  # a UserError: no engine would do better
+    is_users: bool = False  # a UserError: no engine would do better
 
 
-Message: TypeAlias = News | Done[object] | Raised
+JobEnd: TypeAlias = Done[Any] | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,36 +108,42 @@ class EngineActor(Generic[Engine]):
         self._desks: dict[int, JobDesk] = {}
         self._jobs = ThreadPoolExecutor(MOST_JOBS, thread_name_prefix="gambit-job")
         self._engine: Engine | None = None
-        self._failure: Raised | None = None
+        self._failure: Failed | None = None
+        self._is_closed = threading.Event()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", GambitWarning)
             try:
                 self._engine = make()
             except Exception as error:  # returned by `ping`: Ray would wrap it in its own words
-                self._failure = _raised(error)
+                self._failure = _failed(error)
         self._warnings = tuple(str(each.message) for each in caught)
 
-    def ping(self) -> EngineReport | Raised:
+    def ping(self) -> EngineReport | Failed:
         """Returns a report once the engine is loaded, or why it could not be."""
         return self._failure or EngineReport(os.getpid(), self._node or _node_address(), self._warnings)
+
+    def live(self) -> None:
+        """Returns once the engine is closed. The driver waits for it, and learns at once if the process dies."""
+        self._is_closed.wait()
 
     def ask(self, question: Callable[[Engine], Value]) -> Value:
         """Returns what `question` returns at once, and raises what it raises."""
         return question(self._loaded)
 
-    def run(self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS) -> Iterator[Message]:
-        """Runs a job, which `stop` and `post` know by the driver's number; the last message is Done or Raised."""
+    def run(
+        self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS
+    ) -> Iterator[list[object] | JobEnd]:
+        """Runs a job, which `stop` and `post` know by the driver's number; yields its items, and then its end."""
         desk = self._desk_of(number)
         work = self._jobs.submit(job, self._loaded, desk)
-        work.add_done_callback(lambda _: desk.wake())
+        work.add_done_callback(lambda _: desk.has_urgent.set())
         try:
             is_over = False
             while not is_over:
-                desk.wait(news_seconds)
                 is_over = work.done()
-                if items := desk.take():
-                    yield News(items)
+                if items := desk.take(0 if is_over else news_seconds):
+                    yield items
             yield _end_of(work)
         finally:
             desk.stop()
@@ -179,7 +152,7 @@ class EngineActor(Generic[Engine]):
     def post(self, number: int, word: object) -> None:
         """Passes a word to a running job."""
         if (desk := self._desks.get(number)) is not None:
-            desk.receive(word)
+            desk.on_word(word)
 
     def stop(self, number: int | None = None) -> None:
         """Stops one job soon, or all; also one that has not begun, since this call may overtake that of `run`."""
@@ -188,6 +161,7 @@ class EngineActor(Generic[Engine]):
 
     def close(self) -> None:
         """Ends all jobs and closes the engine."""
+        self._is_closed.set()
         self.stop()
         self._jobs.shutdown()
         if self._engine is not None:
@@ -202,14 +176,14 @@ class EngineActor(Generic[Engine]):
         return self._engine
 
 
-def _end_of(work: Future[object]) -> Message:
+def _end_of(work: Future[object]) -> JobEnd:
     error = work.exception()
-    return Done(work.result()) if error is None else _raised(error)
+    return Done(work.result()) if error is None else _failed(error)
 
 
-def _raised(error: BaseException) -> Raised:
+def _failed(error: BaseException) -> Failed:
     words = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    return Raised(words, isinstance(error, UserError))
+    return Failed(words, isinstance(error, UserError))
 
 
 def _node_address() -> str:

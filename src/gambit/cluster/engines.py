@@ -12,28 +12,18 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from gambit.cluster.actor import (
-    NEWS_SECONDS,
-    Done,
-    Engine,
-    EngineActor,
-    EngineReport,
-    Job,
-    JobDesk,
-    Make,
-    News,
-    Raised,
-)
+from gambit import events as ev
+from gambit.cluster.actor import NEWS_SECONDS, Done, Engine, EngineActor, EngineReport, Failed, Job, JobEnd, Make
 from gambit.cluster.plan import EngineNeeds
 from gambit.errors import EngineError, GambitWarning, ToldOnce, UserError, first_line
 
 Handle: TypeAlias = Any  # Ray's of an actor, which mypy cannot follow
 T = TypeVar("T")
 MOST_FAILED_STARTS = 3  # of an engine, one after the other
-CONTROL_CALLS = 4  # that an engine answers beside its jobs, one of them to watch over its life
+CONTROL_CALLS = 4  # that an engine answers beside its jobs, one of them for as long as it lives
 POLL_SECONDS = 0.2  # between two looks at whether to stop
 CLOSE_SECONDS = 20.0
-PATIENCE_SECONDS = 60.0  # until the user is told that no engine has found room yet
+PATIENCE_SECONDS = 60.0  # until a warning that no engine has found room yet
 
 
 class EngineState(StrEnum):
@@ -42,30 +32,13 @@ class EngineState(StrEnum):
     LOST = "lost"  # could not be started again
 
 
-@dataclass(frozen=True, slots=True)
-class TokensSoFar:
-    """An item of a job that generates."""
-
-    generated: int
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """The end of a job whose engine is gone."""
-
-    reason: str
-
-
-JobEnd: TypeAlias = Done[Any] | Raised | Died
-
-
 @dataclass(slots=True, eq=False)
 class RemoteJob:
     """A job on an engine; `stop` and `post` may come from any thread, also after its end."""
 
     actor: Handle
     number: int
-    generated: int = 0
+    generated: int = 0  # tokens, by the last sample that it sent
     _is_stopped: bool = False
 
     def stop(self) -> None:
@@ -90,7 +63,7 @@ class EngineSlot:
     num_deaths: int = 0
     num_done: int = 0
     actor: Handle = None
-    jobs: dict[int, RemoteJob] = field(default_factory=dict)
+    jobs: list[RemoteJob] = field(default_factory=list)
     last_words: str = ""
     failed_starts: int = 0  # in a row
     tokens: int = 0  # of jobs that are over
@@ -108,17 +81,17 @@ class EngineSlot:
     @property
     def tokens_per_second(self) -> float:
         """The rate while it had work."""
-        jobs = list(self.jobs.values())
+        jobs = list(self.jobs)
         seconds = self.busy_seconds + (time.monotonic() - self.busy_since if jobs else 0.0)
         return (self.tokens + sum(job.generated for job in jobs)) / seconds if seconds else 0.0
 
     def add(self, job: RemoteJob) -> None:
         if not self.jobs:
             self.busy_since = time.monotonic()
-        self.jobs[job.number] = job
+        self.jobs.append(job)
 
     def remove(self, job: RemoteJob, *, is_done: bool) -> None:
-        del self.jobs[job.number]
+        self.jobs.remove(job)
         if not self.jobs:
             self.busy_seconds += time.monotonic() - self.busy_since
         if is_done:
@@ -229,7 +202,17 @@ class EnginePool(Generic[Engine]):
             remote = RemoteJob(actor, next(self._numbers))
             slot.add(remote)
         stream = actor.run.options(num_returns="streaming").remote(remote.number, job, news_seconds)
-        threading.Thread(target=self._follow, args=(slot, remote, stream, on_item, on_end), daemon=True).start()
+
+        def follow() -> None:
+            end = self._end_of(remote, stream, on_item)
+            is_lost = isinstance(end, Failed) and not end.is_users
+            if isinstance(end, Failed) and is_lost:  # also after an error in the job: the engine's state is unknown
+                self._lose(slot, actor, end.reason)
+            with self._changed:
+                slot.remove(remote, is_done=not is_lost)
+            on_end(end)
+
+        threading.Thread(target=follow, daemon=True).start()
         return remote
 
     def _actor_of(self, slot: EngineSlot) -> Handle:
@@ -237,36 +220,22 @@ class EnginePool(Generic[Engine]):
             raise EngineError(f"engine {slot.number} died: {slot.last_words}")
         return slot.actor
 
-    def _follow(
-        self,
-        slot: EngineSlot,
-        remote: RemoteJob,
-        stream: Any,
-        on_item: Callable[[Any], None],
-        on_end: Callable[[JobEnd], None],
-    ) -> None:
-        end: JobEnd = Died("its stream ended without a result")
+    def _end_of(self, remote: RemoteJob, stream: Any, on_item: Callable[[Any], None]) -> JobEnd:
+        """Passes the items of a job on until its end, which it returns."""
         try:
-            for reference in stream:
-                message = self._ray.get(reference)
-                if not isinstance(message, News):
-                    end = message
-                    break
-                for item in message.items:
-                    if isinstance(item, TokensSoFar):
+            for message in map(self._ray.get, stream):
+                if isinstance(message, Done | Failed):
+                    return message
+                for item in message:
+                    if isinstance(item, ev.Sample):
                         remote.generated = item.generated
                     on_item(item)
         except self._ray.exceptions.RayError as error:
-            end = Died(first_line(error))
+            return Failed(first_line(error))
         except Exception as error:  # of a callback: no engine would do better
             remote.stop()
-            end = Raised(f"{type(error).__name__}: {error}", is_users=True)
-        is_lost = isinstance(end, Died) or (isinstance(end, Raised) and not end.is_users)
-        if not isinstance(end, Done) and is_lost:  # also after an error of unknown reach: what state is it in?
-            self._lose(slot, remote.actor, end.reason)
-        with self._changed:
-            slot.remove(remote, is_done=not is_lost)
-        on_end(end)
+            return Failed(f"{type(error).__name__}: {error}", is_users=True)
+        return Failed("its stream ended without a result")
 
     # -- life and death ----------------------------------------------------------------------------------------
 
@@ -276,7 +245,13 @@ class EnginePool(Generic[Engine]):
             try:
                 with self._starting:
                     report = self._start(slot)
-                self._watch(slot, report)
+                life = slot.actor.live.remote()
+                with self._changed:
+                    self.told.tell(report.warnings)
+                    slot.state, slot.failed_starts, slot.node, slot.pid = EngineState.READY, 0, report.node, report.pid
+                    self._changed.notify_all()
+                self._on_change()
+                self._ray.get(life)  # returns when the pool is closed, raises when the engine dies
             except (self._ray.exceptions.RayError, EngineError) as error:
                 self._lose(slot, slot.actor, _reason(error))
         if all(each.state is EngineState.LOST for each in self.slots):
@@ -293,27 +268,14 @@ class EnginePool(Generic[Engine]):
         answer = slot.actor.ping.remote()
         if not self._ray.wait([answer], timeout=PATIENCE_SECONDS)[0]:
             self._complain_of_no_room()
-        report = self._ray.get(answer)
-        if isinstance(report, Raised):
+        report: EngineReport | Failed = self._ray.get(answer)
+        if isinstance(report, Failed):
             self._user_error = report.reason if report.is_users else None
             raise EngineError(report.reason)
-        assert isinstance(report, EngineReport)
         return report
 
-    def _watch(self, slot: EngineSlot, report: EngineReport) -> None:
-        """Returns only by an error, when the engine has died."""
-        watch = slot.actor.run.options(num_returns="streaming").remote(next(self._numbers), _vigil)
-        with self._changed:
-            self.told.tell(report.warnings)
-            slot.state, slot.failed_starts, slot.node, slot.pid = EngineState.READY, 0, report.node, report.pid
-            self._changed.notify_all()
-        self._on_change()
-        for reference in watch:
-            self._ray.get(reference)
-        raise EngineError("it was closed")
-
     def _lose(self, slot: EngineSlot, actor: Handle, reason: str) -> None:
-        """Counts a death once, whoever learns of it first, and makes room for a new engine."""
+        """Counts a death once, from whichever thread it is reported first, and makes room for a new engine."""
         with self._changed:
             if self._is_closed or actor is None or slot.actor is not actor:
                 return
@@ -337,7 +299,9 @@ class EnginePool(Generic[Engine]):
 
     def _lost_error(self) -> EngineError:
         reason = next((slot.last_words for slot in self.slots if slot.state is EngineState.LOST), "")
-        return EngineError(f"an engine could not be started {MOST_FAILED_STARTS} times in a row; it said: {reason}")
+        return EngineError(
+            f"an engine could not be started {MOST_FAILED_STARTS} times in a row; the last reason: {reason}"
+        )
 
     def _complain_of_no_room(self) -> None:
         with self._changed:
@@ -353,14 +317,7 @@ class EnginePool(Generic[Engine]):
         )
 
 
-def _vigil(engine: object, desk: JobDesk) -> None:
-    """Ends with its engine: the driver then learns of the death at once."""
-    is_over = threading.Event()
-    desk.listen(is_over.set)
-    is_over.wait()
-
-
 def _reason(error: BaseException) -> str:
-    """Returns what Ray says of a death in a line; where something was raised, that is in the last one."""
+    """Returns Ray's account of a death in a line; where something was raised, that is in the last one."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip() if "creation task" in lines[0] else lines[0]

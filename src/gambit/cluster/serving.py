@@ -1,4 +1,4 @@
-"""Replicas behind one server: searches go to the engine that is least busy, and their events come back as they happen.
+"""Searches for a server: on an engine of its own process, or on replicas that send their events back.
 
 The server keeps everything that clients share (queue, limits, ids, logs) and has the tokenizer; replicas only search.
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
 from gambit import events as ev
 from gambit.answers import Grader
-from gambit.cluster.actor import Done, JobDesk
-from gambit.cluster.engines import EnginePool, EngineSlot, JobEnd, RemoteJob
+from gambit.cluster.actor import Failed, JobDesk, JobEnd
+from gambit.cluster.engines import EnginePool, EngineSlot, RemoteJob
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolved_capacity
 from gambit.errors import EngineError, UserError
@@ -28,27 +30,88 @@ from gambit.results.result import SearchResult
 from gambit.search.choice import with_fixed_pool
 from gambit.solver import PendingSearch, Solver
 from gambit.storage.run_folder import EventSink
-from gambit.text.boundary import boundary_rule
+from gambit.text.boundary import THINK_END, THINK_START, boundary_rule
 from gambit.text.prompts import stop_ids
 from gambit.text.tokenizers import Tokenizer, load_tokenizer
 from gambit.types import Problem
 
 NEWS_SECONDS = 0.2  # between two messages of a running search
-THOUGHT_SECONDS = 1.0  # between two thoughts that are sent in words
-MOST_THOUGHT_TOKENS = 400
+SECONDS_BETWEEN_NOTES = 1.0
+MOST_THOUGHT_TOKENS = 400  # read back to find where a thought began
+MOST_THOUGHT_LENGTH = 600  # characters of a note
+MOST_ANSWERS = 4
 LET_GO = "let go"  # its vote is not wanted
+OnEvent: TypeAlias = Callable[[ev.Event], None]
+OnNote: TypeAlias = Callable[[str], None]
 
 
-# -- in the process of a replica -------------------------------------------------------------------------------
+# -- on an engine ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LiveThought:
-    """The last tokens of a live trace; comes before the event of the thought that they end with."""
+class Commentary:
+    """Writes notes about a running search: the newest thought of a leading trace, and the answers so far."""
 
-    trace: int
-    start: int
-    tokens: tuple[int, ...]
+    def __init__(self, text_of: Callable[[Sequence[int]], str]) -> None:
+        self._text_of = text_of
+        self._last = -SECONDS_BETWEEN_NOTES
+        self._answers: Counter[str] = Counter()
+        self._num_completed = 0
+
+    def note(self, event: ev.Event, pending: PendingSearch) -> str | None:
+        """Takes an event of a search; returns a note if it leads to one, and the last was long enough ago."""
+        if isinstance(event, ev.Finished):
+            self._num_completed += 1
+            if event.answer is not None:
+                self._answers[event.answer] += 1
+        if not isinstance(event, ev.Scored | ev.Finished) or time.monotonic() - self._last < SECONDS_BETWEEN_NOTES:
+            return None
+        note = self._thought(event, pending) if isinstance(event, ev.Scored) else f"[{self._standing}]\n"
+        if note is not None:
+            self._last = time.monotonic()
+        return note
+
+    def _thought(self, event: ev.Scored, pending: PendingSearch) -> str | None:
+        """Returns the new thought of the trace with the best score, among those that ended a thought in this step."""
+        tree = pending.record.tree
+        leader = max(event.traces, key=lambda trace: tree.score_of(tree.traces[trace]) or 0.0)
+        length = event.num_tokens[event.traces.index(leader)]
+        start = max(length - MOST_THOUGHT_TOKENS, 0)
+        try:
+            text = self._text_of(pending.live_tokens(leader, start)[: length - start])
+        except LookupError:  # it ended with this very step
+            return None
+        thought = text.strip().rpartition("\n\n")[2]
+        for tag in (THINK_START, THINK_END):
+            thought = thought.replace(tag, "").strip()
+        standing = f"; {self._standing}" if self._num_completed else ""
+        score = tree.score_of(tree.traces[leader])
+        return f"[trace {leader}, score {score:.2f}{standing}] {thought[-MOST_THOUGHT_LENGTH:]}\n" if thought else None
+
+    @property
+    def _standing(self) -> str:
+        answers = ", ".join(f"{answer} ×{count}" for answer, count in self._answers.most_common(MOST_ANSWERS))
+        return f"{self._num_completed} complete{': ' + answers if answers else ''}"
+
+
+def submit_here(
+    solver: Solver,
+    problem: Problem,
+    config: SearchConfig,
+    on_event: OnEvent,
+    on_note: OnNote | None,
+    out_dir: Path | None = None,
+) -> PendingSearch:
+    """Begins a search on an engine of this process. `on_note` gets notes about it, after the event that led to each."""
+    pending: PendingSearch | None = None
+    commentary = Commentary(solver.text_of)
+
+    def follow(event: ev.Event) -> None:
+        on_event(event)
+        if on_note is not None and pending is not None and (note := commentary.note(event, pending)) is not None:
+            on_note(note)
+
+    pending = solver.submit(problem, config, out_dir=out_dir, on_event=follow)
+    return pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,45 +125,17 @@ class ServedEnd:
     is_users: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ServedJob:
-    """Searches for a client of the server; sends its events, and now and then the words of a leading trace."""
-
-    problem: Problem
-    config: SearchConfig
-
-    def __call__(self, solver: Solver, desk: JobDesk) -> ServedEnd:
-        spoke = -THOUGHT_SECONDS
-        pending: PendingSearch | None = None
-
-        def send(event: ev.Event) -> None:
-            nonlocal spoke
-            if isinstance(event, ev.Scored) and pending is not None and time.monotonic() - spoke >= THOUGHT_SECONDS:
-                spoke = time.monotonic()
-                if (thought := _leading_thought(event, pending)) is not None:
-                    desk.send(thought)
-            desk.send(event)
-
-        pending = solver.submit(self.problem, self.config, on_event=send)
-        desk.listen(pending.cancel, lambda _: pending.ticket.abandon())
-        try:
-            result = pending.result()
-        except Exception as error:
-            if not pending.ticket.failed_alone:
-                raise
-            return ServedEnd(None, error=str(error) or type(error).__name__, is_users=isinstance(error, UserError))
-        return ServedEnd(dataclasses.replace(result, traces=()), pending.notes, pending.thinks)
-
-
-def _leading_thought(event: ev.Scored, pending: PendingSearch) -> LiveThought | None:
-    """Returns the best of the thoughts that have just ended; None if its trace ended with this very step."""
-    tree = pending.record.tree
-    leader = max(event.traces, key=lambda trace: tree.score_of(tree.traces[trace]) or 0.0)
-    start = max(event.num_tokens[event.traces.index(leader)] - MOST_THOUGHT_TOKENS, 0)
+def run_served(problem: Problem, config: SearchConfig, has_notes: bool, solver: Solver, desk: JobDesk) -> ServedEnd:
+    """Searches for a client of the server, and sends events and notes; called in the process of a replica."""
+    pending = submit_here(solver, problem, config, desk.send, desk.send if has_notes else None)
+    desk.listen(pending.cancel, lambda _: pending.ticket.abandon())
     try:
-        return LiveThought(leader, start, tuple(pending.live_tokens(leader, start)))
-    except LookupError:
-        return None
+        result = pending.result()
+    except Exception as error:
+        if not pending.ticket.failed_alone:
+            raise
+        return ServedEnd(None, error=str(error) or type(error).__name__, is_users=isinstance(error, UserError))
+    return ServedEnd(dataclasses.replace(result, traces=()), pending.notes, pending.thinks)
 
 
 # -- in the process of the server ------------------------------------------------------------------------------
@@ -110,13 +145,14 @@ class NoEngineError(EngineError):
     """A search has not begun: there was no engine, or it died just then."""
 
 
-@dataclass(slots=True, eq=False)
 class RemoteTicket:
     """The result to come of a search on a replica. Its failures concern this search alone."""
 
-    job: RemoteJob | None = None
-    result: Future[SearchResult] = field(default_factory=Future)
-    failed_alone: bool = True
+    failed_alone = True
+
+    def __init__(self) -> None:
+        self.result: Future[SearchResult] = Future()
+        self.job: RemoteJob | None = None
 
     def cancel(self) -> None:
         """Ends the search soon, with the best vote so far."""
@@ -130,16 +166,16 @@ class RemoteTicket:
             self.job.stop()
 
 
-@dataclass(slots=True, eq=False)
 class RemoteSearch:
     """A search on a replica, as `PendingSearch` is one on an engine of this process."""
 
-    sink: EventSink
-    ticket: RemoteTicket = field(default_factory=RemoteTicket)
-    notes: tuple[str, ...] = ()
-    thinks: bool = False
-    _record: SearchRecord | None = None
-    _thought: LiveThought | None = None
+    def __init__(self, sink: EventSink, on_note: OnNote | None) -> None:
+        self.ticket = RemoteTicket()
+        self.notes: tuple[str, ...] = ()
+        self.thinks = False
+        self._sink = sink
+        self._on_note = on_note
+        self._record: SearchRecord | None = None
 
     @property
     def record(self) -> SearchRecord:
@@ -155,13 +191,6 @@ class RemoteSearch:
         """Ends it soon, with the best vote so far."""
         self.ticket.cancel()
 
-    def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
-        """Returns the tokens of a live trace, if it is the one that its replica reported last."""
-        thought = self._thought
-        if thought is None or thought.trace != trace or thought.start > start:
-            raise LookupError(trace)
-        return thought.tokens[start - thought.start :]
-
     def result(self) -> SearchResult:
         """Waits for the result."""
         try:
@@ -169,30 +198,30 @@ class RemoteSearch:
         except BaseException:
             self.abandon()
             raise
-        return self.sink.finish(result)
+        return self._sink.finish(result)
 
     def abandon(self) -> None:
         """Ends it, and waits for that."""
         self.ticket.cancel()
         self.ticket.result.exception()
-        self.sink.close()
+        self._sink.close()
 
     # -- on the thread that follows its replica ----------------------------------------------------------------
 
-    def take(self, item: ev.Event | LiveThought) -> None:
-        """Takes what its replica sent."""
-        if isinstance(item, LiveThought):
-            self._thought = item
-            return
-        self._record = extended(self._record, item)
-        self.sink.write(item)
+    def take(self, item: ev.Event | str) -> None:
+        """Takes an event or a note that its replica sent."""
+        if not isinstance(item, str):
+            self._record = extended(self._record, item)
+            self._sink.write(item)
+        elif self._on_note is not None:
+            self._on_note(item)
 
     def end(self, end: JobEnd) -> None:
         """Takes its end."""
-        if not isinstance(end, Done):
+        if isinstance(end, Failed):
             words = f"the engine of this search died: {end.reason}"
             if not self.has_begun:
-                self.sink.discard()
+                self._sink.discard()
             self.ticket.result.set_exception(EngineError(words) if self.has_begun else NoEngineError(words))
         elif end.value.result is None:
             kind = UserError if end.value.is_users else EngineError
@@ -216,6 +245,9 @@ class ReplicaSolver:
         self._grader = Grader()
         self._pool = pool
         self._choosing = threading.Lock()
+        self.equivalent = self._grader.equivalent
+        self.close = self._grader.close
+        self.listen = pool.listen
 
     @property
     def most_traces(self) -> int | None:
@@ -227,30 +259,24 @@ class ReplicaSolver:
     def replicas(self) -> Sequence[EngineSlot]:
         return self._pool.slots
 
-    def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
-        """Sets callbacks for a replica that is ready, and for the loss of all."""
-        self._pool.listen(on_change, on_lost)
-
     def submit(
         self,
         problem: Problem,
         config: SearchConfig,
-        *,
+        on_event: OnEvent,
+        on_note: OnNote | None,
         out_dir: Path | None = None,
-        on_event: Callable[[ev.Event], None] | None = None,
     ) -> RemoteSearch:
         """Begins a search on the replica that runs fewest."""
-        callback = None if on_event is None else lambda _, event: on_event(event)
-        search = RemoteSearch(EventSink(problem.id, out_dir, callback))
+        search = RemoteSearch(EventSink(problem.id, out_dir, lambda _, event: on_event(event)), on_note)
+        job = partial(run_served, problem, config, on_note is not None)
         with self._choosing:
             ready = [replica for replica in self.replicas if replica.is_ready]
             if not ready:
                 raise NoEngineError("all engines have died and are being started again")
             replica = min(ready, key=lambda replica: len(replica.jobs))
             try:
-                search.ticket.job = self._pool.begin(
-                    replica, ServedJob(problem, config), search.take, search.end, NEWS_SECONDS
-                )
+                search.ticket.job = self._pool.begin(replica, job, search.take, search.end, NEWS_SECONDS)
             except EngineError as error:  # it died just now
                 raise NoEngineError(str(error)) from error
         return search
@@ -265,12 +291,6 @@ class ReplicaSolver:
     def text_of(self, tokens: Sequence[int]) -> str:
         spoken = tokens[:-1] if tokens and tokens[-1] in self._stop_ids else tokens
         return self.tokenizer.decode(spoken)
-
-    def equivalent(self, first: str, second: str) -> bool:
-        return self._grader.equivalent(first, second)
-
-    def close(self) -> None:
-        self._grader.close()
 
 
 AnySolver: TypeAlias = Solver | ReplicaSolver

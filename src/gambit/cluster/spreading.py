@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 
-from gambit.cluster.actor import Done, JobDesk, Make
-from gambit.cluster.engines import EnginePool, EngineSlot, JobEnd, RemoteJob
+from gambit.cluster.actor import Failed, JobDesk, JobEnd, Make
+from gambit.cluster.engines import EnginePool, EngineSlot, RemoteJob
 from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs
 from gambit.cluster.work import SolverMaker
 from gambit.cluster.work import engine_options as fitted_options
@@ -24,23 +25,18 @@ from gambit.types import Problem
 PARTS_PER_ENGINE = 2  # one that is ending, and the next
 
 
-@dataclass(frozen=True, slots=True)
-class PartJob:
-    """Runs a part of a search on its engine."""
+def run_part(order: PartOrder, solver: Solver, desk: JobDesk) -> None:
+    """Runs a part of a search to its end; called in the process of its engine."""
+    is_over = threading.Event()
 
-    order: PartOrder
+    def report(news: PartNews) -> None:
+        desk.send(news, at_once=True)
+        if news.is_over:
+            is_over.set()
 
-    def __call__(self, solver: Solver, desk: JobDesk) -> None:
-        is_over = threading.Event()
-
-        def tell(news: PartNews) -> None:
-            desk.send(news, at_once=True)
-            if news.is_over:
-                is_over.set()
-
-        part = solver.start_part(self.order, tell)
-        desk.listen(part.stop, part.allow)
-        is_over.wait()
+    part = solver.start_part(order, report)
+    desk.listen(part.stop, part.allow)
+    is_over.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +66,11 @@ class RemoteEngine:
 
     def start_part(self, order: PartOrder, tell: Tell) -> RemotePart:
         def on_end(end: JobEnd) -> None:
-            if not isinstance(end, Done):
+            if isinstance(end, Failed):
                 error = f"engine {self.slot.number} died: {end.reason}"
                 tell(PartNews(-1, (), is_over=True, error=error, is_engines=True))
 
-        return RemotePart(self.pool.begin(self.slot, PartJob(order), tell, on_end))
+        return RemotePart(self.pool.begin(self.slot, partial(run_part, order), tell, on_end))
 
 
 @contextmanager

@@ -13,12 +13,13 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gambit import events as ev
-from gambit.cluster.actor import NEWS_SECONDS, Done, Job, JobDesk, Raised
-from gambit.cluster.engines import POLL_SECONDS, Died, EnginePool, EngineSlot, JobEnd, RemoteJob, TokensSoFar
+from gambit.cluster.actor import NEWS_SECONDS, Done, Failed, Job, JobDesk, JobEnd
+from gambit.cluster.engines import POLL_SECONDS, EnginePool, EngineSlot, RemoteJob
 from gambit.cluster.plan import EngineNeeds, workers_of
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.errors import EngineError, StorageError
@@ -29,8 +30,6 @@ from gambit.storage.run_folder import LOG_FILE, warn_incomplete, with_log_error,
 from gambit.types import Problem
 
 EXECUTOR = "distributed_executor_backend"
-
-
 MOST_DEATHS = 2  # of engines, by one piece of work
 Tag = TypeVar("Tag")
 
@@ -38,43 +37,32 @@ Tag = TypeVar("Tag")
 # -- work for any engine ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Work(Generic[Tag]):
-    """A job for any engine, and the driver's name for it."""
+    """A job on its way to its end, through as many engines as it takes."""
 
     job: Job[Any, object] = field(repr=False)
-    tag: Tag
+    tag: Tag  # the driver's name for it
     batch: object = None  # equal for jobs that may share an engine at the same time
     news_seconds: float = NEWS_SECONDS  # between two messages
-
-
-@dataclass(frozen=True, slots=True)
-class WorkEnd(Generic[Tag]):
-    """Work that is over: its value, or why there is none."""
-
-    tag: Tag
-    engine: int
-    value: object = None
-    error: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Attempt(Generic[Tag]):
-    """Work on its way to its end, through as many engines as it takes."""
-
-    work: Work[Tag]
     num_deaths: int = 0  # of engines
-    slot: EngineSlot | None = None  # the one that runs it now
-    job: RemoteJob | None = None
+    slot: EngineSlot | None = None  # of the engine that runs it, or ran it last
+    remote: RemoteJob | None = None
+    value: object = None  # of the finished job
+    error: str | None = None  # the reason if there is none
 
-    def fits_beside(self, others: Sequence[Attempt[Tag]]) -> bool:
+    @property
+    def engine(self) -> int:
+        """The number of the engine that it ended on."""
+        assert self.slot is not None
+        return self.slot.number
+
+    def fits_beside(self, others: Sequence[Work[Tag]]) -> bool:
         """Returns whether an engine may run it together with others.
 
         What ran when an engine died runs alone the next time, which shows which of several killed it.
         """
-        return not others or (
-            not self.num_deaths and not others[0].num_deaths and others[0].work.batch == self.work.batch
-        )
+        return not others or (not self.num_deaths and not others[0].num_deaths and others[0].batch == self.batch)
 
 
 def run_work(
@@ -84,8 +72,8 @@ def run_work(
     jobs_per_engine: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_news: Callable[[Tag, object], None] = lambda tag, item: None,
-) -> Iterator[WorkEnd[Tag]]:
-    """Yields the end of each piece of work, in any order.
+) -> Iterator[Work[Tag]]:
+    """Yields each piece of work when it is over, in any order.
 
     The next piece is taken from `work` when an engine is free for it. Once `should_stop`, no more is begun and
     running jobs are stopped; they still come back, unless their engine dies. `jobs_per_engine`: at most the pool's.
@@ -113,86 +101,81 @@ class WorkQueue(Generic[Tag]):
     def __init__(
         self, pool: EnginePool[Any], work: Iterable[Work[Tag]], most: int, on_news: Callable[[Tag, object], None]
     ) -> None:
-        self.running: list[Attempt[Tag]] = []
+        self.running: list[Work[Tag]] = []
         self._pool = pool
         self._coming = iter(work)
-        self._next: deque[Attempt[Tag]] = deque()  # what has to be done again comes first
+        self._next: deque[Work[Tag]] = deque()  # what has to be done again comes first
         self._most = most
         self._on_news = on_news
-        self._inbox: queue.SimpleQueue[tuple[Attempt[Tag], object]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Work[Tag], object]] = queue.SimpleQueue()
 
-    def peek(self) -> Attempt[Tag] | None:
-        """Returns the attempt to begin next; None if no work is left."""
+    def peek(self) -> Work[Tag] | None:
+        """Returns the work to begin next; None if none is left."""
         if not self._next:
-            self._next.extend(Attempt(work) for work in itertools.islice(self._coming, 1))
+            self._next.extend(itertools.islice(self._coming, 1))
         return self._next[0] if self._next else None
 
     def hand_out(self) -> None:
         """Begins what can begin, on the least busy engine first: none has two jobs while another has none."""
-        while (attempt := self.peek()) is not None:
+        while (work := self.peek()) is not None:
             beside = {slot.number: [each for each in self.running if each.slot is slot] for slot in self._pool.slots}
             fit = [
                 slot
                 for slot in self._pool.slots
-                if slot.is_ready and len(beside[slot.number]) < self._most and attempt.fits_beside(beside[slot.number])
+                if slot.is_ready and len(beside[slot.number]) < self._most and work.fits_beside(beside[slot.number])
             ]
             if not fit:
                 return
             slot = min(fit, key=lambda slot: len(beside[slot.number]))
+            put = partial(self._put, work)
             try:
-                self._begin(attempt, slot)
+                work.remote, work.slot = self._pool.begin(slot, work.job, put, put, work.news_seconds), slot
             except EngineError:  # it died just now
                 continue
             self.running.append(self._next.popleft())
 
-    def _begin(self, attempt: Attempt[Tag], slot: EngineSlot) -> None:
-        def put(message: object) -> None:
-            self._inbox.put((attempt, message))
-
-        work = attempt.work
-        attempt.job = self._pool.begin(slot, work.job, put, put, work.news_seconds)
-        attempt.slot = slot
+    def _put(self, work: Work[Tag], message: object) -> None:
+        self._inbox.put((work, message))
 
     def stop(self) -> None:
         """Stops what runs."""
-        for attempt in self.running:
-            assert attempt.job is not None
-            attempt.job.stop()
+        for work in self.running:
+            assert work.remote is not None
+            work.remote.stop()
 
-    def ends(self) -> Iterator[WorkEnd[Tag]]:
+    def ends(self) -> Iterator[Work[Tag]]:
         """Yields what has ended since; waits a moment for the first message."""
         arrived = self._arrived(POLL_SECONDS)
         while arrived is not None:
-            attempt, message = arrived
-            if isinstance(message, Done | Raised | Died):
-                self.running.remove(attempt)
-                yield from self._end_of(attempt, message)
+            work, message = arrived
+            if isinstance(message, Done | Failed):
+                self.running.remove(work)
+                if self._is_over(work, message):
+                    yield work
             else:
-                self._on_news(attempt.work.tag, message)
+                self._on_news(work.tag, message)
             arrived = self._arrived(0.0)
 
-    def _arrived(self, seconds: float) -> tuple[Attempt[Tag], object] | None:
+    def _arrived(self, seconds: float) -> tuple[Work[Tag], object] | None:
         """Returns the next message; None if there is none so soon."""
         try:
             return self._inbox.get(block=seconds > 0, timeout=seconds or None)
         except queue.Empty:
             return None
 
-    def _end_of(self, attempt: Attempt[Tag], end: JobEnd) -> Iterator[WorkEnd[Tag]]:
-        assert attempt.slot is not None
-        tag, engine = attempt.work.tag, attempt.slot.number
+    def _is_over(self, work: Work[Tag], end: JobEnd) -> bool:
+        """Notes the end of a job; returns False if it has to be done again, because its engine died."""
         if isinstance(end, Done):
-            yield WorkEnd(tag, engine, end.value)
-        elif isinstance(end, Raised) and end.is_users:
-            yield WorkEnd(tag, engine, error=end.reason)
+            work.value = end.value
+        elif end.is_users:
+            work.error = end.reason
         else:
-            attempt.num_deaths += 1
-            if attempt.num_deaths < MOST_DEATHS:
-                self._next.appendleft(attempt)
-                return
-            yield WorkEnd(
-                tag, engine, error=f"its engine died {MOST_DEATHS} times over it, the last time with: {end.reason}"
-            )
+            work.num_deaths += 1
+            if work.num_deaths < MOST_DEATHS:
+                self._next.appendleft(work)
+                return False
+            work.error = f"its engine died {MOST_DEATHS} times over it, the last time with: {end.reason}"
+        return True
 
 
 # -- in the process of an engine -------------------------------------------------------------------------------
@@ -209,9 +192,7 @@ class SolverMaker:
     def __call__(self) -> Solver:
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
-        options = dict(self.options)
-        scorer = self.scorer or options.pop("scorer", "auto")
-        return Solver(**{**options, "scorer": scorer})
+        return Solver(**self.options if self.scorer is None else {**self.options, "scorer": self.scorer})
 
 
 def engine_options(config: EngineConfig, needs: EngineNeeds) -> dict[str, Any]:
@@ -254,10 +235,9 @@ class SearchJob:
     keeps_log: bool = True
     concurrency: int = 1  # searches that this one may have beside it on its engine, itself included
 
-    def __call__(self, solver: Solver, desk: JobDesk) -> FinishedSearch:
-        return self.searched(solver, desk, lambda event: None)
-
-    def searched(self, solver: Solver, desk: JobDesk, on_event: Callable[[ev.Event], None]) -> FinishedSearch:
+    def __call__(
+        self, solver: Solver, desk: JobDesk, on_event: Callable[[ev.Event], None] = lambda event: None
+    ) -> FinishedSearch:
         """Searches as a local run does, with the log in a folder of this machine's until it is whole."""
         has_begun = False
 
@@ -265,7 +245,7 @@ class SearchJob:
             nonlocal has_begun
             has_begun = True
             if isinstance(event, ev.Sample):
-                desk.send(TokensSoFar(event.generated))
+                desk.send(event)
             on_event(event)
 
         with tempfile.TemporaryDirectory(prefix="gambit-") as scratch:

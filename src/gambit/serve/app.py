@@ -253,7 +253,7 @@ class Api:
     ) -> AsyncIterator[bytes]:
         """Notes when the first words of the model go out."""
         async for part in parts:
-            if note.first_seconds is None and search.commentary.notes:
+            if note.first_seconds is None and search.notes:
                 note.first_seconds = time.monotonic() - note.began
                 self.desk.metrics.first_thought_seconds.observe(note.first_seconds)
             yield part

@@ -54,7 +54,7 @@ class CompletionFormat:
         """Yields the role, notes of the search, the winner's thinking and answer, the end, and usage if requested."""
         if self.is_chat:
             yield self._chunk(search, self._delta(0, {"role": "assistant", "content": ""}))
-        async for note in search.notes(keep_alive):
+        async for note in search.followed(keep_alive):
             if note is None or not self.is_chat:
                 yield KEEP_ALIVE
             else:
@@ -162,7 +162,7 @@ class ResponseFormat:
         yield made("response.output_item.added", output_index=0, item=begun)
         place = {"item_id": begun["id"], "output_index": 0, "content_index": 0}
         thinking = ""
-        async for note in search.notes(keep_alive):
+        async for note in search.followed(keep_alive):
             thinking += note or ""
             yield KEEP_ALIVE if note is None else made("response.reasoning_text.delta", **place, delta=note)
         if search.answer is None:

@@ -9,10 +9,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from gambit import events as ev
 from gambit.async_solver import result_of
-from gambit.cluster.serving import AnySolver, NoEngineError, ReplicaSolver
+from gambit.cluster.serving import AnySolver, NoEngineError, ReplicaSolver, submit_here
 from gambit.config.options import SearchConfig
 from gambit.results.result import SearchResult
 from gambit.serve.http import ApiError, as_api_error
@@ -151,6 +152,7 @@ class SearchDesk:
         self._tasks: dict[ServedSearch, asyncio.Task[None]] = {}
         self._probing: asyncio.Task[None] | None = None
         self._kv_usage = 0.0
+        self._submit = solver.submit if isinstance(solver, ReplicaSolver) else partial(submit_here, solver)
         if isinstance(solver, ReplicaSolver):
             solver.listen(self.changed.ring_from_thread, self._lose_engines)
 
@@ -234,11 +236,12 @@ class SearchDesk:
 
     async def _search(self, search: ServedSearch, config: SearchConfig) -> SearchResult:
         out = self._settings.out_dir
-        search.pending = self.solver.submit(
+        search.pending = self._submit(
             Problem(search.ask.question, id=search.id),
             config,
-            out_dir=None if out is None else out / search.id,
-            on_event=lambda event: self._on_event(search, event),
+            partial(self._on_event, search),
+            partial(self._on_note, search) if search.has_reader else None,
+            None if out is None else out / search.id,
         )
         return await result_of(search.pending)
 
@@ -271,15 +274,10 @@ class SearchDesk:
         if isinstance(event, ev.Sample):
             self._kv_usage = event.kv_used_tokens / max(event.kv_capacity_tokens, 1)
         search.log_bell.ring_from_thread()
-        pending = search.pending
-        if not search.has_reader or pending is None:
-            return
 
-        def text_of(trace: int, start: int, end: int) -> str:
-            return self.solver.text_of(pending.live_tokens(trace, start)[: end - start])
-
-        if search.commentary.follow(event, pending.record, text_of):
-            search.bell.ring_from_thread()
+    def _on_note(self, search: ServedSearch, note: str) -> None:
+        search.notes.append(note)
+        search.bell.ring_from_thread()
 
     # -- its end -----------------------------------------------------------------------------------------------
 
@@ -339,7 +337,7 @@ class SearchDesk:
         """Generates one token; an engine that cannot do that is dead."""
         probe = search.ask.config.model_copy(update={"policy": "single", "policy_options": {}, "max_new_tokens": 1})
         try:
-            await result_of(self.solver.submit(Problem(search.ask.question, id="probe"), probe))
+            await result_of(self._submit(Problem(search.ask.question, id="probe"), probe, lambda event: None, None))
         except Exception:
             self._die(error)
 

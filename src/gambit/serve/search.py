@@ -7,7 +7,6 @@ import dataclasses
 import secrets
 import time
 import zlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,15 +25,10 @@ from gambit.text.boundary import THINK_END, THINK_START
 from gambit.tree import Trace, TraceTree
 from gambit.types import EndReason, StopReason
 
-SECONDS_BETWEEN_NOTES = 1.0
-MOST_THOUGHT_TOKENS = 400  # read back to find where a thought began
-MOST_THOUGHT_LENGTH = 600  # characters of a note
-MOST_ANSWERS = 4
 CUT_SHORT = (StopReason.BUDGET_TOKENS, StopReason.BUDGET_SECONDS, StopReason.INTERRUPTED, StopReason.FAILED)
 NO_ANSWER = "no answer could be read from any trace: this is the text of the one with the best score"
 NO_END = "no trace came to its end in time: this is the text of the one with the best score so far"
 NO_TEXT = "the winning trace gave its answer inside its thinking and said nothing after it"
-TextOf = Callable[[int, int, int], str]  # of a live trace, from a token to another
 
 
 class Bell:
@@ -99,64 +93,6 @@ class MemoryLog:
     @property
     def num_bytes(self) -> int:
         return self._num_characters if self._packed is None else len(self._packed)
-
-
-class Commentary:
-    """Writes notes about a running search: the newest thought of a leading trace, and the answers so far.
-
-    The engine's thread makes all calls; readers on other threads may read `notes` meanwhile.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.notes: list[str] = []
-        self._clock = clock
-        self._last = -SECONDS_BETWEEN_NOTES
-        self._answers: Counter[str] = Counter()
-        self._num_completed = 0
-
-    def follow(self, event: ev.Event, record: SearchRecord, text_of: TextOf) -> bool:
-        """Takes an event; returns whether it led to a note."""
-        if isinstance(event, ev.Finished):
-            self._num_completed += 1
-            if event.answer is not None:
-                self._answers[event.answer] += 1
-        if not isinstance(event, ev.Scored | ev.Finished) or self._clock() - self._last < SECONDS_BETWEEN_NOTES:
-            return False
-        note = self._thought(event, record, text_of) if isinstance(event, ev.Scored) else self._votes()
-        if note is None:
-            return False
-        self._last = self._clock()
-        self.notes.append(note)
-        return True
-
-    def _thought(self, event: ev.Scored, record: SearchRecord, text_of: TextOf) -> str | None:
-        """Returns the new thought of the trace with the best score, among those that ended a thought in this step."""
-        tree = record.tree
-        leader = max(event.traces, key=lambda trace: tree.score_of(tree.traces[trace]) or 0.0)
-        length = event.num_tokens[event.traces.index(leader)]
-        try:
-            text = text_of(leader, max(length - MOST_THOUGHT_TOKENS, 0), length)
-        except LookupError:  # it ended with this very step
-            return None
-        thought = _last_thought(text)
-        score = tree.score_of(tree.traces[leader])
-        return f"[trace {leader}, score {score:.2f}{self._standing()}] {thought}\n" if thought else None
-
-    def _votes(self) -> str | None:
-        return f"[{self._standing().removeprefix('; ')}]\n" if self._num_completed else None
-
-    def _standing(self) -> str:
-        if not self._num_completed:
-            return ""
-        answers = ", ".join(f"{answer} ×{count}" for answer, count in self._answers.most_common(MOST_ANSWERS))
-        return f"; {self._num_completed} complete{': ' + answers if answers else ''}"
-
-
-def _last_thought(text: str) -> str:
-    thought = text.strip().rpartition("\n\n")[2]
-    for tag in (THINK_START, THINK_END):
-        thought = thought.replace(tag, "").strip()
-    return thought[-MOST_THOUGHT_LENGTH:]
 
 
 # -- its answer ------------------------------------------------------------------------------------------------------
@@ -305,7 +241,7 @@ class ServedSearch:
     error: ApiError | None = None
     pending: AnySearch | None = None
     log: MemoryLog = field(default_factory=MemoryLog)
-    commentary: Commentary = field(default_factory=Commentary)
+    notes: list[str] = field(default_factory=list)  # about its progress, as its engine wrote them
     created: float = field(default_factory=time.time)
     arrived: float = field(default_factory=time.monotonic)
     began: float | None = None
@@ -332,13 +268,13 @@ class ServedSearch:
             await self.bell.listen()
         return self.outcome()
 
-    async def notes(self, seconds: float) -> AsyncIterator[str | None]:
+    async def followed(self, seconds: float) -> AsyncIterator[str | None]:
         """Yields notes until the search is over, and None after so many seconds without one."""
         num_sent = 0
         while True:
             heard = self.bell.listen()
-            while num_sent < len(self.commentary.notes):
-                yield self.commentary.notes[num_sent]
+            while num_sent < len(self.notes):
+                yield self.notes[num_sent]
                 num_sent += 1
             if self.is_over:
                 return

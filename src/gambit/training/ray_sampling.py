@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gambit import events as ev
 from gambit.cluster.actor import JobDesk
-from gambit.cluster.engines import EnginePool, TokensSoFar
+from gambit.cluster.engines import EnginePool
 from gambit.cluster.work import SolverMaker, Work, run_work
 from gambit.config.options import SearchConfig
 from gambit.engines.base import EngineInfo
@@ -95,7 +95,7 @@ class SampleJob:
     def _search(self, solver: Solver, desk: JobDesk, watch: Watch) -> SearchResult | None:
         def on_event(problem: str, event: ev.Event) -> None:
             if isinstance(event, ev.Sample):
-                desk.send(TokensSoFar(event.generated))
+                desk.send(event)
             watch.on_event(problem, event)
 
         results = solver.solve_many(
