@@ -32,8 +32,7 @@ import numpy.typing as npt
 from gambit.answers import Grader
 from gambit.results.vote import pools_of
 from gambit.stats import log_odds, mean_interval, resamples
-from gambit.training.verifier.passages import Passages, load_passages
-from gambit.training.verifier.reading import ReadTraces, read_traces
+from gambit.training.verifier.passages import Passages, ReadTraces, load_passages, read_traces
 from gambit.verifiers.lora_folder import read_info
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a trace's tokens
@@ -265,7 +264,7 @@ def clipped(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def reading_of(options: argparse.Namespace, passages: Passages) -> ReadTraces:
     if options.logits is not None and options.logits.is_file():
         with np.load(options.logits) as kept:
-            return ReadTraces(passages.data.traces, kept["steps"].astype(float), kept["ends"].astype(float))
+            return ReadTraces(passages.data, kept["steps"].astype(float), kept["ends"].astype(float))
     from gambit.engines.local.model import pick_device
     from gambit.verifiers.lora import LoraVerifier
 

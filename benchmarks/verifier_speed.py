@@ -170,10 +170,10 @@ class Trainer:
     def __init__(self, model: Path, data: Path, scale: Scale) -> None:
         import torch
 
-        from gambit.training.verifier.optimiser import MasterWeights
-        from gambit.training.verifier.packing import flash_works, use_packing
+        from gambit.training.verifier.kernels import flash_works, use_packing
         from gambit.training.verifier.passages import load_passages
         from gambit.training.verifier.recipe import VerifierRecipe
+        from gambit.training.verifier.train import MasterWeights
         from gambit.verifiers.lora import LoraVerifier, info_for
 
         self.scale, self.device = scale, torch.device(scale.device)
@@ -185,18 +185,18 @@ class Trainer:
         self.has_flash = flash_works(self.device, self.verifier.network.dtype)
 
     def passes(self, tokens: int, uses_flash: bool) -> Iterator[Any]:
-        from gambit.training.verifier.batches import BatchSizes, ProblemOrder
-        from gambit.training.verifier.passes import TrainingPass
+        from gambit.training.verifier.batches import ProblemOrder, TrainingPass
 
         known = self.passages.data
-        order = ProblemOrder(known.traces, self.passages.lengths, known.all_traces(), np.random.default_rng(0))
-        for step in order.epoch(BatchSizes(1, tokens)):
+        order = ProblemOrder(known.traces, self.passages.lengths, known.all_traces(), np.random.default_rng(0),
+                             update_tokens=1, pass_tokens=tokens)  # fmt: skip
+        for step in order.epoch():
             for problems in step:
                 made = TrainingPass.of(problems, self.passages, uses_flash)
                 yield made.pinned() if self.device.type == "cuda" else made
 
     def step(self, made: Any) -> None:
-        from gambit.training.verifier.objective import chance_loss, ranking_loss
+        from gambit.training.objectives import chance_loss, ranking_loss
 
         batch = made.batch(self.verifier)
         (ranking_loss(batch) + 0.5 * chance_loss(batch)).backward()
@@ -281,7 +281,7 @@ def flash_error(trainer: Trainer) -> None:
     """Why torch's kernel was not taken."""
     import torch
 
-    from gambit.training.verifier.packing import attention_and_gradients
+    from gambit.training.verifier.kernels import attention_and_gradients
 
     parts = [torch.randn(1, h, 230, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for h in (4, 2, 2)]
     flash, plain = (attention_and_gradients(parts, uses_flash) for uses_flash in (True, False))
@@ -290,7 +290,7 @@ def flash_error(trainer: Trainer) -> None:
 
 
 def use_fused(trainer: Trainer) -> None:
-    from gambit.training.verifier.fused import use_fused_layers
+    from gambit.training.verifier.kernels import use_fused_layers
 
     use_fused_layers(trainer.verifier.network)
 
@@ -319,7 +319,7 @@ def compiled(model: Path, data: Path, scale: Scale, flash: bool) -> dict[str, An
 
 
 def recomputed(model: Path, data: Path, scale: Scale, flash: bool) -> dict[str, Any]:
-    from gambit.training.verifier.memory import recompute
+    from gambit.training.verifier.kernels import recompute
 
     trainer = Trainer(model, data, scale)
     use_fused(trainer)

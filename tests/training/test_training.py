@@ -19,7 +19,7 @@ from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from gambit.scorers.simple import ConstantScorer
 from gambit.stats import Interval
-from gambit.training.dataset import Division, Part, load_dataset, read_labels
+from gambit.training.dataset import Division, Part, load_dataset, read_labels, with_labels
 from gambit.training.evaluate import ScorerComparison, conclusions, evaluate, trust_of
 from gambit.training.fit import Fitted, fit, parts_of, scaling_of
 from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
@@ -411,11 +411,13 @@ def labels_file(path, data, label_of):
 
 
 def test_a_file_labels_each_thought_and_traces_without_labels_keep_their_outcome(data, tmp_path):
-    found = read_labels(labels_file(tmp_path / "l.jsonl", data, lambda trace: 0.25 if trace == 2 else None)).on(data)
+    source = labels_file(tmp_path / "l.jsonl", data, lambda trace: 0.25 if trace == 2 else None)
+    found = with_labels(data, read_labels(source), source)
     outcomes, second = data.thought_labels, np.isin(np.arange(len(data.traces.starts)) % 6, 2)
     is_second = np.repeat(second, data.traces.num_thoughts)
     assert set(found.thought_labels[is_second]) == {0.25} and found.labelled_by == "l.jsonl"
-    assert (found.thought_labels[~is_second] == outcomes[~is_second]).all() and read_labels("outcomes").on(data) is data
+    assert (found.thought_labels[~is_second] == outcomes[~is_second]).all()
+    assert with_labels(data, read_labels("outcomes"), "outcomes") is data
 
 
 @pytest.mark.parametrize("objective", ["ridge", "bce", "prefix+pairwise"])
@@ -450,7 +452,7 @@ def test_a_fit_follows_the_labels(tmp_path, objective):
 def test_labels_that_fit_no_trace_are_refused(data, tmp_path, line, message):
     (tmp_path / "l.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(UserError, match=message):
-        read_labels(str(tmp_path / "l.jsonl")).on(data)
+        with_labels(data, read_labels(str(tmp_path / "l.jsonl")), str(tmp_path / "l.jsonl"))
     with pytest.raises(UserError, match=r"unknown labels 'values': use outcomes, or a \.jsonl file"):
         read_labels("values")
 

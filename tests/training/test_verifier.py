@@ -17,19 +17,13 @@ from gambit.errors import GambitWarning, UserError
 from gambit.pawn import Level, Split, generate
 from gambit.solver import Solver
 from gambit.training.dataset import Division, Part, load_dataset
-from gambit.training.ranking import QUARTERS
-from gambit.training.verifier import memory
-from gambit.training.verifier.batches import BatchSizes, ProblemOrder
-from gambit.training.verifier.beginning import continued
-from gambit.training.verifier.fused import use_fused_layers
-from gambit.training.verifier.objective import ranking_loss
-from gambit.training.verifier.optimiser import share_of_rate
-from gambit.training.verifier.packing import use_packing
-from gambit.training.verifier.passages import Passages, load_passages
-from gambit.training.verifier.passes import PackedRow, TrainingPass, made_ahead
-from gambit.training.verifier.reading import quarter_aucs, read_traces
-from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
-from gambit.training.verifier.train import best_look, drawn_problems, passages_of, train_verifier
+from gambit.training.objectives import ranking_loss
+from gambit.training.verifier import kernels
+from gambit.training.verifier.batches import PackedRow, ProblemOrder, TrainingPass, made_ahead
+from gambit.training.verifier.kernels import use_fused_layers, use_packing
+from gambit.training.verifier.passages import Passages, load_passages, read_traces
+from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe, continued
+from gambit.training.verifier.train import best_look, drawn_problems, passages_of, share_of_rate, train_verifier
 from gambit.types import Aggregation, StatePosition, StopReason
 from gambit.verifiers import lora_folder as files
 from gambit.verifiers.families import own_info
@@ -86,12 +80,12 @@ def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
     passages = load_passages(collection)
     judged = passages.data.of_part(DIVISION, Part.TEST)
     read = read_traces(loaded, passages, judged)
-    aucs = [np.nanmean(each) for each in quarter_aucs(read, passages, judged, Aggregation.LAST)]
+    aucs = [np.nanmean(each) for each in read.quarter_aucs(judged, Aggregation.LAST)]
     assert aucs[2] > 0.95 and aucs[3] > 0.9, "the third thought tells"
     assert 0.25 < aucs[0] < 0.75 and 0.25 < aucs[1] < 0.75, "what comes before it tells nothing"
     metrics = trained[0].verifier.info.metrics
     trust = trained[0].verifier.info.trust
-    as_searched = quarter_aucs(read, passages, judged, loaded.info.aggregation)
+    as_searched = read.quarter_aucs(judged, loaded.info.aggregation)
     assert trust.auc == pytest.approx([np.nanmean(each) for each in as_searched]), "by problems it was not chosen by"
     assert trust.num_problems == np.isfinite(as_searched[0]).sum() > 0
     assert trust.median_tokens == np.median(passages.data.traces.num_tokens[judged])
@@ -101,12 +95,11 @@ def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
 def test_its_probabilities_are_calibrated(collection, loaded):
     passages = load_passages(collection)
     judged = passages.data.of_part(DIVISION, Part.TEST)
-    chances = read_traces(loaded, passages, judged).by_share(
-        judged, QUARTERS, Aggregation.LAST, loaded.info.calibration
-    )
+    read = read_traces(loaded, passages, judged)
+    early, late = (read.chances(judged, share, Aggregation.LAST, loaded.info.calibration) for share in (0.25, 1.0))
     right = passages.data.traces.is_correct[judged]
-    assert chances[1.0][right].mean() > 0.75 and chances[1.0][~right].mean() < 0.25
-    assert abs(chances[0.25].mean() - right.mean()) < 0.2, "without knowledge: the share of right traces"
+    assert late[right].mean() > 0.75 and late[~right].mean() < 0.25
+    assert abs(early.mean() - right.mean()) < 0.2, "without knowledge: the share of right traces"
 
 
 def test_its_labels_may_come_from_a_file(tmp_path, model):
@@ -161,7 +154,7 @@ def test_a_training_goes_on_from_an_adapter(checkpoint, loaded, collection, mode
 @pytest.mark.parametrize(
     ("changes", "division", "message"),
     [
-        ({"rank": 2}, DIVISION, "has rank 4, 2 was asked for"),
+        ({"rank": 2}, DIVISION, "has rank 4, this training has 2"),
         ({"rank": 4}, Division(0.3, 0.2), "judged by problems that it was trained on"),
         ({"rank": 4}, Division(0.2, 0.2, seed=1), "judged by problems that it was trained on"),
     ],
@@ -266,12 +259,12 @@ def test_a_collection_without_prompts_still_serves_state_scorers_only(tmp_path):
 
 def test_batches_hold_right_and_wrong_traces_of_whole_problems(collection):
     passages = load_passages(collection)
-    known, sizes = passages.data.traces, BatchSizes(400, 250, 4, 2)
-    order = ProblemOrder(known, passages.lengths, passages.data.all_traces(), np.random.default_rng(0))
+    known, sizes = passages.data.traces, {"update_tokens": 400, "pass_tokens": 250, "traces_per_problem": 4}
+    order = ProblemOrder(known, passages.lengths, passages.data.all_traces(), np.random.default_rng(0), **sizes)
     seen = []
-    for step in order.epoch(sizes):
+    for step in order.epoch():
         for problems in step:
-            assert sum(passages.lengths[each].sum() for each in problems) <= sizes.pass_tokens
+            assert sum(passages.lengths[each].sum() for each in problems) <= 250
             for traces in problems:
                 assert len(set(known.problem_of[traces])) == 1
                 seen.append(known.problem_of[traces[0]])
@@ -283,8 +276,9 @@ def test_batches_hold_right_and_wrong_traces_of_whole_problems(collection):
 
 def test_a_problem_too_long_for_a_pass_keeps_a_right_and_a_wrong_trace(collection):
     passages = load_passages(collection)
-    order = ProblemOrder(passages.data.traces, passages.lengths, np.arange(6), np.random.default_rng(0))
-    ((traces,),) = next(order.epoch(BatchSizes(1, 10, 6, 2)))
+    sizes = {"update_tokens": 1, "pass_tokens": 10, "traces_per_problem": 6}
+    order = ProblemOrder(passages.data.traces, passages.lengths, np.arange(6), np.random.default_rng(0), **sizes)
+    ((traces,),) = next(order.epoch())
     assert len(traces) == 2 and passages.data.traces.is_correct[traces].sum() == 1
 
 
@@ -325,7 +319,7 @@ def test_passes_are_made_on_a_thread_that_ends_with_them():
     endless = made_ahead(iter(int, 1), depth=2)
     assert next(endless) == 0
     endless.close()
-    assert not any(thread.name == "gambit-passes" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("gambit-passes") for thread in threading.enumerate())
 
     def failing():
         yield 1
@@ -359,9 +353,12 @@ def test_how_much_a_pass_holds_follows_from_the_memory(monkeypatch, free_tokens,
     for name, value in fixed.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 4_096 << (17 if recomputing else 21))
-    monkeypatch.setattr(memory, "recompute", recomputing.append)
-    fitted = memory.fit_to_memory(SimpleNamespace(device=CPU), lambda: None, 4_096, 32_768, None)
-    assert (fitted.pass_tokens, fitted.recomputes) == (pass_tokens, recomputes) and len(recomputing) == recomputes
+    monkeypatch.setattr(kernels, "recompute", recomputing.append)
+    said: list[str] = []
+    fitted = kernels.fit_to_memory(SimpleNamespace(device=CPU), lambda: None, 4_096, 32_768, None, said.append)
+    assert fitted == pass_tokens and len(recomputing) == recomputes
+    assert said[0].endswith(f"{pass_tokens:,} tokens a pass, activations are "
+                            f"{'computed again on the way back' if recomputes else 'kept'}")  # fmt: skip
 
 
 # -- its numbers -----------------------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ def train_verifier(
     prepare_libraries()
     from gambit.storage.run_folder import check_replaceable_folder
     from gambit.training.dataset import Division
-    from gambit.training.verifier.beginning import continued, division_of
-    from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe
+    from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe, continued, division_of
     from gambit.training.verifier.train import passages_of
     from gambit.training.verifier.train import train_verifier as run
     from gambit.verifiers.lora import check_installed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 
 from gambit.errors import UserError
+from gambit.stats import Bools, Ints
 from gambit.storage.files import record_in, whole_lines
 from gambit.training.storage import Header, ProblemRecord, Record, Shard, read_header, read_shards, state_name
 from gambit.types import StatePosition
@@ -24,7 +25,7 @@ OUTCOMES = "outcomes"  # a thought's label is the outcome of its trace
 
 
 class Part(StrEnum):
-    """What a problem is used for."""
+    """The use of a problem."""
 
     TRAIN = "train"
     VALIDATION = "validation"
@@ -44,6 +45,7 @@ class Division:
             raise UserError(f"validation {self.validation} and test {self.test} leave no problem to train on")
 
     def part_of(self, problem_id: str) -> Part:
+        """Returns the part of a problem."""
         digest = hashlib.sha256(f"{self.seed} {problem_id}".encode()).digest()
         ticket = int.from_bytes(digest[:8], "big") / 2**64
         if ticket < self.test:
@@ -53,14 +55,14 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What is known of every trace besides its states, [trace] or [thought]."""
+    """The facts about every trace besides its states, [trace] or [thought]."""
 
-    problem_of: npt.NDArray[np.int64]  # index into `problems`
-    starts: npt.NDArray[np.int64]  # first thought of each trace among all thoughts
-    num_thoughts: npt.NDArray[np.int64]
-    num_tokens: npt.NDArray[np.int64]
-    is_correct: npt.NDArray[np.bool_]
-    thought_ends: npt.NDArray[np.int64]  # generated tokens up to the end of each thought
+    problem_of: Ints  # index into `problems`
+    starts: Ints  # first thought of each trace among all thoughts
+    num_thoughts: Ints
+    num_tokens: Ints
+    is_correct: Bools
+    thought_ends: Ints  # generated tokens up to the end of each thought
     confidences: npt.NDArray[np.float32]  # of each thought's tokens
 
 
@@ -74,7 +76,7 @@ class Dataset:
     problems: tuple[ProblemRecord, ...]
     traces: Traces
     states: torch.Tensor  # [thought, hidden × layers], half precision
-    tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, where they were asked for
+    tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, if they were loaded
     prompts: tuple[tuple[int, ...], ...] = ()  # of each problem; none in a collection of version 0.1
     labels: npt.NDArray[np.float32] | None = None  # [thought] to fit to; None: the outcome of its trace
     labelled_by: str = OUTCOMES  # or the name of a file
@@ -83,13 +85,13 @@ class Dataset:
     def num_features(self) -> int:
         return int(self.states.shape[-1])
 
-    def of_part(self, division: Division, part: Part) -> npt.NDArray[np.int64]:
-        """Traces of the problems that belong to a part."""
+    def of_part(self, division: Division, part: Part) -> Ints:
+        """Returns the traces of the problems that belong to a part."""
         is_in = np.array([division.part_of(problem.id) is part for problem in self.problems], dtype=np.bool_)
-        return np.flatnonzero(is_in[self.traces.problem_of]) if len(self.problems) else np.zeros(0, np.int64)
+        return np.flatnonzero(is_in[self.traces.problem_of])
 
     def with_confidences(self) -> Dataset:
-        """The same with each thought's confidence as its last feature."""
+        """Returns the dataset with each thought's confidence as its last feature."""
         if not self.header.has_confidence:
             raise UserError("the collection holds no confidences: collect without --no-confidence")
         column = torch.from_numpy(self.traces.confidences).to(self.states.dtype)[:, None]
@@ -97,7 +99,7 @@ class Dataset:
 
     @property
     def thought_labels(self) -> npt.NDArray[np.float32]:
-        """What each thought is fitted to; thoughts of traces that were left out stay 0."""
+        """Returns the label of each thought; thoughts of traces that were left out stay 0."""
         if self.labels is not None:
             return self.labels
         found = np.zeros(len(self.states), np.float32)
@@ -107,7 +109,7 @@ class Dataset:
             found[start : start + count] = is_correct
         return found
 
-    def all_traces(self) -> npt.NDArray[np.int64]:
+    def all_traces(self) -> Ints:
         return np.arange(len(self.traces.num_thoughts))
 
 
@@ -120,7 +122,7 @@ def load_dataset(
     with_tokens: bool = False,
     on_skip: list[str] | None = None,
 ) -> Dataset:
-    """The whole collection; a state position or layer it does not hold is refused. Without layers: no states."""
+    """Loads the whole collection; raises for a state position or layer it does not hold. No layers: no states."""
     header = read_header(folder)
     _check_holds(folder, header, position, layers)
     shards = list(read_shards(folder, skip_corrupted=skip_corrupted, on_skip=on_skip))
@@ -165,16 +167,16 @@ def _tokens(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
     found = []
     for shard in shards:
         counts = [trace.num_tokens for problem in shard.entry.problems for trace in problem.traces]
-        found += [tuple(part.tolist()) for part in torch.split(shard.tensors["tokens"], counts)]
+        found += [tuple(trace.tolist()) for trace in torch.split(shard.tensors["tokens"], counts)]
     return found
 
 
 def _prompts(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
-    """Of each problem; none at all where one shard was written before prompts were kept."""
+    """Returns the prompt of each problem; none at all if one shard was written before prompts were kept."""
     if not all("prompts" in shard.tensors for shard in shards):
         return []
-    parts = (torch.split(each.tensors["prompts"], each.tensors["prompt_lengths"].tolist()) for each in shards)
-    return [tuple(prompt.tolist()) for shard in parts for prompt in shard]
+    prompts = (torch.split(each.tensors["prompts"], each.tensors["prompt_lengths"].tolist()) for each in shards)
+    return [tuple(prompt.tolist()) for shard in prompts for prompt in shard]
 
 
 # -- labels ----------------------------------------------------------------------------------------------------
@@ -188,44 +190,13 @@ class TraceLabels(Record):
     labels: tuple[Annotated[float, Field(ge=0, le=1)], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """What thoughts are fitted to: the outcomes of their traces, or what a file says of them."""
-
-    path: Path | None = None
-    by_trace: Mapping[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
-
-    def on(self, data: Dataset) -> Dataset:
-        """Returns the dataset with these labels; a trace without any keeps its outcome at every thought."""
-        if self.path is None:
-            return data
-        found, num_labelled = data.thought_labels.copy(), 0
-        for trace, number in enumerate(_numbers_in_problem(data.traces.problem_of)):
-            problem = data.problems[data.traces.problem_of[trace]].id
-            labels = self.by_trace.get((problem, number))
-            if labels is None:
-                continue
-            start, count = data.traces.starts[trace], data.traces.num_thoughts[trace]
-            if len(labels) != count:
-                raise UserError(f"{self.path}: {len(labels)} labels for trace {number} of {problem}, which has {count} "
-                                "thoughts: give one for each")  # fmt: skip
-            found[start : start + count] = labels
-            num_labelled += 1
-        if not num_labelled:
-            raise UserError(f"{self.path} labels no trace of this collection: name its problems by their ids")
-        return dataclasses.replace(data, labels=found, labelled_by=self.path.name)
-
-
-def _numbers_in_problem(problem_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[trace]: its number among the traces of its problem, which lie together."""
-    found: npt.NDArray[np.int64] = np.arange(len(problem_of)) - np.searchsorted(problem_of, problem_of)
-    return found
+Labels = Mapping[tuple[str, int], tuple[float, ...]]  # by problem and number of the trace
 
 
 def read_labels(source: str) -> Labels:
-    """Returns the labels that `--labels` names: `outcomes`, or a file of JSON lines."""
+    """Reads the labels that `--labels` names: a file of JSON lines, or none for `outcomes`."""
     if source == OUTCOMES:
-        return Labels()
+        return {}
     path = Path(source)
     if not path.is_file():
         raise UserError(f"unknown labels {source!r}: use {OUTCOMES}, or a .jsonl file with a label of each thought")
@@ -233,4 +204,46 @@ def read_labels(source: str) -> Labels:
     lines = (
         record_in(TraceLabels, line, f"{path}, line {number}", "labels", fix) for number, line in whole_lines(path)
     )
-    return Labels(path, {(line.problem, line.trace): line.labels for line in lines})
+    return {(line.problem, line.trace): line.labels for line in lines}
+
+
+def with_labels(data: Dataset, labels: Labels, source: str) -> Dataset:
+    """Returns the dataset with the labels of a source; a trace without any keeps its outcome at every thought."""
+    if source == OUTCOMES:
+        return data
+    known = data.traces
+    found, num_labelled = data.thought_labels.copy(), 0
+    numbers = np.arange(len(known.problem_of)) - np.searchsorted(known.problem_of, known.problem_of)
+    for trace, number in enumerate(numbers.tolist()):  # of the trace among those of its problem, which lie together
+        problem = data.problems[known.problem_of[trace]].id
+        given = labels.get((problem, number))
+        if given is None:
+            continue
+        start, count = known.starts[trace], known.num_thoughts[trace]
+        if len(given) != count:
+            raise UserError(f"{source}: {len(given)} labels for trace {number} of {problem}, which has {count} "
+                            "thoughts: give one for each")  # fmt: skip
+        found[start : start + count] = given
+        num_labelled += 1
+    if not num_labelled:
+        raise UserError(f"{source} labels no trace of this collection: name its problems by their ids")
+    return dataclasses.replace(data, labels=found, labelled_by=Path(source).name)
+
+
+# -- groups ----------------------------------------------------------------------------------------------------
+
+Item = TypeVar("Item")
+
+
+def in_groups(items: Iterable[Item], size_of: Callable[[Item], int], least: int) -> Iterator[list[Item]]:
+    """Yields items in groups, each complete once its sizes sum to `least`; the last one may be smaller."""
+    group: list[Item] = []
+    size = 0
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= least:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

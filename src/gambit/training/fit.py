@@ -16,8 +16,8 @@ from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.networks import Scaling, as_scorer, build_network
 from gambit.training.objectives import AGGREGATIONS, Batch, FitRecipe, Unit
-from gambit.training.ranking import QUARTERS, mean_auc, pairs, trace_scores
-from gambit.training.scoring import Thoughts, network_scores
+from gambit.training.ranking import QUARTERS, clearly_better, mean_auc, pairs_in, trace_scores
+from gambit.training.scoring import Thoughts, network_scores, places_of
 from gambit.types import Aggregation
 
 Say = Callable[[str], None]
@@ -39,11 +39,8 @@ class Fitted:
         return float(np.nanmean(self.held_out))
 
     def clearly_outranks(self, other: Fitted) -> bool:
-        """Whether it is better by more than the standard error of the difference; less is often luck."""
-        gains = self.held_out - other.held_out
-        gains = gains[np.isfinite(gains)]
-        error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        return bool(gains.mean() > error)
+        """Returns whether it ranks held-out problems better than by luck."""
+        return clearly_better(self.held_out, other.held_out)
 
 
 def fit(
@@ -54,7 +51,7 @@ def fit(
     device: torch.device,
     say: Say = lambda _: None,
 ) -> Fitted:
-    """One fit with early stopping on held-out ranking."""
+    """Fits a network with early stopping on held-out ranking."""
     began = time.monotonic()
     torch.manual_seed(recipe.seed)
     train, held_out = parts_of(data, division)
@@ -84,21 +81,34 @@ class _FitRun:
     ) -> None:
         self.aggregation = aggregation
         self._network, self._thoughts, self._recipe = network, thoughts, recipe
-        self._units = _units(recipe.unit, thoughts, train)
+        self._traces = torch.from_numpy(train).to(thoughts.device)
+        self._problems: list[Tensor] = []  # the traces of each, where these are the units
+        self._rows = self._traces  # else: a trace or, for thoughts, a trace and a place each
+        if recipe.unit is Unit.PROBLEM:
+            _, counts = torch.unique_consecutive(thoughts.problem_of[self._traces], return_counts=True)
+            self._problems = list(torch.split(self._traces, counts.tolist()))
+        elif recipe.unit is Unit.THOUGHT:
+            self._rows = thoughts.thought_rows(self._traces)
+        self._num_units = len(self._problems) or len(self._rows)
         self._dropout = nn.Dropout(recipe.input_dropout)
-        self._pos_weight = _pos_weight(recipe, thoughts, train)
+        self._pos_weight = self._wrong_per_right() if recipe.is_balanced else None
         kind = torch.optim.AdamW if recipe.is_decaying else torch.optim.Adam
         is_fused = thoughts.device.type == "cuda"  # thousands of tiny updates: launches are what they cost
         self._optimizer = kind(network.parameters(), recipe.rate, weight_decay=recipe.weight_decay, fused=is_fused)
         self._num_updates = 0
-        self._all_updates = recipe.max_epochs * -(-self._units.count // recipe.batch_size)
+        self._all_updates = recipe.max_epochs * -(-self._num_units // recipe.batch_size)
 
     def epoch(self) -> float:
-        """One pass over the units in a new order; gives the mean loss."""
+        """Passes once over the units in a new order, and returns the mean loss."""
         self._network.train()
-        order = torch.randperm(self._units.count).to(self._units.device)
-        losses = [self._update(self._units.pick(part)) for part in torch.split(order, self._recipe.batch_size)]
-        return float(torch.stack(losses).mean())
+        numbers = torch.split(torch.randperm(self._num_units), self._recipe.batch_size)
+        return float(torch.stack([self._update(self._picked(each)) for each in numbers]).mean())
+
+    def _picked(self, numbers: Tensor) -> Tensor:
+        """Returns the rows of these units: traces or, for thoughts, [trace, place]."""
+        if self._problems:
+            return torch.cat([self._problems[number] for number in numbers.tolist()])
+        return self._rows[numbers.to(self._rows.device)]
 
     def _update(self, rows: Tensor) -> Tensor:
         if self._recipe.is_decaying:
@@ -127,90 +137,43 @@ class _FitRun:
         is_correct = thoughts.is_correct[traces]
         return Batch(logits, num_thoughts, is_correct, problem, self.aggregation, self._pos_weight, labels)
 
-
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """What an epoch passes over, by number."""
-
-    count: int
-    device: torch.device  # where `pick` wants its numbers
-    pick: Callable[[Tensor], Tensor]  # numbers -> [rows] of traces, or for thoughts (trace, place) pairs
-
-
-def _units(unit: Unit, thoughts: Thoughts, train: Ints) -> _Units:
-    traces = torch.from_numpy(train).to(thoughts.device)
-    if unit is Unit.PROBLEM:
-        _, counts = torch.unique_consecutive(thoughts.problem_of[traces], return_counts=True)
-        members = torch.split(traces, counts.tolist())
-        return _Units(
-            len(members), torch.device("cpu"), lambda numbers: torch.cat([members[i] for i in numbers.tolist()])
-        )
-    rows = thoughts.thought_rows(traces) if unit is Unit.THOUGHT else traces
-    return _Units(len(rows), thoughts.device, rows.__getitem__)
-
-
-def _pos_weight(recipe: FitRecipe, thoughts: Thoughts, train: Ints) -> Tensor | None:
-    """Wrong per right among the thoughts or traces of the loss, to balance the classes."""
-    if not recipe.is_balanced:
-        return None
-    traces = torch.from_numpy(train).to(thoughts.device)
-    weights = thoughts.num_thoughts[traces].float() if recipe.unit is Unit.THOUGHT else torch.ones_like(traces).float()
-    right = (weights * thoughts.is_correct[traces]).sum()
-    return (weights.sum() - right) / right.clamp(min=1)
+    def _wrong_per_right(self) -> Tensor:
+        """Returns the ratio among the thoughts or traces of the loss, by which the classes are balanced."""
+        thoughts, traces = self._thoughts, self._traces
+        is_by_thought = self._recipe.unit is Unit.THOUGHT
+        weights = thoughts.num_thoughts[traces].float() if is_by_thought else torch.ones_like(traces).float()
+        right = (weights * thoughts.is_correct[traces]).sum()
+        return (weights.sum() - right) / right.clamp(min=1)
 
 
 def parts_of(data: Dataset, division: Division) -> tuple[Ints, Ints]:
-    """Traces to train on, those with at least one thought, and traces to choose by; refuses too few."""
+    """Returns traces to train on, those with at least one thought, and traces to choose by; raises if too few."""
     train, held_out = data.of_part(division, Part.TRAIN), data.of_part(division, Part.VALIDATION)
     train = train[data.traces.num_thoughts[train] > 0]
-    _check_enough(data, train, held_out)
+    for name, traces in (("train", train), ("validation", held_out)):
+        problem_of = data.traces.problem_of[traces]
+        right = np.bincount(problem_of, data.traces.is_correct[traces], len(data.problems))
+        num_mixed = int(((right > 0) & (right < np.bincount(problem_of, minlength=len(data.problems)))).sum())
+        if num_mixed == 0:
+            raise UserError(f"the {name} part has {len(set(problem_of))} problems, {num_mixed} of them with right and "
+                            "wrong traces: collect more problems, or harder or easier ones")  # fmt: skip
     return train, held_out
 
 
 def scaling_of(data: Dataset, train: Ints) -> Scaling:
-    is_train = np.zeros(len(data.states), dtype=np.bool_)
-    for start, count in zip(data.traces.starts[train], data.traces.num_thoughts[train], strict=True):
-        is_train[start : start + count] = True
-    return Scaling.of(data.states[torch.from_numpy(is_train)])
-
-
-def _check_enough(data: Dataset, train: Ints, held_out: Ints) -> None:
-    for name, traces in (("train", train), ("validation", held_out)):
-        outcomes = data.traces.is_correct[traces]
-        mixed = _num_mixed(data, traces)
-        if len(traces) == 0 or outcomes.all() or not outcomes.any() or mixed == 0:
-            raise UserError(
-                f"the {name} part has {len(set(data.traces.problem_of[traces]))} problems, {mixed} of them with right "
-                "and wrong traces: collect more problems, or harder or easier ones"
-            )
-
-
-def _num_mixed(data: Dataset, traces: Ints) -> int:
-    right = np.bincount(data.traces.problem_of[traces], data.traces.is_correct[traces], len(data.problems))
-    every = np.bincount(data.traces.problem_of[traces], minlength=len(data.problems))
-    return int(((right > 0) & (right < every)).sum())
+    """Measures the scaling of inputs by the training thoughts."""
+    return Scaling.of(data.states[torch.from_numpy(places_of(data, train))])
 
 
 def _copied(network: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in network.state_dict().items()}
 
 
-# -- ranking ---------------------------------------------------------------------------------------------------
-
-
 def problem_aucs(
     network: nn.Module, data: Dataset, traces: Ints, thoughts: Thoughts, aggregation: Aggregation
 ) -> Floats:
-    """[problem], mean over the quarters: what scorers are chosen by. Not a number where there is nothing to rank."""
+    """Returns [problem], the mean AUC over the quarters, by which scorers are chosen; NaN without a pair to rank."""
     scores = network_scores(network, thoughts, traces)
-    known = data.traces
-    found = [
-        pairs(
-            trace_scores(scores, known.starts[traces], known.num_thoughts[traces], share, aggregation),
-            known.is_correct[traces],
-            known.problem_of[traces],
-            len(data.problems),
-        )
-        for share in QUARTERS
-    ]
-    return mean_auc(found)
+    starts, counts = data.traces.starts[traces], data.traces.num_thoughts[traces]
+    reached = [trace_scores(scores, starts, counts, share, aggregation) for share in QUARTERS]
+    return mean_auc([pairs_in(data, traces, each) for each in reached])

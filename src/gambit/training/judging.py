@@ -1,18 +1,16 @@
-"""Loads checkpoints, judges them on the held-out problems of a collection, and gives the report as JSON."""
+"""Evaluates checkpoints on the held-out problems of a collection, and turns the report into JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from gambit.config import registry
-from gambit.config.trust import ScorerTrust
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.events import Json
@@ -20,21 +18,12 @@ from gambit.models import files as models
 from gambit.scorers.base import Scorer, check_fit, made_for
 from gambit.scorers.checkpoint import add_metrics, load_checkpoint, read_metadata
 from gambit.stats import Interval, Ints
-from gambit.training.dataset import Dataset, Division, Part
-from gambit.training.evaluate import (
-    SHARES,
-    Rated,
-    ScorerReport,
-    compare,
-    conclusions,
-    rated_by,
-    spreads,
-    trust_of,
-)
-from gambit.training.loading import CollectionReader
+from gambit.training.dataset import Dataset, Division, Part, load_dataset
+from gambit.training.evaluate import SHARES, Rated, ScorerReport, compare, conclusions, rated_by, spreads, trust_of
 from gambit.training.ranking import QUARTERS
-from gambit.training.storage import Header, read_header
-from gambit.training.verifier.reading import read_traces
+from gambit.training.storage import read_header
+from gambit.training.verifier.passages import Passages, read_traces
+from gambit.types import StatePosition
 from gambit.verifiers.lora import LoraVerifier
 from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info, write_info
 from gambit.verifiers.names import parse_scorer
@@ -53,83 +42,80 @@ def judge_scorers(
     skip_corrupted: bool = False,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ScorerReport:
-    """Checkpoints, registered scorers, folders of verifiers, judged on the same problems of a collection."""
-    reader = CollectionReader(folder, skip_corrupted=skip_corrupted)
-    names = [_found(name, model or reader.header.model) for name in names]
+    """Evaluates checkpoints, registered scorers and folders of verifiers on the same problems of a collection.
+
+    `part` is one of the collection, or `auto`: the problems that none of these scorers was trained or chosen on.
+    """
+    header, skipped = read_header(folder), list[str]()
+    names = [_found(name, model or header.model) for name in names]
     if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
         raise UserError(f"two scorers are called {twice[0]!r}: rename one, or judge one at a time")
     for name in names:
         info, label = _folder_info(name), _label(name)
         scorer = made_for(_load(name).info, label) if info is None else info.made_for(label)
-        warning = check_fit(scorer, reader.header.made_for("the collection"))
+        warning = check_fit(scorer, header.made_for("the collection"))
         if warning is not None:
             warn(warning)
-    data = _data_of(names[0], reader)
-    traces = held_out_traces(data, part, names, folder)
-    rated = {_label(name): _rated(name, reader, traces, pick_device(device), model) for name in names}
-    for line in dict.fromkeys(reader.skipped):
+
+    @functools.cache
+    def data_at(position: StatePosition, layers: tuple[int, ...], with_tokens: bool = False) -> Dataset:
+        return load_dataset(
+            folder, position, layers, skip_corrupted=skip_corrupted, with_tokens=with_tokens, on_skip=skipped
+        )
+
+    def rate(name: str, traces: Ints) -> Rated:
+        if not is_verifier(name):
+            scorer = _load(name)
+            data = data_at(scorer.info.state_position, scorer.info.layers)
+            return rated_by(scorer, data, traces, pick_device(device))
+        verifier = LoraVerifier.load(Path(name), pick_device(device), model)
+        data = data_at(StatePosition.BOUNDARY, (), with_tokens=True)
+        read, info = read_traces(verifier, Passages.of(data), traces), verifier.info
+        by_share = {share: read.chances(traces, share, info.aggregation, info.calibration) for share in SHARES}
+        return Rated(by_share, spread=spreads(info.calibration.slope * read.thoughts, data, traces))
+
+    # Baselines need no states, so that the data of any scorer will do.
+    first = None if is_verifier(names[0]) else _load(names[0]).info
+    if first is None:
+        data = data_at(StatePosition.BOUNDARY, (), with_tokens=True)
+    else:
+        data = data_at(first.state_position, first.layers)
+    traces = _chosen(data, part, [_division_on(name, folder) for name in names])
+    rated = {_label(name): rate(name, traces) for name in names}
+    for line in dict.fromkeys(skipped):
         warn(line)
     return compare(rated, data, traces)
 
 
-def held_out_traces(data: Dataset, part: str, names: Sequence[str], folder: Path) -> Ints:
-    """Of a part of the collection; `auto`: those that none of these scorers was trained or chosen on."""
-    return _chosen(data, part, [_division_on(name, folder) for name in names])
-
-
-def _data_of(name: str, reader: CollectionReader) -> Dataset:
-    """Returns the dataset that baselines are taken from: they need no states, so that any will do."""
-    if _folder_info(name) is not None:
-        return reader.without_states
-    info = _load(name).info
-    return reader.at(info.state_position, info.layers)
-
-
-def _rated(name: str, reader: CollectionReader, traces: Ints, device: torch.device, model: str | None) -> Rated:
-    if not is_verifier(name):
-        scorer = _load(name)
-        return rated_by(scorer, reader.at(scorer.info.state_position, scorer.info.layers), traces, device)
-    verifier = LoraVerifier.load(Path(name), device, model)
-    read = read_traces(verifier, reader.passages, traces)
-    by_share = read.by_share(traces, SHARES, verifier.info.aggregation, verifier.info.calibration)
-    return Rated(
-        by_share, spread=spreads(verifier.info.calibration.slope * read.thoughts, reader.without_states, traces)
-    )
-
-
 def _folder_info(name: str) -> LoraInfo | None:
-    """None for a scorer of states."""
+    """Returns the description of a verifier; None for a scorer of states."""
     return read_info(Path(name)) if is_verifier(name) else None
 
 
 def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
-    """Refuse to write figures into what is no checkpoint, or figures of problems that a scorer was fitted to."""
+    """Raises if a name is no checkpoint to write figures into, or if figures of this part would flatter it."""
     for name in names:
         if not name.endswith(".safetensors") and _folder_info(name) is None:
-            raise UserError(f"--write: {name!r} is no checkpoint file that figures could be written into")
+            raise UserError(f"--write: {name!r} is no checkpoint file that figures could be written into: leave it out")
         if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
             raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
                             "flatter it: leave --part out, or judge it on another collection")  # fmt: skip
 
 
 def write_figures(names: Sequence[str], report: ScorerReport) -> None:
-    """Into each checkpoint: what it reached, and how far a search may trust it."""
+    """Writes into each checkpoint its figures, and how far a search may trust it."""
     for name in names:
         metrics, trust = {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name))
         info = _folder_info(name)
         if info is None:
             add_metrics(Path(name), metrics, trust)
         else:
-            write_info(Path(name), _with_figures(info, metrics, trust))
-
-
-def _with_figures(info: LoraInfo, metrics: Mapping[str, Json], trust: ScorerTrust | None) -> LoraInfo:
-    trusted = {} if trust is None else {"trust": trust}
-    return info.model_copy(update={"metrics": {**info.metrics, **metrics}, **trusted})
+            changes = {"metrics": {**info.metrics, **metrics}, "trust": trust or info.trust}
+            write_info(Path(name), info.model_copy(update=changes))
 
 
 def _found(name: str, model: str) -> str:
-    """A scorer of the model's own as its file; others as they are."""
+    """Returns the file of a scorer of the model's own; other names as they are."""
     if not isinstance(parse_scorer(name), str) or registry.knows("gambit.scorers", name):
         return name
     path = models.scorer_file(models.locate(model) if models.named_model(model) is not None else model, name)
@@ -153,30 +139,24 @@ def _load(name: str) -> Scorer:
 
 
 def _division_on(name: str, folder: Path) -> Division | None:
-    """How the collection's problems were divided when this scorer was trained on them; None if it never saw them.
+    """Returns how the collection's problems were divided when this scorer was trained; None if it never saw them.
 
     A problem's part follows from its id. Other traces of the same problems, collected anew or merged otherwise, are
     divided in the same way.
     """
-    info = _folder_info(name)
-    training = _training_of(name) if info is None else info.training
-    header = read_header(folder)
-    if not isinstance(training, dict) or not _has_same_problems(training, header):
+    info, header = _folder_info(name), read_header(folder)
+    if info is not None:
+        training: object = info.training
+    else:
+        training = read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
+    if not isinstance(training, dict):
         return None
-    return Division(**cast("dict[str, float]", training["division"]))  # type: ignore[arg-type]
-
-
-def _has_same_problems(training: Mapping[str, object], header: Header) -> bool:
-    return training.get("collection") == header.id or (bool(header.source) and training.get("source") == header.source)
-
-
-def _training_of(name: str) -> object:
-    """Of a scorer of states."""
-    return read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
+    has_same_source = bool(header.source) and training.get("source") == header.source
+    return Division(**training["division"]) if has_same_source or training.get("collection") == header.id else None
 
 
 def _chosen(data: Dataset, part: str, divisions: Sequence[Division | None]) -> Ints:
-    """`auto` never judges by a problem that one of the scorers was trained or chosen on."""
+    """Returns the traces of a part; `auto` leaves out problems that a scorer was trained or chosen on."""
     known = [division for division in divisions if division is not None]
     if len(set(known)) > 1:
         raise UserError(f"these scorers divided the collection differently ({known[0]} and {known[1]}): "
@@ -190,7 +170,7 @@ def _chosen(data: Dataset, part: str, divisions: Sequence[Division | None]) -> I
 
 
 def report_json(report: ScorerReport) -> dict[str, Json]:
-    """The whole report as plain values, with its conclusions in words."""
+    """Returns the whole report as plain values, with its conclusions in words."""
     rankings: list[Json] = [
         {
             "name": ranking.name,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gambit.errors import UserError
+from gambit.training.ranking import QUARTERS
 from gambit.types import Aggregation
 
 
@@ -39,7 +40,7 @@ class Batch:
         return self.is_correct.float()[:, None].expand_as(self.logits)
 
     def bce(self, weights: Tensor) -> Tensor:
-        """Cross-entropy of every thought's probability, averaged with these weights."""
+        """Returns the cross-entropy of every thought's probability, averaged with these weights."""
         losses = F.binary_cross_entropy_with_logits(
             self.logits, self.labels, pos_weight=self.pos_weight, reduction="none"
         )
@@ -47,18 +48,18 @@ class Batch:
 
 
 def bce(batch: Batch) -> Tensor:
-    """STEP's: every thought counts the same."""
+    """Returns STEP's loss, in which every thought counts the same."""
     return batch.bce(batch.is_real.float())
 
 
 def last_thought_bce(batch: Batch) -> Tensor:
-    """The paper's (its equation for the sequence scorer): only the last thought gives a gradient."""
+    """Returns the paper's loss (its equation for the sequence scorer): only the last thought has a gradient."""
     last = torch.arange(batch.logits.shape[1], device=batch.logits.device) == (batch.num_thoughts - 1)[:, None]
     return batch.bce(last.float())
 
 
 def prefix(batch: Batch) -> Tensor:
-    """Every prefix of a trace is a training example; later ones, which can know more, weigh more.
+    """Takes every prefix of a trace for a training example; later ones, which can know more, weigh more.
 
     A search looks at every thought, so a scorer must be right at every thought. Each trace weighs the same.
     """
@@ -70,12 +71,12 @@ SHARPNESS = 20.0  # a difference of 1/20 between running means counts as clear
 
 
 def pairwise(batch: Batch) -> Tensor:
-    """Logistic loss between right and wrong traces of one problem, both after the same share of their thoughts.
+    """Returns the logistic loss of right against wrong traces of a problem, after the same share of their thoughts.
 
-    With values for labels a pair counts by how much better the one is.
+    A pair counts by the difference of its labels.
 
-    The share is drawn anew for each problem and batch. What is compared is what a search would compare: the running
-    mean of probabilities, or the last logit, as the aggregation says. Each problem weighs the same.
+    The share is drawn anew for each problem and batch. The scores compared are those that a search would compare: the
+    running mean of probabilities, or the last logit, depending on the aggregation. Each problem weighs the same.
     """
     problems, problem = torch.unique(batch.problem, return_inverse=True)
     shares = torch.rand(len(problems), device=batch.logits.device)[problem]
@@ -83,7 +84,7 @@ def pairwise(batch: Batch) -> Tensor:
 
 
 def pairs_at(batch: Batch, last: Tensor) -> Tensor:
-    """The pairwise loss when each trace is seen up to a thought of its own."""
+    """Returns the pairwise loss when each trace is seen up to a thought of its own."""
     scores = batch.logits
     if batch.aggregation is Aggregation.MEAN:
         counts = torch.arange(1, scores.shape[1] + 1, device=scores.device)
@@ -98,6 +99,22 @@ def pairs_at(batch: Batch, last: Tensor) -> Tensor:
     return loss
 
 
+def ranking_loss(batch: Batch) -> Tensor:
+    """Returns a verifier's ranking loss: the pairwise one after the same share of thoughts, once in each quarter."""
+    shares = [share - torch.rand((), device=batch.logits.device) / len(QUARTERS) for share in QUARTERS]
+    lasts = [(torch.ceil(batch.num_thoughts * share).long() - 1).clamp(min=0) for share in shares]
+    return torch.stack([pairs_at(batch, last) for last in (*lasts[:-1], batch.num_thoughts - 1)]).mean()
+
+
+def chance_loss(batch: Batch) -> Tensor:
+    """Returns a verifier's cross-entropy; later thoughts, which can know more, weigh up to three times as much."""
+    count = batch.num_thoughts[:, None]
+    rising = 0.5 + torch.arange(1, batch.logits.shape[1] + 1, device=batch.logits.device) / count
+    weights = rising * batch.is_real
+    losses = F.binary_cross_entropy_with_logits(batch.logits, batch.labels, reduction="none")
+    return ((losses * weights).sum(-1) / weights.sum(-1)).mean()
+
+
 TERMS: Mapping[str, Callable[[Batch], Tensor]] = {
     "bce": bce,
     "last-thought-bce": last_thought_bce,
@@ -107,7 +124,7 @@ TERMS: Mapping[str, Callable[[Batch], Tensor]] = {
 
 
 class Unit(StrEnum):
-    """What a batch is made of."""
+    """The unit that batches are made of."""
 
     THOUGHT = "thought"
     TRACE = "trace"
@@ -116,7 +133,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FitRecipe:
-    """How one scorer is fitted."""
+    """The settings of one fit."""
 
     objective: str
     unit: Unit = Unit.PROBLEM
@@ -134,14 +151,15 @@ class FitRecipe:
     seed: int = 0
 
     def loss(self, batch: Batch) -> Tensor:
+        """Returns the sum of the objective's terms."""
         return torch.stack([TERMS[name](batch) for name in terms_of(self.objective)]).sum()
 
 
-RIDGE = "ridge"  # no loss to descend: solved, see ridge.py
+RIDGE = "ridge"  # has no loss to descend: it is solved, see ridge.py
 
 
 def terms_of(objective: str) -> list[str]:
-    """`prefix+pairwise` is the sum of two losses."""
+    """Splits an objective: `prefix+pairwise` is the sum of two losses."""
     if objective == RIDGE:
         return []
     names = objective.split("+")
@@ -161,7 +179,7 @@ PUBLISHED: Mapping[str, FitRecipe] = {
         _PUBLISHED, objective="last-thought-bce", unit=Unit.TRACE, is_balanced=False
     ),
 }
-CANDIDATES: Mapping[str, tuple[str, ...]] = {  # the first one finds out which states tell most
+CANDIDATES: Mapping[str, tuple[str, ...]] = {  # the first one chooses the states
     "mlp": (RIDGE, "pairwise", "bce", "bce+pairwise", "prefix+pairwise"),
     "mlp+confidence": (RIDGE, "pairwise", "bce+pairwise", "prefix+pairwise"),
     "sequence": ("pairwise", "last-thought-bce", "prefix", "prefix+pairwise"),
@@ -172,15 +190,15 @@ AGGREGATIONS: Mapping[str, Aggregation] = {
 
 
 def recipe_for(objective: str, architecture: str) -> FitRecipe:
-    """The published recipe for a published objective, ours for all others."""
+    """Returns the published recipe for a published objective, ours for all others."""
     terms_of(objective)
     if objective in PUBLISHED:
         recipe = PUBLISHED[objective]
-        # One thought alone says nothing to a scorer that reads histories.
+        # A scorer that reads histories learns nothing from single thoughts.
         is_alone = architecture == "sequence" and recipe.unit is Unit.THOUGHT
         return dataclasses.replace(recipe, unit=Unit.TRACE) if is_alone else recipe
     recipe = FitRecipe(objective)
     if architecture != "sequence":
         return recipe
-    # It has far more to overfit with: seen on 130 puzzles, where it was best after a few epochs.
+    # It has far more to overfit with: on 130 puzzles it was best after a few epochs.
     return dataclasses.replace(recipe, rate=2e-4, weight_decay=0.1, input_dropout=0.3, max_epochs=40)

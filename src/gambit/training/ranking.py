@@ -1,15 +1,19 @@
-"""How well scores rank the traces of a problem: AUC per problem, pairs won, bootstrap intervals."""
+"""Measures how well scores rank the traces of a problem: AUC per problem, pairs won, bootstrap intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gambit.stats import Bools, Floats, Interval, Ints, mean_interval, pairs_won, ratio_interval, resamples
 from gambit.types import Aggregation
+
+if TYPE_CHECKING:
+    from gambit.training.dataset import Dataset
 
 CURVE = tuple(round(0.1 * i, 1) for i in range(1, 11))  # the paper's figure
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # their mean is the one number a scorer is chosen by
@@ -17,20 +21,20 @@ QUARTERS = (0.25, 0.5, 0.75, 1.0)  # their mean is the one number a scorer is ch
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Of each problem: how many pairs of a right and a wrong trace it has, and how many the right one wins."""
+    """The pairs of a right and a wrong trace that each problem has, and how many of them the right one wins."""
 
     wins: Floats  # [problem], a tie is half a win
     num_pairs: Floats
 
     @property
     def auc(self) -> Floats:
-        """[problem]; not a number where a problem has no pair."""
+        """Returns [problem]; not a number where a problem has no pair."""
         with np.errstate(invalid="ignore"):
             return self.wins / self.num_pairs
 
 
 def last_thoughts(num_thoughts: Ints, fraction: float) -> Ints:
-    """Index of the last thought seen when a share of the thoughts is seen; -1 for a trace without any."""
+    """Returns the index of the last thought when a share of the thoughts is seen; -1 for a trace without any."""
     seen = np.ceil(num_thoughts * fraction - 1e-9).astype(np.int64)
     last: Ints = np.minimum(np.maximum(seen, 1), num_thoughts) - 1
     return last
@@ -39,7 +43,7 @@ def last_thoughts(num_thoughts: Ints, fraction: float) -> Ints:
 def trace_scores(
     thought_scores: Floats, starts: Ints, num_thoughts: Ints, fraction: float, aggregation: Aggregation
 ) -> Floats:
-    """The score of each trace after a share of its thoughts; a trace without a thought counts as 0, as in a search."""
+    """Returns each trace's score after a share of its thoughts; a trace without any counts as 0, as in a search."""
     last = last_thoughts(num_thoughts, fraction)
     has_thought = last >= 0
     place = np.where(has_thought, starts + last, 0)
@@ -65,6 +69,12 @@ def pairs(scores: Floats, is_correct: Bools, problem_of: Ints, num_problems: int
     return Pairs(*found)
 
 
+def pairs_in(data: Dataset, traces: Ints, scores: Floats) -> Pairs:
+    """Compares right and wrong traces of each problem of a dataset, by a score of each of these traces."""
+    known = data.traces
+    return pairs(scores, known.is_correct[traces], known.problem_of[traces], len(data.problems))
+
+
 def mean_over_problems(values: Floats) -> Interval:
     """Returns the mean over the problems that have a value. One problem alone has no interval."""
     known = values[np.isfinite(values)]
@@ -84,6 +94,17 @@ def share_of_pairs(found: Pairs) -> Interval:
 
 
 def mean_auc(per_fraction: Sequence[Pairs]) -> Floats:
-    """[problem]: the mean AUC over shares of the thoughts."""
+    """Returns [problem], the mean AUC over shares of the thoughts."""
     found: Floats = np.mean([found.auc for found in per_fraction], axis=0)
     return found
+
+
+def clearly_better(aucs: Floats, others: Floats) -> bool:
+    """Returns whether AUCs of the same problems are higher by more than the standard error of the difference.
+
+    Less is often luck.
+    """
+    gains = aucs - others
+    gains = gains[np.isfinite(gains)]
+    error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return bool(gains.mean() > error)

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
 from gambit.stats import Floats, Ints
-from gambit.training.dataset import Dataset, Division
+from gambit.training.dataset import Dataset, Division, in_groups
 from gambit.training.fit import Fitted, Say, parts_of, problem_aucs, scaling_of
-from gambit.training.logistic import calibrating_line
 from gambit.training.networks import Scaling, as_scorer, straight_network
 from gambit.training.objectives import AGGREGATIONS, FitRecipe
 from gambit.training.ranking import QUARTERS, last_thoughts
-from gambit.training.scoring import SCORING_THOUGHTS, Thoughts
+from gambit.training.scoring import SCORING_THOUGHTS, Thoughts, calibrating_line
 
-# Of the penalty, beside how much a feature varies among the traces of a problem.
+# The penalty as a multiple of a feature's variance among the traces of a problem.
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 NUM_FOLDS = 5
 SMALLEST_VARIANCE = 1e-6
-BATCH_ROWS = 2_048
+BATCH_ROWS = 2_048  # a product of few rows spends its time on reading and writing a matrix of all features
 
 
 def fit_ridge(
@@ -41,29 +40,36 @@ def fit_ridge(
     device: torch.device,
     say: Say = lambda _: None,
 ) -> Fitted:
-    """The penalty is chosen by cross-validation, since held-out problems are few.
+    """Fits a line, with a penalty that is chosen by cross-validation, since held-out problems are few.
 
-    Once the line has been judged by them, it is solved again with them: more problems are what it gains most by.
+    Once the line has been evaluated by them, it is solved again with them: more problems are what it gains most by.
     """
     began = time.monotonic()
     train, held_out = parts_of(data, division)
     thoughts, scaling = Thoughts.of(data, device), scaling_of(data, train)
-    judge = Judge(data, thoughts, info, scaling)
+
+    def aucs(others: Moments, strength: float, traces: Ints) -> Floats:
+        """Returns [problem], the AUCs of a line that other problems gave, ranked as the fits that descend are."""
+        weights = others.solved(strength)
+        network = straight_network(info.architecture, scaling, weights / others.deviation(weights), 0.0).to(device)
+        return problem_aucs(network, data, traces, thoughts, AGGREGATIONS[info.architecture])
+
     folds = _folds(train, data.traces.problem_of[train])
-    parts = [Moments.of(thoughts, fold, scaling) for fold in folds]
-    whole = Moments.sum(parts)
+    moments = [Moments.of(thoughts, fold, scaling) for fold in folds]
+    whole = Moments.sum(moments)
     reached = {}
     for strength in STRENGTHS:
-        found = [judge.aucs(whole - part, strength, fold) for part, fold in zip(parts, folds, strict=True)]
+        found = [aucs(whole - mine, strength, fold) for mine, fold in zip(moments, folds, strict=True)]
         reached[strength] = float(np.nanmean(np.concatenate(found)))
         say(f"{recipe.objective}: penalty {strength:g}, cross-validated AUC {reached[strength]:.4f}")
     strength = max(reached, key=reached.__getitem__)
-    judged = judge.aucs(whole, strength, held_out)
+    on_held_out = aucs(whole, strength, held_out)
     seen = held_out[data.traces.num_thoughts[held_out] > 0]
     line = Moments.sum([whole, Moments.of(thoughts, seen, scaling)]).solved(strength)
-    network = judge.network(*calibrated(line, thoughts, np.concatenate([train, seen]), scaling))
+    weights, bias = calibrated(line, thoughts, np.concatenate([train, seen]), scaling)
+    scorer = as_scorer(straight_network(info.architecture, scaling, weights, bias), info)
     chosen = dataclasses.replace(recipe, weight_decay=strength)
-    return Fitted(chosen, as_scorer(network, info), judged, 1, 1, time.monotonic() - began)
+    return Fitted(chosen, scorer, on_held_out, 1, 1, time.monotonic() - began)
 
 
 def _folds(traces: Ints, problem_of: Ints) -> list[Ints]:
@@ -71,25 +77,6 @@ def _folds(traces: Ints, problem_of: Ints) -> list[Ints]:
     if len(problems) < 2:
         raise UserError("one problem alone cannot be cross-validated: collect more, or choose another objective")
     return [traces[number % NUM_FOLDS == fold] for fold in range(min(NUM_FOLDS, len(problems)))]
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """Judges linear scorers on some traces."""
-
-    data: Dataset
-    thoughts: Thoughts
-    info: ScorerInfo
-    scaling: Scaling
-
-    def network(self, weights: Tensor, bias: float) -> nn.Module:
-        return straight_network(self.info.architecture, self.scaling, weights, bias).to(self.thoughts.device)
-
-    def aucs(self, others: Moments, strength: float, traces: Ints) -> Floats:
-        """[problem] of a line that other problems gave, as the fits that descend are judged."""
-        weights = others.solved(strength)
-        network = self.network(weights / others.deviation(weights), 0.0)
-        return problem_aucs(network, self.data, traces, self.thoughts, AGGREGATIONS[self.info.architecture])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,32 +89,33 @@ class Moments:
 
     @classmethod
     def of(cls, thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Moments:
-        """From running means after each quarter of the thoughts, which is what a search compares."""
+        """Sums over running means after each quarter of the thoughts, which is what a search compares."""
         slant, count = torch.zeros_like(scaling.mean, device=thoughts.device), 0
         covariance = slant.new_zeros(len(slant), len(slant))
-        for rows, labels in _in_batches(_centred(thoughts, traces, scaling)):
+        for group in in_groups(_centred(thoughts, traces, scaling), lambda each: len(each[1]), BATCH_ROWS):
+            rows, labels = (torch.cat(column) for column in zip(*group, strict=True))
             covariance += rows.T @ rows
             slant += rows.T @ labels
             count += len(rows)
         return cls(covariance, slant, count)
 
     @classmethod
-    def sum(cls, parts: Sequence[Moments]) -> Moments:
-        covariance = torch.stack([part.covariance for part in parts]).sum(0)
-        return cls(covariance, torch.stack([part.slant for part in parts]).sum(0), sum(part.count for part in parts))
+    def sum(cls, terms: Sequence[Moments]) -> Moments:
+        covariance = torch.stack([term.covariance for term in terms]).sum(0)
+        return cls(covariance, torch.stack([term.slant for term in terms]).sum(0), sum(term.count for term in terms))
 
     def __sub__(self, other: Moments) -> Moments:
-        """Those of the problems that are not in the other."""
+        """Returns the moments of the problems that are not in the other."""
         return Moments(self.covariance - other.covariance, self.slant - other.slant, self.count - other.count)
 
     def deviation(self, weights: Tensor) -> Tensor:
-        """Standard deviation, within problems, of the scores that these weights give."""
+        """Returns the standard deviation, within problems, of the scores by these weights."""
         return (weights @ self.covariance @ weights / self.count).clamp(min=1e-12).sqrt()
 
     def solved(self, strength: float) -> Tensor:
-        """[feature] weights on normalised states."""
+        """Returns [feature], the weights on normalised states."""
         exact = "cpu" if self.slant.device.type == "mps" else self.slant.device  # which has no double precision
-        covariance, slant = (part.to(exact).double() / self.count for part in (self.covariance, self.slant))
+        covariance, slant = (each.to(exact).double() / self.count for each in (self.covariance, self.slant))
         scale = covariance.diagonal().clamp(min=SMALLEST_VARIANCE).sqrt()
         correlation = covariance / scale / scale[:, None]
         correlation.diagonal().add_(strength)
@@ -137,7 +125,7 @@ class Moments:
 
 
 def _centred(thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Iterator[tuple[Tensor, Tensor]]:
-    """[row, feature] and [row] labels of each problem, less their means over its traces."""
+    """Yields [row, feature] and [row] labels of each problem, less their means over its traces."""
     mine = torch.from_numpy(traces).to(thoughts.device)
     _, sizes = torch.unique_consecutive(thoughts.problem_of[mine], return_counts=True)
     for members in torch.split(mine, sizes.tolist()):
@@ -147,49 +135,23 @@ def _centred(thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Iterator[tup
         yield (rows - rows.mean(0)).flatten(0, 1), (labels - labels.mean(0)).flatten()
 
 
-def _in_batches(problems: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """A product of few rows spends its time on reading and writing a matrix of all features."""
-    batch: list[tuple[Tensor, Tensor]] = []
-    for each in problems:
-        batch.append(each)
-        if sum(len(labels) for _, labels in batch) >= BATCH_ROWS:
-            yield _joined(batch)
-            batch = []
-    if batch:
-        yield _joined(batch)
-
-
-def _joined(batch: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    rows, labels = zip(*batch, strict=True)
-    return torch.cat(rows), torch.cat(labels)
-
-
 def _last_thoughts(thoughts: Thoughts, traces: Tensor) -> Tensor:
-    """[trace, quarter]: of the thoughts seen by then."""
+    """Returns [trace, quarter], the index of the last thought seen by then."""
     counts = thoughts.num_thoughts[traces].cpu().numpy()
     return torch.from_numpy(np.stack([last_thoughts(counts, share) for share in QUARTERS], axis=1)).to(thoughts.device)
 
 
 def _running_means(thoughts: Thoughts, traces: Tensor, last: Tensor) -> Tensor:
-    """[trace, quarter, feature]."""
+    """Returns [trace, quarter, feature]."""
     sums = thoughts.take(traces).cumsum(1)
     picked = sums.gather(1, last[..., None].expand(-1, -1, sums.shape[-1]))
     return picked / (last[..., None] + 1)
 
 
 def calibrated(weights: Tensor, thoughts: Thoughts, train: Ints, scaling: Scaling) -> tuple[Tensor, float]:
-    """The line's weights and bias as logits of being right: logistic regression on the line alone."""
-    heights, outcomes = _heights(weights, thoughts, train, scaling)
-    slope, bias = calibrating_line(heights, outcomes)
+    """Returns the line's weights and bias as logits of being right, by logistic regression on the line alone."""
+    places = thoughts.thought_rows(torch.from_numpy(train).to(thoughts.device))[:, 1]
+    chunks = torch.split(places, SCORING_THOUGHTS)
+    heights = torch.cat([scaling.normalised(thoughts.take_thoughts(each)[:, 0]) @ weights for each in chunks])
+    slope, bias = calibrating_line(heights.cpu(), thoughts.labels[places].cpu())
     return weights * slope, bias
-
-
-def _heights(weights: Tensor, thoughts: Thoughts, train: Ints, scaling: Scaling) -> tuple[Tensor, Tensor]:
-    """The linear score of every training thought, and its label."""
-    traces = torch.from_numpy(train).to(thoughts.device)
-    rows = thoughts.thought_rows(traces)
-    parts = [
-        scaling.normalised(thoughts.take_thoughts(part)[:, 0]) @ weights
-        for part in torch.split(rows[:, 1], SCORING_THOUGHTS)
-    ]
-    return torch.cat(parts).double().cpu(), thoughts.labels[rows[:, 1]].double().cpu()

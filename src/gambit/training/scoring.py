@@ -1,8 +1,7 @@
-"""Scores every thought of stored traces as a search would have."""
+"""Scores every thought of stored traces as a search would have, and calibrates scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +12,15 @@ from gambit.scorers.base import HistoryScorer, PastThoughts, Scorer, ThoughtBatc
 from gambit.scorers.sequence import SequenceScorer
 from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset
+from gambit.verifiers.lora import by_length
 
 SCORING_THOUGHTS = 65_536  # padded thoughts scored at once
 HISTORY_TRACES = 256  # traces whose histories are held at once
 DEVICE_SHARE = 0.6  # of a GPU's free memory that the data may take
+NEWTON_STEPS = 25
+LONGEST_MOVE = 4.0  # a longer one would land where every chance is 0 or 1 and nothing leads back
+SMALLEST_CURVATURE = 1e-9  # added, so that it can be inverted
+FLATTEST = 0.05  # logits per deviation of the scores: a flat calibration must not erase the ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Thoughts:
 
     @classmethod
     def of(cls, data: Dataset, device: torch.device) -> Thoughts:
+        """Takes the thoughts of a dataset to a device."""
         free = DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
         states = data.states.to(device) if data.states.nbytes < free else data.states
         columns = (data.traces.starts, data.traces.num_thoughts, data.traces.is_correct, data.traces.problem_of)
@@ -41,31 +46,31 @@ class Thoughts:
         return cls(states, starts, num_thoughts, is_correct, labels, problem_of, device)
 
     def take(self, traces: Tensor) -> Tensor:
-        """[trace, thought, feature] of some traces, zeros after their last thought."""
+        """Returns [trace, thought, feature] of some traces, zeros after their last thought."""
         places, is_real = self._places(traces)
         return self._rows(places) * is_real[..., None]
 
     def take_labels(self, traces: Tensor) -> Tensor:
-        """[trace, thought], zeros after their last thought."""
+        """Returns [trace, thought], zeros after their last thought."""
         places, is_real = self._places(traces)
         return self.labels[places] * is_real
 
     def _places(self, traces: Tensor) -> tuple[Tensor, Tensor]:
-        """[trace, thought] among all thoughts, and which of them exist."""
+        """Returns [trace, thought], the places among all thoughts, and which of them exist."""
         longest = int(self.num_thoughts[traces].max())
         offsets = torch.arange(longest, device=self.device)
         is_real = offsets < self.num_thoughts[traces, None]
         return torch.where(is_real, self.starts[traces, None] + offsets, 0), is_real
 
     def thought_rows(self, traces: Tensor) -> Tensor:
-        """[thought, 2]: the trace of each thought of some traces and its place among all thoughts."""
+        """Returns [thought, 2]: the trace of each thought of some traces and its place among all thoughts."""
         counts = self.num_thoughts[traces]
         owners = traces.repeat_interleave(counts)
         within = torch.arange(len(owners), device=self.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
         return torch.stack([owners, self.starts[owners] + within], dim=1)
 
     def take_thoughts(self, thoughts: Tensor) -> Tensor:
-        """[thought, 1, feature]: each thought as a trace of its own."""
+        """Returns [thought, 1, feature], each thought as a trace of its own."""
         return self._rows(thoughts)[:, None]
 
     def _rows(self, places: Tensor) -> Tensor:
@@ -73,23 +78,25 @@ class Thoughts:
 
 
 def thought_scores(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> Floats:
-    """[thought] scores; thoughts of other traces stay 0."""
+    """Returns [thought] scores; thoughts of other traces stay 0."""
     own = scorer.to(device)
-    if isinstance(own, SequenceScorer):  # one pass over whole traces gives what thought after thought would
+    if isinstance(own, SequenceScorer):  # one pass over whole traces has the same result as thought after thought
         return network_scores(own.network, Thoughts.of(data, device), traces)
     if isinstance(own, HistoryScorer):
         return _history_scores(own, data, traces, device)
     found = np.zeros(len(data.states))
-    for chunk in torch.split(torch.from_numpy(_all_places(data, traces)), SCORING_THOUGHTS):
+    for chunk in torch.split(torch.from_numpy(places_of(data, traces)), SCORING_THOUGHTS):
         with torch.inference_mode():
             found[chunk.numpy()] = own.score(_thoughts(data, chunk, device)).double().cpu().numpy()
     return found
 
 
-def _all_places(data: Dataset, traces: Ints) -> Ints:
-    starts, counts = data.traces.starts, data.traces.num_thoughts
-    ranges = [np.arange(starts[trace], starts[trace] + counts[trace]) for trace in traces.tolist()]
-    return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
+def places_of(data: Dataset, traces: Ints) -> Ints:
+    """Returns the places of these traces' thoughts among all thoughts."""
+    starts, counts = data.traces.starts[traces], data.traces.num_thoughts[traces]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    places: Ints = np.repeat(starts, counts) + within
+    return places
 
 
 def _thoughts(data: Dataset, places: Tensor, device: torch.device) -> ThoughtBatch:
@@ -98,7 +105,7 @@ def _thoughts(data: Dataset, places: Tensor, device: torch.device) -> ThoughtBat
 
 
 def _history_scores(scorer: HistoryScorer, data: Dataset, traces: Ints, device: torch.device) -> Floats:
-    """Thought after thought, with a slot for each thought of each trace."""
+    """Scores thought after thought, with a slot for each thought of each trace."""
     found = np.zeros(len(data.states))
     for first in range(0, len(traces), HISTORY_TRACES):
         batch = traces[first : first + HISTORY_TRACES]
@@ -125,10 +132,13 @@ def _past(first_slots: Ints, thought: int, max_past: int, device: torch.device) 
 
 @torch.inference_mode()
 def network_scores(network: nn.Module, thoughts: Thoughts, traces: Ints) -> Floats:
-    """[thought] probabilities at the thoughts of some traces, zeros elsewhere."""
+    """Returns [thought] probabilities at the thoughts of some traces, zeros elsewhere."""
     network.eval()
     found = torch.zeros(len(thoughts.states), dtype=torch.float32, device=thoughts.device)
-    for batch in _by_length(thoughts, traces):
+    counts = thoughts.num_thoughts.cpu().numpy()[traces]
+    seen, lengths = traces[counts > 0], counts[counts > 0].tolist()
+    for indices in by_length(lengths, SCORING_THOUGHTS):
+        batch = torch.from_numpy(seen[indices]).to(thoughts.device)
         probabilities = network(thoughts.take(batch)).sigmoid()
         offsets = torch.arange(probabilities.shape[1], device=thoughts.device)
         is_real = offsets < thoughts.num_thoughts[batch, None]
@@ -136,14 +146,20 @@ def network_scores(network: nn.Module, thoughts: Thoughts, traces: Ints) -> Floa
     return found.double().cpu().numpy()
 
 
-def _by_length(thoughts: Thoughts, traces: Ints) -> Iterator[Tensor]:
-    lengths = thoughts.num_thoughts.cpu().numpy()
-    order = sorted((trace for trace in traces.tolist() if lengths[trace] > 0), key=lambda trace: int(lengths[trace]))
-    batch: list[int] = []
-    for trace in order:
-        if batch and (len(batch) + 1) * lengths[trace] > SCORING_THOUGHTS:
-            yield torch.tensor(batch, device=thoughts.device)
-            batch = []
-        batch.append(trace)
-    if batch:
-        yield torch.tensor(batch, device=thoughts.device)
+def calibrating_line(scores: Tensor, outcomes: Tensor) -> tuple[float, float]:
+    """Fits slope and offset: sigmoid(slope × score + offset) is how often a score ends right. The slope is positive.
+
+    It is a logistic regression by Newton's method.
+    """
+    scores, outcomes = scores.double(), outcomes.double()
+    mean, deviation = float(scores.mean()), max(float(scores.std()), 1e-12)
+    inputs = torch.stack([(scores - mean) / deviation, torch.ones_like(scores)], dim=1)
+    found = torch.zeros(2, dtype=torch.float64)
+    for _ in range(NEWTON_STEPS):
+        chance = (inputs @ found).sigmoid()
+        curvature = inputs.T @ (inputs * (chance * (1 - chance))[:, None]) + SMALLEST_CURVATURE * torch.eye(2).double()
+        move = torch.linalg.solve(curvature, inputs.T @ (outcomes - chance))
+        found = found + move * min(1.0, LONGEST_MOVE / max(SMALLEST_CURVATURE, float(move.norm())))
+    steepness, middle = found.tolist()
+    slope = max(steepness, FLATTEST) / deviation
+    return slope, middle - slope * mean

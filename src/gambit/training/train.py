@@ -14,7 +14,7 @@ from gambit.config.trust import ScorerTrust
 from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import ScorerInfo
-from gambit.training.dataset import OUTCOMES, Dataset, Division, Part, load_dataset, read_labels
+from gambit.training.dataset import OUTCOMES, Dataset, Division, Part, load_dataset, read_labels, with_labels
 from gambit.training.evaluate import evaluate, trust_of
 from gambit.training.fit import Fitted, Say, fit
 from gambit.training.networks import ARCHITECTURES, BLEND
@@ -28,7 +28,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class TrainPlan:
-    """What to fit to what; `auto` tries all and keeps what ranks held-out problems best."""
+    """A training: a collection and what to try on it; `auto` tries all and keeps what ranks held-out problems best."""
 
     data: Path
     architecture: str = "mlp"
@@ -44,7 +44,7 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What was tried, each with the data it was fitted to, and which of it is best."""
+    """All fits that were tried, each with its data, and the best of them."""
 
     tried: tuple[tuple[Dataset, Fitted], ...]
     best: Fitted
@@ -56,14 +56,44 @@ class Trained:
         return self.metadata_of(self.best)
 
     def metadata_of(self, fitted: Fitted) -> dict[str, object]:
-        """For its checkpoint, besides what engines need."""
+        """Returns what the checkpoint of a fit holds besides what engines need: its origin, figures and trust."""
         data = next(data for data, each in self.tried if each is fitted)
         trust = self.trust_in(fitted, data)
-        known = metadata_of(data, self.division, fitted, self.tried, self.device)
-        return known | {"trust": None if trust is None else trust.to_json()}
+        training = {
+            "collection": data.header.id,
+            "source": data.header.source,
+            "problems": len(data.problems),
+            "traces_per_problem": data.header.traces_per_problem,
+            "traces": {str(part): len(data.of_part(self.division, part)) for part in Part},
+            "thoughts": int(data.traces.num_thoughts.sum()),
+            "labels": data.labelled_by,
+            "division": dataclasses.asdict(self.division),
+            "device": self.device.type,
+            "epochs": fitted.epochs,
+            "best_epoch": fitted.best_epoch,
+            **dataclasses.asdict(fitted.recipe),
+        }
+        candidates = [
+            {
+                "objective": each.recipe.objective,
+                "state_position": str(its_data.position),
+                "layers": list(its_data.layers),
+                "held_out_auc": each.held_out_auc,
+                "epochs": each.epochs,
+                "seconds": each.seconds,
+                "is_chosen": each is fitted,
+            }
+            for its_data, each in self.tried
+        ]
+        metrics = {"held_out_auc": fitted.held_out_auc}
+        return {"training": training, "metrics": metrics, "candidates": candidates,
+                "trust": None if trust is None else trust.to_json()}  # fmt: skip
 
     def trust_in(self, fitted: Fitted, data: Dataset) -> ScorerTrust | None:
-        """By the problems kept for testing; those it was chosen by would flatter it."""
+        """Returns how far a search may trust a fit, by the problems kept for testing; None without any.
+
+        Those that it was chosen by would flatter it.
+        """
         traces = data.of_part(self.division, Part.TEST)
         if not len(traces):
             return None
@@ -78,11 +108,11 @@ def train(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     say: Say = lambda _: None,
 ) -> Trained:
-    """Fit several scorers and choose by their ranking within held-out problems.
+    """Fits several scorers and chooses by their ranking within held-out problems.
 
-    First where to read: one objective on every dataset. Then how: the others on the dataset that won, each of which
-    must clearly outrank what came before. Trying all with all takes many times as long, and the best of many by a few
-    held-out problems is mostly the luckiest.
+    The first objective is fitted to every dataset, which chooses the states. The others are fitted to the dataset that
+    won, and each must clearly outrank what came before. Trying all with all takes many times as long, and the best of
+    many by a few held-out problems is mostly the luckiest.
     """
     scout, *others = recipes_for(plan.architecture, plan.objective, plan.changes)
     device = pick_device(plan.device)
@@ -98,20 +128,20 @@ def train(
 
     for data in datasets:
         try_out(data, scout)
-    told_most, best = max(tried, key=lambda each: each[1].held_out_auc)
+    chosen, best = max(tried, key=lambda each: each[1].held_out_auc)
     for recipe in others:
-        try_out(told_most, recipe)
+        try_out(chosen, recipe)
         best = best_of((best, tried[-1][1]))
     return Trained(tuple(tried), best, plan.division, device)
 
 
 def best_of(fitted: Sequence[Fitted]) -> Fitted:
-    """The best: one replaces an earlier one only if it clearly outranks it."""
+    """Returns the best fit: one replaces an earlier one only if it clearly outranks it."""
     return functools.reduce(lambda best, other: other if other.clearly_outranks(best) else best, fitted)
 
 
 def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | float | bool]) -> list[FitRecipe]:
-    """Recipes to try; the first one is used to choose state position and layers."""
+    """Returns the recipes to try; the first one is used to choose state position and layers."""
     if architecture not in ARCHITECTURES:
         raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")
     names = CANDIDATES[architecture] if objective == AUTO else (objective,)
@@ -119,7 +149,7 @@ def recipes_for(architecture: str, objective: str, changes: Mapping[str, int | f
 
 
 def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Dataset]:
-    """The collection as it is to be tried: state positions, layers. `skipped` gathers shards that were left out."""
+    """Loads the collection at each state position and choice of layers; `skipped` gathers shards left out."""
     known = [str(each) for each in StatePosition]
     if plan.state_position not in (AUTO, *known):
         raise UserError(f"unknown state position {plan.state_position!r}: use auto, {', '.join(known)}")
@@ -129,20 +159,18 @@ def datasets_of(plan: TrainPlan, skipped: list[str] | None = None) -> list[Datas
         raise UserError(f"{plan.data} holds no states, by which a scorer judges: collect them without --layers none, "
                         "or train a verifier (--architecture verifier)")  # fmt: skip
     positions = header.positions if plan.state_position == AUTO else (plan.state_position,)
-    choices = layer_choices(header.layers) if plan.layers is None else [plan.layers]
-    return [
-        labels.on(load_dataset(plan.data, position, layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped))
+    each_and_all = dict.fromkeys([*((layer,) for layer in header.layers), header.layers])
+    choices = each_and_all if plan.layers is None else [plan.layers]
+    found = [
+        load_dataset(plan.data, position, layers, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
         for position in map(StatePosition, positions)
         for layers in choices
     ]
-
-
-def layer_choices(layers: Sequence[int]) -> list[tuple[int, ...]]:
-    return [*dict.fromkeys([*((layer,) for layer in layers), tuple(layers)])]
+    return [with_labels(data, labels, plan.labels) for data in found]
 
 
 def info_for(data: Dataset, architecture: str) -> ScorerInfo:
-    """What a scorer trained on this collection needs of a model and an engine."""
+    """Returns what a scorer trained on this collection needs of a model and an engine."""
     return ScorerInfo(
         architecture=architecture,
         state_position=data.position,
@@ -154,41 +182,3 @@ def info_for(data: Dataset, architecture: str) -> ScorerInfo:
         base_model=data.header.model,
         base_model_hash=data.header.model_hash,
     )
-
-
-def metadata_of(
-    data: Dataset,
-    division: Division,
-    best: Fitted,
-    tried: Sequence[tuple[Dataset, Fitted]],
-    device: torch.device,
-) -> dict[str, object]:
-    """What a checkpoint says of its making, besides what engines need to know."""
-    parts = {str(part): data.of_part(division, part) for part in Part}
-    training = {
-        "collection": data.header.id,
-        "source": data.header.source,
-        "problems": len(data.problems),
-        "traces_per_problem": data.header.traces_per_problem,
-        "traces": {name: len(traces) for name, traces in parts.items()},
-        "thoughts": int(data.traces.num_thoughts.sum()),
-        "labels": data.labelled_by,
-        "division": dataclasses.asdict(division),
-        "device": device.type,
-        "epochs": best.epochs,
-        "best_epoch": best.best_epoch,
-        **dataclasses.asdict(best.recipe),
-    }
-    candidates = [
-        {
-            "objective": fitted.recipe.objective,
-            "state_position": str(each.position),
-            "layers": list(each.layers),
-            "held_out_auc": fitted.held_out_auc,
-            "epochs": fitted.epochs,
-            "seconds": fitted.seconds,
-            "is_chosen": fitted is best,
-        }
-        for each, fitted in tried
-    ]
-    return {"training": training, "metrics": {"held_out_auc": best.held_out_auc}, "candidates": candidates}

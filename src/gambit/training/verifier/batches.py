@@ -1,71 +1,175 @@
-"""What a verifier is trained on, step by step: whole problems with some right and some wrong traces of each."""
+"""Batches of a verifier's training: problems drawn with right and wrong traces, packed, and made ahead on a thread."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gambit.stats import Ints
-from gambit.training.dataset import Traces
+from gambit.training.dataset import Traces, in_groups
+from gambit.training.objectives import Batch
+from gambit.training.verifier.kernels import Packing, moved
+from gambit.training.verifier.passages import Passages
+from gambit.types import Aggregation
+from gambit.verifiers.lora import LoraVerifier, Passage
 
-
-@dataclass(frozen=True, slots=True)
-class BatchSizes:
-    """How much is read at a time."""
-
-    update_tokens: int  # of one step of the optimiser, at least
-    pass_tokens: int  # of one forward and backward pass, at most; a problem is not divided
-    traces_per_problem: int = 8  # of a problem with right and wrong ones, half of each where there are enough
-    uniform_traces: int = 2  # of a problem whose traces are all right or all wrong: nothing to rank, only to calibrate
+AHEAD = 3  # updates that are made ready
 
 
 class ProblemOrder:
     """Draws traces of problems, anew in each epoch."""
 
-    def __init__(self, traces: Traces, lengths: Ints, chosen: Ints, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        traces: Traces,
+        lengths: Ints,
+        chosen: Ints,
+        rng: np.random.Generator,
+        *,
+        update_tokens: int,
+        pass_tokens: int,
+        traces_per_problem: int = 8,
+        uniform_traces: int = 2,
+    ) -> None:
+        """Groups the chosen traces by problem.
+
+        An update of the weights reads at least `update_tokens`, in passes forward and backward of at most
+        `pass_tokens`; a problem is not divided. `traces_per_problem` is of a problem with right and wrong traces, half
+        of each where there are enough. One whose traces are all right or all wrong has nothing to rank and serves
+        calibration alone: it has `uniform_traces`.
+        """
         self._lengths, self._is_correct, self._rng = lengths, traces.is_correct, rng
+        self._update_tokens, self._pass_tokens = update_tokens, pass_tokens
+        self._traces_per_problem, self._uniform_traces = traces_per_problem, uniform_traces
         problems, first = np.unique(traces.problem_of[chosen], return_index=True)
-        self._members = [part for part in np.split(chosen, first[1:]) if len(part)]
+        self._members = [members for members in np.split(chosen, first[1:]) if len(members)]
         assert len(problems) == len(self._members), "the traces of a problem lie together"
 
     @property
     def num_problems(self) -> int:
         return len(self._members)
 
-    def epoch(self, sizes: BatchSizes) -> Iterator[list[list[Ints]]]:
-        """Steps of passes of problems, each an array of traces."""
-        update: list[list[Ints]] = []
-        for one in self._passes(sizes):
-            update.append(one)
-            if sum(self._tokens(each) for each in update) >= sizes.update_tokens:
-                yield update
-                update = []
-        if update:
-            yield update
+    def epoch(self) -> Iterator[list[list[Ints]]]:
+        """Yields updates, each a list of passes of problems, each of these an array of traces."""
+        return in_groups(self._passes(), self._tokens, self._update_tokens)
 
-    def _passes(self, sizes: BatchSizes) -> Iterator[list[Ints]]:
+    def _passes(self) -> Iterator[list[Ints]]:
         batch: list[Ints] = []
         for number in self._rng.permutation(len(self._members)):
-            drawn = self._drawn(self._members[number], sizes)
-            if batch and self._tokens([*batch, drawn]) > sizes.pass_tokens:
+            drawn = self._drawn(self._members[number])
+            if batch and self._tokens([*batch, drawn]) > self._pass_tokens:
                 yield batch
                 batch = []
             batch.append(drawn)
         if batch:
             yield batch
 
-    def _drawn(self, members: Ints, sizes: BatchSizes) -> Ints:
-        """Right and wrong in turn, so that what is cut off for its length leaves both."""
+    def _drawn(self, members: Ints) -> Ints:
+        """Takes right and wrong traces in turn, so that what is cut off for its length leaves both."""
         shuffled = self._rng.permutation(members)
         right, wrong = shuffled[self._is_correct[shuffled]], shuffled[~self._is_correct[shuffled]]
-        is_mixed = len(right) > 0 and len(wrong) > 0
-        count = sizes.traces_per_problem if is_mixed else sizes.uniform_traces
+        count = self._traces_per_problem if len(right) and len(wrong) else self._uniform_traces
         turns = sorted([*enumerate(right.tolist()), *enumerate(wrong.tolist())])
         order = np.array([trace for _, trace in turns], np.int64)[:count]
-        fits = np.cumsum(self._lengths[order]) <= sizes.pass_tokens
+        fits = np.cumsum(self._lengths[order]) <= self._pass_tokens
         return order[: max(2, int(fits.sum()))]
 
     def _tokens(self, problems: Sequence[Ints]) -> int:
         return int(sum(self._lengths[each].sum() for each in problems))
+
+
+# -- packed passes ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """Sequences one after the other, and the places among them that need a logit."""
+
+    tokens: Tensor
+    positions: Tensor  # of each token in its sequence
+    places: Tensor
+    packing: Packing
+
+    @classmethod
+    def of(cls, passages: Sequence[Passage], uses_flash: bool = False) -> PackedRow:
+        """Packs passages, on the CPU."""
+        lengths = [len(each.tokens) for each in passages]
+        starts = np.cumsum(lengths) - lengths
+        tokens = np.concatenate([each.tokens for each in passages])
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        places = np.concatenate([each.places + start for each, start in zip(passages, starts, strict=True)])
+        return cls(torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(places),
+                   Packing.of(lengths, uses_flash))  # fmt: skip
+
+    def logits(self, verifier: LoraVerifier) -> Tensor:
+        """Returns [place], passage after passage; the row is on the verifier's device."""
+        states = verifier.network(
+            input_ids=self.tokens[None], position_ids=self.positions[None], use_cache=False, packing=self.packing
+        ).last_hidden_state[0]
+        found: Tensor = verifier.head(states[self.places].float() * verifier.input_scale)[:, 0]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPass:
+    """Whole problems, read and scored at once."""
+
+    problems: tuple[Ints, ...]  # traces of each
+    row: PackedRow
+    cells: Tensor  # [place] among trace × thought, where its logit belongs
+    counts: Tensor  # [trace]: places
+    is_correct: Tensor  # [trace]
+    problem: Tensor  # [trace]
+    labels: Tensor  # [trace, place], zeros after the last one
+
+    @classmethod
+    def of(cls, problems: Sequence[Ints], passages: Passages, uses_flash: bool = False) -> TrainingPass:
+        """Packs the traces of problems with their labels, on the CPU."""
+        traces = np.concatenate(problems)
+        known = passages.data.traces
+        counts = known.num_thoughts[traces] + 1
+        cells = np.concatenate([row * counts.max() + np.arange(count) for row, count in enumerate(counts)])
+        labels = np.zeros((len(traces), counts.max()), np.float32)
+        labels.flat[cells] = np.concatenate([passages.labels_of(trace) for trace in traces.tolist()])
+        row = PackedRow.of([passages.passage(trace) for trace in traces.tolist()], uses_flash)
+        columns = (cells, counts, known.is_correct[traces], known.problem_of[traces], labels)
+        return cls(tuple(problems), row, *map(torch.from_numpy, columns))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.row.tokens)
+
+    def pinned(self) -> TrainingPass:
+        """Returns the pass in memory that a GPU can read while the host goes on."""
+        return moved(self, Tensor.pin_memory)
+
+    def batch(self, verifier: LoraVerifier) -> Batch:
+        """Computes the logits of the whole pass."""
+        there = moved(self, lambda tensor: tensor.to(verifier.device, non_blocking=True))
+        logits = there.row.logits(verifier)
+        cells = logits.new_zeros(there.labels.numel()).index_copy(0, there.cells, logits)
+        return Batch(cells.view_as(there.labels), there.counts, there.is_correct, there.problem, Aggregation.LAST, None,
+                     there.labels)  # fmt: skip
+
+
+Item = TypeVar("Item")
+
+
+def made_ahead(items: Iterator[Item], depth: int = AHEAD) -> Iterator[Item]:
+    """Yields the same items, computed on a thread before they are needed; the thread ends with this generator."""
+    is_over = object()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="gambit-passes")
+    try:
+        ready = deque(thread.submit(next, items, is_over) for _ in range(depth))
+        while (item := ready.popleft().result()) is not is_over:
+            ready.append(thread.submit(next, items, is_over))
+            yield item  # type: ignore[misc]
+    finally:
+        thread.shutdown(cancel_futures=True)

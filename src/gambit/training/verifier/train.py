@@ -6,7 +6,6 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,21 +16,15 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.stats import Floats, Ints
-from gambit.training.dataset import Division, Part, read_labels
+from gambit.training.dataset import Part, read_labels, with_labels
 from gambit.training.fit import Say, parts_of
-from gambit.training.logistic import calibrating_line
-from gambit.training.ranking import QUARTERS
-from gambit.training.verifier.batches import BatchSizes, ProblemOrder
-from gambit.training.verifier.beginning import beginning
-from gambit.training.verifier.fused import use_fused_layers
-from gambit.training.verifier.memory import fit_to_memory, recompute
-from gambit.training.verifier.objective import chance_loss, ranking_loss
-from gambit.training.verifier.optimiser import MasterWeights
-from gambit.training.verifier.packing import flash_works, use_packing
-from gambit.training.verifier.passages import Passages, load_passages
-from gambit.training.verifier.passes import TrainingPass, made_ahead
-from gambit.training.verifier.reading import ReadTraces, problem_aucs_read, quarter_aucs, read_traces
-from gambit.training.verifier.recipe import PASS_TOKENS, UPDATE_TOKENS, VerifierPlan, VerifierRecipe
+from gambit.training.objectives import chance_loss, ranking_loss
+from gambit.training.ranking import QUARTERS, clearly_better
+from gambit.training.scoring import calibrating_line
+from gambit.training.verifier.batches import ProblemOrder, TrainingPass, made_ahead
+from gambit.training.verifier.kernels import fit_to_memory, flash_works, recompute, use_fused_layers, use_packing
+from gambit.training.verifier.passages import Passages, ReadTraces, load_passages, read_traces
+from gambit.training.verifier.recipe import PASS_TOKENS, UPDATE_TOKENS, VerifierPlan, VerifierRecipe, starting_verifier
 from gambit.types import Aggregation
 from gambit.verifiers.lora import LoraVerifier
 from gambit.verifiers.lora_folder import Platt, read_info
@@ -39,7 +32,7 @@ from gambit.verifiers.lora_folder import Platt, read_info
 LOOKS = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)  # of the training, when some held-out problems are ranked
 WATCHED_PROBLEMS, WATCHED_TRACES = 96, 8  # of those looks; the last one ranks all
 MOST_LOOKING = 0.05  # of a limited time, for one look
-TOLD_EVERY = 5.0  # seconds
+REPORT_SECONDS = 5.0  # between two lines of progress
 SCALE_PASSAGES = 16  # by which the size of states is measured
 MOST_PASS_HALVINGS = 6
 PROBE_TOKENS = 4_096  # of the pass by which memory is measured
@@ -47,7 +40,7 @@ PROBE_TOKENS = 4_096  # of the pass by which memory is measured
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedVerifier:
-    """A verifier and how it ranks held-out problems."""
+    """A verifier and its ranking of held-out problems."""
 
     verifier: LoraVerifier
     held_out: Floats  # [problem], mean over the quarters
@@ -61,37 +54,99 @@ class TrainedVerifier:
 
 
 def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Say = lambda _: None) -> TrainedVerifier:
-    """Nothing but the collection's training problems is trained on, nothing but its validation problems chosen by."""
+    """Trains on the collection's training problems alone, and chooses by its validation problems alone."""
     passages = passages or passages_of(plan)
     device = pick_device(plan.device)
     train, held_out = parts_of(passages.data, plan.division)
-    recipe = plan.recipe
-    train = drawn_problems(train, passages, recipe)
-    torch.manual_seed(recipe.seed)
+    train = drawn_problems(train, passages, plan.recipe)
+    torch.manual_seed(plan.recipe.seed)
     say(f"loading {models.name_of(plan.model)} on {device}")
-    verifier = beginning(plan, passages.data.header, device)
-    run = _TrainingRun(verifier, passages, train, held_out, recipe, say)
+    run = _TrainingRun(starting_verifier(plan, passages.data.header, device), passages, train, held_out, plan, say)
     run.fit()
-    return run.finished(plan)
+    return run.finished()
 
 
 def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Passages:
     """Reads what a plan trains on; `skipped` gathers shards that were left out."""
     labels = read_labels(plan.labels)
     passages = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
-    return Passages.of(labels.on(passages.data))
+    return Passages.of(with_labels(passages.data, labels, plan.labels))
 
 
 def drawn_problems(train: Ints, passages: Passages, recipe: VerifierRecipe) -> Ints:
-    """Traces of as many problems as the recipe wants; fewer are part of more, so that a curve is of one drawing."""
+    """Returns traces of as many problems as the recipe has.
+
+    Fewer problems are a subset of more, so that a learning curve is of one drawing.
+    """
     problem_of = passages.data.traces.problem_of[train]
     problems = np.random.default_rng(recipe.seed).permutation(np.unique(problem_of))
     return train[np.isin(problem_of, problems[: recipe.num_problems])]
 
 
+# -- the optimiser ---------------------------------------------------------------------------------------------
+
+
+class MasterWeights:
+    """The trained weights: they run in the model's precision and are stepped in float32, in which small steps count.
+
+    AdamW has a rate that follows the progress of the training.
+    """
+
+    def __init__(self, verifier: LoraVerifier, recipe: VerifierRecipe) -> None:
+        self._recipe = recipe
+        adapter = [each for each in verifier.network.parameters() if each.requires_grad]
+        self._live: list[Tensor] = [*adapter, verifier.head.weight]
+        self._masters = [each.detach().float().clone() for each in self._live]
+        groups = [
+            {"params": self._masters[:-1], "top": recipe.rate},
+            {"params": self._masters[-1:], "top": recipe.head_rate},
+        ]
+        self._optimiser = torch.optim.AdamW(groups, lr=0.0, weight_decay=recipe.weight_decay, betas=(0.9, 0.98))
+
+    @torch.no_grad()
+    def step(self, progress: float) -> None:
+        """Steps by the gradients that passes have gathered, and clears them."""
+        for master, live in zip(self._masters, self._live, strict=True):
+            master.grad = torch.zeros_like(master) if live.grad is None else live.grad.float()
+        self.clear_gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self._masters, self._recipe.most_gradient)
+        is_sound = torch.isfinite(norm)  # stays on the device: the host prepares the next pass meanwhile
+        for master in self._masters:  # one overflow would leave nothing but NaN
+            assert master.grad is not None
+            master.grad = torch.where(is_sound, master.grad, 0.0)
+        for group in self._optimiser.param_groups:
+            group["lr"] = group["top"] * share_of_rate(progress, self._recipe.warmup)
+        self._optimiser.step()
+        self.restore(self._masters)
+
+    def clear_gradients(self) -> None:
+        """Drops the gradients of passes, which may not have come to an end."""
+        for live in self._live:
+            live.grad = None
+
+    def copied(self) -> list[Tensor]:
+        return [each.clone() for each in self._masters]
+
+    @torch.no_grad()
+    def restore(self, values: Sequence[Tensor]) -> None:
+        """Sets the weights to these values."""
+        for master, live, value in zip(self._masters, self._live, values, strict=True):
+            master.copy_(value)
+            live.copy_(value)
+
+
+def share_of_rate(progress: float, warmup: float) -> float:
+    """Returns the share of the highest rate: it rises to 1 over the warm-up, then falls to 0 at the end."""
+    rising = progress / warmup if warmup > 0 else 1.0
+    return max(0.0, min(rising, (1 - progress) / max(1e-9, 1 - warmup)))
+
+
+# -- the training ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How well held-out problems were ranked at one moment of a training."""
+    """The ranking of held-out problems at one moment of a training."""
 
     num_problems: int  # trained on by then, each as often as it was: within the first epoch, a learning curve
     aucs: Floats  # by held-out problem
@@ -102,13 +157,12 @@ class _TrainingRun:
     """One verifier in training."""
 
     def __init__(
-        self, verifier: LoraVerifier, passages: Passages, train: Ints, held_out: Ints, recipe: VerifierRecipe, say: Say
+        self, verifier: LoraVerifier, passages: Passages, train: Ints, held_out: Ints, plan: VerifierPlan, say: Say
     ) -> None:
-        self._verifier, self._passages, self._recipe, self._say = verifier, passages, recipe, say
-        self._held_out = held_out
-        rng = np.random.default_rng(recipe.seed)
+        self._verifier, self._passages, self._held_out, self._say = verifier, passages, held_out, say
+        self._plan, self._recipe = plan, plan.recipe
+        rng = np.random.default_rng(self._recipe.seed)
         self._lengths = passages.lengths
-        self._order = ProblemOrder(passages.data.traces, self._lengths, train, rng)
         self._watched = watched(passages, held_out, rng)
         use_packing(verifier)
         use_fused_layers(verifier.network)
@@ -118,20 +172,23 @@ class _TrainingRun:
         verifier.input_scale = _unit_scale(verifier, passages, train)
         with torch.no_grad():
             verifier.head.weight /= verifier.input_scale  # of a verifier that was trained before; zeros else
-        self._weights = MasterWeights(verifier, recipe)
+        self._weights = MasterWeights(verifier, self._recipe)
         self._num_updates = self._num_problems = self._num_tokens = 0
         self._most_tokens = self._fit_to_memory(train)
-        self._sizes = BatchSizes(recipe.update_tokens or UPDATE_TOKENS[verifier.device.type], self._most_tokens,
-                                 recipe.traces_per_problem, recipe.uniform_traces)  # fmt: skip
+        self._order = ProblemOrder(
+            passages.data.traces, self._lengths, train, rng, pass_tokens=self._most_tokens,
+            update_tokens=self._recipe.update_tokens or UPDATE_TOKENS[verifier.device.type],
+            traces_per_problem=self._recipe.traces_per_problem, uniform_traces=self._recipe.uniform_traces,
+        )  # fmt: skip
         self._seconds_read = 0.0  # spent on looks, which are no training
         self._looks: list[Look] = []
-        self._told = 0.0
+        self._last_report = 0.0
         self._losses: list[Tensor] = []
-        self._last_auc = float("nan")
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def fit(self) -> None:
+        """Trains for all epochs, or until the time is over."""
         self._began = time.monotonic()
         attention = "torch's flash kernel" if self._uses_flash else "padded"
         self._say(f"{self._order.num_problems} problems to train on, {len(self._watched)} traces watched; passes of "
@@ -148,15 +205,15 @@ class _TrainingRun:
             self._train_update(update)
             self._weights.step(progress)
             self._num_updates += 1
-            self._tell(progress)
+            self._report(progress)
         if self._looks:
             self._look()
 
     def _updates(self) -> Iterator[tuple[float, list[TrainingPass]]]:
-        """With the share of the epochs that is done before each."""
+        """Yields updates, each with the share of the epochs that is done before it."""
         for epoch in range(self._recipe.epochs):
             done = 0
-            for update in self._order.epoch(self._sizes):
+            for update in self._order.epoch():
                 share = (epoch + done / self._order.num_problems) / self._recipe.epochs
                 yield share, [self._ready(problems) for problems in update]
                 done += sum(map(len, update))
@@ -166,7 +223,7 @@ class _TrainingRun:
         return found.pinned() if self._is_cuda else found
 
     def _fit_to_memory(self, train: Ints) -> int:
-        """Tokens of a pass; also decides whether activations are computed again on the way back."""
+        """Returns the tokens of a pass. Also decides whether activations are computed again on the way back."""
         wanted = self._recipe.pass_tokens or PASS_TOKENS[self._verifier.device.type]
         if not self._is_cuda:
             if self._recipe.recomputes:
@@ -174,14 +231,16 @@ class _TrainingRun:
             return wanted
         some = self._ready([train[: max(1, np.searchsorted(np.cumsum(self._lengths[train]), PROBE_TOKENS))]])
         fitted = fit_to_memory(self._verifier, lambda: self._pass(some, 1.0), some.num_tokens, wanted,
-                               self._recipe.recomputes)  # fmt: skip
-        self._weights.forget()
+                               self._recipe.recomputes, self._say)  # fmt: skip
+        self._weights.clear_gradients()
         self._num_tokens = 0
-        self._say(str(fitted))
-        return fitted.pass_tokens
+        return fitted
 
     def _is_time_to_look(self, progress: float) -> bool:
-        """Where time is limited, a look must be worth it: reading takes about a third of training's time."""
+        """Returns whether a look is due.
+
+        Where time is limited, a look must be worth it: reading takes about a third of training's time.
+        """
         num_looks = len(self._looks) - self._is_continued
         if num_looks == len(LOOKS) or progress < LOOKS[num_looks]:
             return False
@@ -195,25 +254,26 @@ class _TrainingRun:
     def _train_update(self, update: list[TrainingPass]) -> None:
         count = sum(len(each.problems) for each in update)
         for each in update:
-            for part in self._within_memory(each):
-                self._losses.append(self._backward(part, len(part.problems) / count))
+            for within in self._within_memory(each):
+                self._losses.append(self._backward(within, len(within.problems) / count))
         self._num_problems += count
 
     def _within_memory(self, each: TrainingPass) -> Iterator[TrainingPass]:
-        """In halves if it would not fit."""
+        """Yields a pass, in halves if it would not fit."""
         if each.num_tokens <= self._most_tokens or len(each.problems) == 1:
             yield each
             return
         half = len(each.problems) // 2
-        for part in (each.problems[:half], each.problems[half:]):
-            yield from self._within_memory(self._ready(part))
+        for problems in (each.problems[:half], each.problems[half:]):
+            yield from self._within_memory(self._ready(problems))
 
     def _backward(self, each: TrainingPass, weight: float) -> Tensor:
+        """Returns the loss of a pass. Where memory is short, fewer traces are read, and fewer tokens from then on."""
         for _ in range(MOST_PASS_HALVINGS):
             try:
                 return self._pass(each, weight)
             except torch.OutOfMemoryError:
-                self._weights.forget()
+                self._weights.clear_gradients()
             torch.cuda.empty_cache()  # outside of the handler, whose traceback holds activations
             self._most_tokens = min(self._most_tokens, each.num_tokens) // 2
             self._say(f"out of memory with {each.num_tokens} tokens a pass: {self._most_tokens} from now on")
@@ -232,12 +292,12 @@ class _TrainingRun:
     # -- what is seen of it ------------------------------------------------------------------------------------
 
     def _look(self) -> None:
+        """Ranks the watched traces and keeps the weights."""
         began = time.monotonic()
-        found = problem_aucs_read(self._read(self._watched), self._passages, self._watched, Aggregation.LAST)
+        found = self._read(self._watched).quarter_aucs(self._watched, Aggregation.LAST).mean(axis=0)
         self._looks.append(Look(self._num_problems, found, self._weights.copied()))
-        self._last_auc = float(np.nanmean(found))
         self._say(f"{self._elapsed:.0f} s, {self._num_problems:,} problems read: AUC within "
-                  f"{np.isfinite(found).sum()} held-out ones, mean over 25-100 %: {self._last_auc:.4f}")  # fmt: skip
+                  f"{np.isfinite(found).sum()} held-out ones, mean over 25-100 %: {np.nanmean(found):.4f}")  # fmt: skip
         self._seconds_read += time.monotonic() - began
 
     def _read(self, traces: Ints) -> ReadTraces:
@@ -246,17 +306,18 @@ class _TrainingRun:
         self._verifier.network.train()
         return found
 
-    def _tell(self, progress: float) -> None:
-        if self._elapsed - self._told < TOLD_EVERY:
+    def _report(self, progress: float) -> None:
+        if self._elapsed - self._last_report < REPORT_SECONDS:
             return
-        self._told = self._elapsed
+        self._last_report = self._elapsed
         loss = float(torch.stack(self._losses).mean())
         self._losses.clear()
         left = self._elapsed * (1 - progress) / max(progress, 1e-9)
         if self._recipe.seconds:
             left = min(left, self._recipe.seconds - self._elapsed)
+        auc = np.nanmean(self._looks[-1].aucs) if self._looks else np.nan
         self._say(f"{self._elapsed:.0f} s, {progress:.0%}: step {self._num_updates}, loss {loss:.4f}, held-out AUC "
-                  f"{self._last_auc:.4f}, {self.tokens_per_second:,.0f} tokens/s, about {left:.0f} s left")  # fmt: skip
+                  f"{auc:.4f}, {self.tokens_per_second:,.0f} tokens/s, about {left:.0f} s left")  # fmt: skip
 
     @property
     def tokens_per_second(self) -> float:
@@ -264,106 +325,96 @@ class _TrainingRun:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def finished(self, plan: VerifierPlan) -> TrainedVerifier:
-        """With the aggregation that ranks held-out problems best, and calibrated on them."""
+    def finished(self) -> TrainedVerifier:
+        """Returns the verifier with the aggregation that ranks held-out problems best, calibrated on them."""
         seconds, speed = self._elapsed, self.tokens_per_second
         look = best_look([each.aucs for each in self._looks])
         if look is not None:
-            self._weights.put_back(self._looks[look].weights)
+            self._weights.restore(self._looks[look].weights)
         read = self._read(self._held_out)
-        aucs = {
-            each: problem_aucs_read(read, self._passages, self._held_out, each)
-            for each in (Aggregation.LAST, Aggregation.MEAN)
-        }
-        chosen = max(aucs, key=lambda each: float(np.nanmean(aucs[each])))
-        quarters = quarter_aucs(read, self._passages, self._held_out, chosen)
-        reached = tuple(float(np.nanmean(each)) for each in quarters)
-        calibration = calibrated_on(read, self._held_out, chosen)
-        described = {
-            **description(plan, self._passages),
+        quarters = {each: read.quarter_aucs(self._held_out, each) for each in (Aggregation.LAST, Aggregation.MEAN)}
+        reached = {each: float(np.nanmean(found.mean(axis=0))) for each, found in quarters.items()}
+        chosen = max(reached, key=reached.__getitem__)
+        held_out, at_quarters = quarters[chosen].mean(axis=0), tuple(np.nanmean(quarters[chosen], axis=1).tolist())
+        training = {
+            **self._origin(),
             "updates": self._num_updates, "tokens": self._num_tokens, "seconds": seconds, "tokens_per_second": speed,
             "watched_auc": [float(np.nanmean(each.aucs)) for each in self._looks], "chosen_look": look,
             "watched_after_problems": [each.num_problems for each in self._looks],
         }  # fmt: skip
-        num_problems = int(np.isfinite(aucs[chosen]).sum())
         metrics = {
-            "held_out_auc": float(np.nanmean(aucs[chosen])),
-            "auc": {f"{share:g}": auc for share, auc in zip(QUARTERS, reached, strict=True)},
-            "held_out_problems": num_problems,
-            "by_aggregation": {str(each): float(np.nanmean(found)) for each, found in aucs.items()},
+            "held_out_auc": reached[chosen],
+            "auc": {f"{share:g}": auc for share, auc in zip(QUARTERS, at_quarters, strict=True)},
+            "held_out_problems": int(np.isfinite(held_out).sum()),
+            "by_aggregation": {str(each): auc for each, auc in reached.items()},
         }
-        trust = self._trust(plan.division, quarters, chosen)
         verifier = self._verifier.with_info(
-            aggregation=chosen, calibration=calibration, training=described, metrics=metrics, trust=trust
-        )
+            aggregation=chosen, calibration=calibrated_on(read, self._held_out, chosen), training=training,
+            metrics=metrics, trust=self._trust(quarters[chosen], chosen),
+        )  # fmt: skip
         verifier.network.eval()
-        return TrainedVerifier(verifier, aucs[chosen], reached, seconds, speed)
+        return TrainedVerifier(verifier, held_out, at_quarters, seconds, speed)
 
-    def _trust(self, division: Division, chosen_by: list[Floats], aggregation: Aggregation) -> ScorerTrust:
-        """By the problems kept for testing: those that the verifier was chosen by flatter it.
+    def _origin(self) -> dict[str, object]:
+        """Returns what the verifier was trained on and how, for its folder."""
+        data, plan, start = self._passages.data, self._plan, None
+        if plan.start is not None:
+            made = read_info(plan.start).training
+            start = {name: made.get(name) for name in ("collection", "updates", "tokens", "seconds", "labels", "start")}
+        return {
+            "collection": data.header.id,
+            "source": data.header.source,
+            "problems": len(data.problems),
+            "traces": {str(part): len(data.of_part(plan.division, part)) for part in Part},
+            "labels": data.labelled_by,
+            "start": start,
+            "division": dataclasses.asdict(plan.division),
+            "recipe": dataclasses.asdict(plan.recipe),
+        }
 
-        `chosen_by`: how it ranks the latter, which must do where no problem was kept that says anything.
+    def _trust(self, chosen_by: Floats, aggregation: Aggregation) -> ScorerTrust:
+        """Returns how far a search may trust the verifier, by the problems kept for testing.
+
+        Those that it was chosen by flatter it. Their figures, `chosen_by`, serve where no kept problem has right and
+        wrong traces.
         """
         data = self._passages.data
         traces, quarters = self._held_out, chosen_by
-        if len(kept := data.of_part(division, Part.TEST)):
-            found = quarter_aucs(self._read(kept), self._passages, kept, aggregation)
+        if len(kept := data.of_part(self._plan.division, Part.TEST)):
+            found = self._read(kept).quarter_aucs(kept, aggregation)
             if np.isfinite(found[0]).any():
                 traces, quarters = kept, found
-        reached = tuple(float(np.nanmean(each)) for each in quarters)
-        length = float(np.median(data.traces.num_tokens[traces]))
-        num_problems = int(np.isfinite(quarters[0]).sum())
-        return ScorerTrust(auc=reached, num_problems=num_problems, base_model=data.header.model,
-                           source=data.header.source, median_tokens=length)  # fmt: skip
-
-
-def description(plan: VerifierPlan, passages: Passages) -> dict[str, object]:
-    """What a checkpoint says of its making."""
-    data = passages.data
-    return {
-        "collection": data.header.id,
-        "source": data.header.source,
-        "problems": len(data.problems),
-        "traces": {str(part): len(data.of_part(plan.division, part)) for part in Part},
-        "labels": data.labelled_by,
-        "start": None if plan.start is None else start_of(plan.start),
-        "division": dataclasses.asdict(plan.division),
-        "recipe": dataclasses.asdict(plan.recipe),
-    }
-
-
-def start_of(folder: Path) -> dict[str, object]:
-    """What was known of the verifier that this one goes on from."""
-    made = read_info(folder).training
-    return {name: made.get(name) for name in ("collection", "updates", "tokens", "seconds", "labels", "start")}
+        return ScorerTrust(
+            auc=tuple(np.nanmean(quarters, axis=1).tolist()), num_problems=int(np.isfinite(quarters[0]).sum()),
+            base_model=data.header.model, source=data.header.source,
+            median_tokens=float(np.median(data.traces.num_tokens[traces])),
+        )  # fmt: skip
 
 
 def best_look(looks: list[Floats]) -> int | None:
-    """The last one, unless an earlier one ranks the same problems better by more than the error of the difference."""
+    """Returns the last look, unless an earlier one ranks the same problems clearly better; None without any."""
     if not looks:
         return None
     best = len(looks) - 1
     for number, aucs in enumerate(looks[:-1]):
-        gains = aucs - looks[best]
-        gains = gains[np.isfinite(gains)]
-        if len(gains) > 1 and gains.mean() > gains.std(ddof=1) / np.sqrt(len(gains)):
+        if np.isfinite(aucs - looks[best]).sum() > 1 and clearly_better(aucs, looks[best]):
             best = number
     return best
 
 
 def watched(passages: Passages, held_out: Ints, rng: np.random.Generator) -> Ints:
-    """Some traces of some held-out problems that have right and wrong ones."""
+    """Returns some traces of some held-out problems that have right and wrong ones."""
     known = passages.data.traces
-    order = ProblemOrder(known, passages.lengths, held_out, rng)
-    sizes = BatchSizes(1, 1 << 40, WATCHED_TRACES, 0)
-    drawn = [traces for update in order.epoch(sizes) for one in update for traces in one]
+    order = ProblemOrder(known, passages.lengths, held_out, rng, update_tokens=1, pass_tokens=1 << 40,
+                         traces_per_problem=WATCHED_TRACES, uniform_traces=0)  # fmt: skip
+    drawn = [traces for update in order.epoch() for problems in update for traces in problems]
     mixed = [traces for traces in drawn if 0 < known.is_correct[traces].sum() < len(traces)]
     return np.sort(np.concatenate(mixed[:WATCHED_PROBLEMS]))
 
 
 def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> Platt:
-    """From the logits of traces at every quarter to the share of them that ends right."""
-    known = read.traces
+    """Fits the line from the logits of traces at every quarter to the share of them that ends right."""
+    known = read.data.traces
     seen = traces[known.num_thoughts[traces] > 0]
     logits = np.concatenate([read.logits(seen, share, aggregation) for share in QUARTERS])
     outcomes = np.tile(known.is_correct[seen].astype(np.float64), len(QUARTERS))
@@ -373,7 +424,7 @@ def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> P
 
 @torch.no_grad()
 def _unit_scale(verifier: LoraVerifier, passages: Passages, train: Ints) -> float:
-    """Of states whose length is then about 1, so that one rate for the head suits every model."""
+    """Returns the scale that brings states to a length of about 1, so that one rate for the head suits every model."""
     some = [passages.passage(trace) for trace in train[:: max(1, len(train) // SCALE_PASSAGES)][:SCALE_PASSAGES]]
     states = torch.cat([verifier.picked_states([each]) for each in some])
     return 1 / max(1e-9, float(states.norm(dim=-1).mean()))
