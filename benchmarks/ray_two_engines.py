@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,10 +36,9 @@ from gambit.bench.recipe import recipe_from  # noqa: E402
 from gambit.bench.rows import Row, RowWriter, read_rows  # noqa: E402
 from gambit.bench.run import (  # noqa: E402
     BenchEngine,
-    BenchMaker,
     RaySearches,
     Runner,
-    StampQuestion,
+    stamp_of,
 )
 from gambit.bench.summary import union_seconds  # noqa: E402
 from gambit.cli.options import key_values  # noqa: E402
@@ -116,9 +116,11 @@ def measure(options: argparse.Namespace, needs: EngineNeeds, until: float, scrat
     config = engine_config(options)
     rounds: list[dict[str, object]] = []
     answers: dict[int, dict[str, str | None]] = defaultdict(dict)
-    with EnginePool(BenchMaker(solver_maker(config, needs)), 2, needs, jobs_per_engine=options.concurrency) as pool:
+    with EnginePool(
+        partial(BenchEngine.made_by, solver_maker(config, needs)), 2, needs, jobs_per_engine=options.concurrency
+    ) as pool:
         all_ready(pool, options, scratch)
-        stamp = pool.ask_one(StampQuestion(identity_of(options.model, config.scorer)))
+        stamp = pool.ask_one(partial(stamp_of, identity=identity_of(options.model, config.scorer)))
         told = {
             "needs": dataclasses.asdict(needs),
             "engine": stamp,

@@ -13,9 +13,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from gambit import events as ev
 from gambit.bench.datasets import Benchmark, Item, slug
@@ -98,45 +98,28 @@ class TaskEnd:
     log: str | None = None  # of a search that failed
 
 
-class Searches(Protocol):
-    """Carries out tasks and yields each when it ends, but for those that were interrupted."""
-
-    def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]: ...
-
-
+@dataclass(slots=True)
 class Runner:
     """One start of a bench run: finds what has no row yet, has it searched, and appends the rows."""
 
-    def __init__(
-        self,
-        plan: BenchPlan,
-        benchmarks: Sequence[Benchmark],
-        searches: Searches,
-        writer: RowWriter,
-        done: set[TaskKey],
-        *,
-        on_row: Callable[[Row], None] = lambda row: None,
-        should_stop: ShouldStop = lambda: False,
-    ) -> None:
-        self._plan = plan
-        self._bench = plan.recipe.bench
-        self._benchmarks = benchmarks
-        self._searches = searches
-        self._writer = writer
-        self._done = done
-        self._on_row = on_row
-        self._should_stop = should_stop
-        self._unsure: list[Row] = []  # failures that may be the engine's and not the problem's
+    plan: BenchPlan
+    benchmarks: Sequence[Benchmark]
+    searches: Searches
+    writer: RowWriter
+    done: set[TaskKey]
+    on_row: Callable[[Row], None] = lambda row: None
+    should_stop: ShouldStop = lambda: False
+    unsure: list[Row] = field(default_factory=list)  # failures that may be the engine's and not the problem's
 
     def run(self) -> None:
         """Carries out every search that has no row; a signal ends it after the row that is being written."""
-        for end in self._searches.run(self._tasks()):
+        for end in self.searches.run(self._tasks()):
             if end.row is not None:
                 self._keep_unsure()  # the engine works, so what failed before was the problem's fault
                 self._write(end.row)
             else:
                 self._note_failure(end)
-        if not self._should_stop():
+        if not self.should_stop():
             self._keep_unsure()
 
     def _tasks(self) -> Iterator[BenchTask]:
@@ -145,34 +128,34 @@ class Runner:
         One seed after the other: a run that is cut short has been through all benchmarks before any problem twice.
         The first variant changes with block and shard.
         """
-        number, count = self._bench.part
-        for seed, benchmark in itertools.product(self._bench.seeds, self._benchmarks):
-            mine = itertools.islice(benchmark.first(self._bench.limit), number, None, count)
-            for turn, block in enumerate(_blocks(mine, self._bench.block_size)):
-                for variant in _rotated(self._plan.variants, number + turn):
-                    group = SearchGroup(self._plan, benchmark, variant, seed, turn)
-                    yield from (
-                        task for task in (BenchTask(group, item) for item in block) if task.key not in self._done
-                    )
+        bench = self.plan.recipe.bench
+        number, count = bench.part
+        for seed, benchmark in itertools.product(bench.seeds, self.benchmarks):
+            mine = itertools.islice(benchmark.first(bench.limit), number, None, count)
+            for turn, block in enumerate(_blocks(mine, bench.block_size)):
+                for variant in _rotated(self.plan.variants, number + turn):
+                    group = SearchGroup(self.plan, benchmark, variant, seed, turn)
+                    found = (BenchTask(group, item) for item in block)
+                    yield from (task for task in found if task.key not in self.done)
 
     def _write(self, row: Row) -> None:
-        self._writer.write(row)
-        self._done.add(row.key)
-        self._on_row(row)
+        self.writer.write(row)
+        self.done.add(row.key)
+        self.on_row(row)
 
     def _keep_unsure(self) -> None:
-        unsure, self._unsure = self._unsure, []
+        unsure, self.unsure = self.unsure, []
         for row in unsure:
             self._write(row)
 
     def _note_failure(self, end: TaskEnd) -> None:
         task, error = end.task, end.error or "unknown"
         result = SearchResult.failed(task.item.id, task.group.variant.policy, task.group.seed, error)
-        self._unsure.append(measure(task.about(time.time(), end.log), result, [], lambda first, second: False))
-        self._done.add(task.key)
-        if len(self._unsure) >= MOST_FAILURES_IN_A_ROW:
+        self.unsure.append(measure(task.about(time.time(), end.log), result, [], lambda first, second: False))
+        self.done.add(task.key)
+        if len(self.unsure) >= MOST_FAILURES_IN_A_ROW:
             raise GambitError(
-                f"{len(self._unsure)} searches in a row failed, the last with: {error}. The engine seems broken; "
+                f"{len(self.unsure)} searches in a row failed, the last with: {error}. The engine seems broken; "
                 "these searches are not recorded, and --resume goes on from here"
             )
 
@@ -190,33 +173,30 @@ def _rotated(variants: Sequence[BenchVariant], turn: int) -> list[BenchVariant]:
 # -- one search after the other --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class LocalSearches:
     """Searches group by group, so that methods share no batch and the seconds of each can be measured."""
 
-    def __init__(self, solver: Solver | SpreadSolver, folder: Path, should_stop: ShouldStop = lambda: False) -> None:
-        self._solver = solver
-        self._folder = folder
-        self._should_stop = should_stop
+    solver: Solver | SpreadSolver
+    folder: Path
+    should_stop: ShouldStop = lambda: False
 
     def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]:
+        """Carries out tasks and yields each when it ends, but for those that were interrupted."""
         is_warm = False
         for group, members in itertools.groupby(tasks, key=lambda task: task.group):
             pending = list(members)
             if not is_warm:
-                self._warm_up(pending[0])
+                warm_up(self.solver, pending[0].problem, group.warmup_config, self.should_stop)
                 is_warm = True
             yield from self._run_group(group, pending)
-            if self._should_stop():
+            if self.should_stop():
                 return
-
-    def _warm_up(self, task: BenchTask) -> None:
-        with suppress(Exception):  # a problem that cannot be searched will be a row of its own, with the reason
-            list(self._solver.solve_many([task.problem], task.group.warmup_config, should_stop=self._should_stop))
 
     def _run_group(self, group: SearchGroup, pending: Sequence[BenchTask]) -> Iterator[TaskEnd]:
         """Yields a group's ends. An engine that fails ends all its searches; these are tried again, one by one."""
         concurrency = group.plan.recipe.bench.concurrency
-        while pending and not self._should_stop():
+        while pending and not self.should_stop():
             begun: dict[str, list[ev.Event]] = defaultdict(list)
             done: set[str] = set()
             try:
@@ -245,7 +225,7 @@ class LocalSearches:
                 raise
             except Exception as second:
                 error = second
-        yield TaskEnd(task, error=f"{type(error).__name__}: {error}", log=self._log(task))
+        yield TaskEnd(task, error=f"{type(error).__name__}: {error}", log=log_of(self.folder, task))
 
     def _search(
         self, group: SearchGroup, tasks: Sequence[BenchTask], begun: dict[str, list[ev.Event]], concurrency: int
@@ -259,29 +239,34 @@ class LocalSearches:
                 begun[problem].clear()
             begun[problem].append(event)  # measured once the search is over: nothing here may cost it time
 
-        for result in self._solver.solve_many(
+        for result in self.solver.solve_many(
             self._problems(tasks), group.config, concurrency=concurrency,
-            out_dir=self._folder / group.log_folder if group.plan.recipe.bench.logs else None,
-            on_event=on_event, should_stop=self._should_stop,
+            out_dir=self.folder / group.log_folder if group.plan.recipe.bench.logs else None,
+            on_event=on_event, should_stop=self.should_stop,
         ):  # fmt: skip
             if result.stop_reason is StopReason.INTERRUPTED:
                 continue  # half a search is no result: a resumed run does it again
             task = by_name[result.problem_id]
-            about = task.about(times.get(result.problem_id, time.time()), self._log(task))
+            about = task.about(times.get(result.problem_id, time.time()), log_of(self.folder, task))
             events = begun.pop(result.problem_id, [])
-            yield TaskEnd(task, measure(about, result, events, self._solver.equivalent))
+            yield TaskEnd(task, measure(about, result, events, self.solver.equivalent))
 
     def _problems(self, tasks: Sequence[BenchTask]) -> Iterator[Problem]:
         for task in tasks:
             # What a kill left of an unfinished search is in the way of the new one.
-            shutil.rmtree(self._folder / task.folder, ignore_errors=True)
+            shutil.rmtree(self.folder / task.folder, ignore_errors=True)
             yield task.problem
 
-    def _log(self, task: BenchTask) -> str | None:
-        return _log_in(self._folder, task)
+
+def warm_up(
+    solver: Solver | SpreadSolver, problem: Problem, config: SearchConfig, should_stop: ShouldStop = lambda: False
+) -> None:
+    """Searches once, unmeasured. A problem that cannot be searched will be a row of its own, with the reason."""
+    with suppress(Exception):
+        list(solver.solve_many([problem], config, should_stop=should_stop))
 
 
-def _log_in(folder: Path, task: BenchTask) -> str | None:
+def log_of(folder: Path, task: BenchTask) -> str | None:
     """Returns the path of a task's log relative to the run's folder; None if there is no log."""
     path = task.folder / LOG_FILE
     return path.as_posix() if (folder / path).is_file() else None
@@ -298,35 +283,25 @@ class BenchEngine:
         self._warming = threading.Lock()
         self._is_warm = False
 
-    def warm_up(self, job: SearchJob, config: SearchConfig) -> None:
+    @classmethod
+    def made_by(cls, make_solver: SolverMaker) -> BenchEngine:
+        """Makes an engine in its own process."""
+        return cls(make_solver())
+
+    def warm_up(self, problem: Problem, config: SearchConfig) -> None:
+        """Warms up at the first call; later ones wait for that."""
         with self._warming:
             if not self._is_warm:
-                with suppress(Exception):  # a problem that cannot be searched will be a row, with the reason
-                    list(self.solver.solve_many([job.problem], config))
+                warm_up(self.solver, problem, config)
             self._is_warm = True
 
     def close(self) -> None:
         self.solver.close()
 
 
-@dataclass(frozen=True, slots=True)
-class BenchMaker:
-    """Makes an engine in its own process."""
-
-    make_solver: SolverMaker
-
-    def __call__(self) -> BenchEngine:
-        return BenchEngine(self.make_solver())
-
-
-@dataclass(frozen=True, slots=True)
-class StampQuestion:
+def stamp_of(engine: BenchEngine, identity: Mapping[str, str]) -> dict[str, Json]:
     """Stamps the environment of an engine, in its process."""
-
-    identity: Mapping[str, str]
-
-    def __call__(self, engine: BenchEngine) -> dict[str, Json]:
-        return stamp(engine.solver.engine.info, self.identity)
+    return stamp(engine.solver.engine.info, identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +321,7 @@ class MeasuredJob:
     warmup: SearchConfig
 
     def __call__(self, engine: BenchEngine, desk: JobDesk) -> MeasuredSearch:
-        engine.warm_up(self.search, self.warmup)
+        engine.warm_up(self.search.problem, self.warmup)
         events: list[ev.Event] = []
         about = dataclasses.replace(self.about, began=time.time())
         found = self.search(engine.solver, desk, events.append)
@@ -355,16 +330,17 @@ class MeasuredJob:
         return MeasuredSearch(found, measure(about, found.result, events, engine.solver.equivalent))
 
 
+@dataclass(frozen=True, slots=True)
 class RaySearches:
     """Hands the next search to whichever engine is free; methods do not share the batch of one."""
 
-    def __init__(self, pool: EnginePool[BenchEngine], folder: Path, should_stop: ShouldStop = lambda: False) -> None:
-        self._pool = pool
-        self._folder = folder
-        self._should_stop = should_stop
+    pool: EnginePool[BenchEngine]
+    folder: Path
+    should_stop: ShouldStop = lambda: False
 
     def run(self, tasks: Iterable[BenchTask]) -> Iterator[TaskEnd]:
-        for end in run_work(self._pool, map(_work, tasks), should_stop=self._should_stop):
+        """Carries out tasks and yields each when it ends, but for those that were interrupted."""
+        for end in run_work(self.pool, map(_work, tasks), should_stop=self.should_stop):
             if end.error is not None:
                 yield TaskEnd(end.tag, error=end.error)
                 continue
@@ -375,11 +351,11 @@ class RaySearches:
 
     def _write(self, task: BenchTask, found: FinishedSearch) -> str | None:
         """Writes the log before the row, so that each row has its log; returns the log's path."""
-        folder = self._folder / task.folder
+        folder = self.folder / task.folder
         shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed before it wrote the row
-        self._pool.told.tell(found.result.warnings)
+        self.pool.told.tell(found.result.warnings)
         found.written(folder)
-        return _log_in(self._folder, task)
+        return log_of(self.folder, task)
 
 
 def _work(task: BenchTask) -> Work[BenchTask]:
@@ -388,3 +364,6 @@ def _work(task: BenchTask) -> Work[BenchTask]:
     search = SearchJob(task.problem, group.config, bench.logs, bench.concurrency)
     job = MeasuredJob(search, task.about(0.0, None), group.warmup_config)
     return Work(job, task, (group.benchmark.name, group.variant.label, group.seed))
+
+
+Searches: TypeAlias = LocalSearches | RaySearches

@@ -42,9 +42,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "view": LazyCommand("runs:view", "Runs", "Write one HTML page that shows what a search did."),
     "replay": LazyCommand("runs:replay", "Runs", "Rebuild a run's result from its event log alone."),
     "bench": LazyCommand("bench:bench", "Benchmarks", "Compare search methods on benchmarks."),
-    "report": LazyCommand("bench_report:report", "Benchmarks", "Make tables, figures and a page of a bench run."),
-    "merge": LazyCommand("bench_merge:merge", "Benchmarks", "Put the shards of a bench run together."),
-    "prefix-value": LazyCommand("prefix_value:prefix_value", "Benchmarks", "Measure what the best prefixes gain."),
+    "report": LazyCommand("bench:report", "Benchmarks", "Make tables, figures and a page of a bench run."),
+    "merge": LazyCommand("bench:merge", "Benchmarks", "Put the shards of a bench run together."),
+    "prefix-value": LazyCommand("bench:prefix_value", "Benchmarks", "Measure what the best prefixes gain."),
     "scorer": LazyCommand("scorer:app", "Set-up", "Make a scorer for a model."),
     "doctor": LazyCommand("doctor:doctor", "Set-up", "Say which engines and devices are here, what is missing."),
 }

@@ -1,287 +1,114 @@
-"""`gambit bench`: reads the flags of a comparison, checks them, runs it and shows its first table."""
+"""The options of `gambit bench`, `report`, `merge` and `prefix-value`; their work is imported at the call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from pydantic import Field
 
+from gambit import chains
+from gambit.bench.datasets import GROUP
 from gambit.bench.recipe import NOT_VARIED
-from gambit.cli.options import SEARCH_PANELS, SPREAD_PANEL, given, picked, with_options
-from gambit.cli.terminal import NO_ANSWER, OK, is_watched, put, say, stderr, warn
-from gambit.cluster.plan import ClusterConfig
+from gambit.cli.options import FILE, FOLDER, MANY, SEARCH_PANELS, SPREAD_PANEL, with_options
+from gambit.cli.scorer import MEMORY_RATIO, MOST_TRACES_AT_ONCE, TRACES_AT_ONCE
+from gambit.cli.terminal import OK
 from gambit.config import registry
-from gambit.config.options import EngineConfig, build, overlaid
-from gambit.errors import StorageError, UserError
+from gambit.config.options import CheckedModel, EngineConfig, SearchConfig
 
-if TYPE_CHECKING:
-    from gambit.bench.datasets import Benchmark
-    from gambit.bench.folder import BenchPlan
-    from gambit.bench.recipe import BenchRecipe
-    from gambit.bench.report import Report
-    from gambit.cluster.plan import ClusterPlan
+BENCHMARK = "a name, or a .jsonl, .json or .csv with question and answer"
+SAMPLING = (
+    "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "answer", "system_prompt", "enable_thinking",
+)  # fmt: skip
+# Options of searches and engines that have no meaning for `prefix-value`, or that it declares itself.
+UNUSED = {
+    *(set(SearchConfig.model_fields) - set(SAMPLING)),
+    *(name for name in EngineConfig.model_fields if name.startswith("verifier_")),
+    *("scorer", "any_weights", "memory_ratio"),
+}
 
-MANY = 10_000_000
+
+class BenchOptions(CheckedModel):
+    """The options of `gambit bench` beside those of searches and engines."""
+
+    benchmark: list[str] | None = Field(None, description=BENCHMARK)
+    list_benchmarks: bool = Field(False, description="print the names of the benchmarks and exit")
+    policies: str | None = Field(
+        None, description="methods to compare (default: sc,gambit): policies or variants of --recipe"
+    )
+    seeds: str | None = Field(None, description="as in 0,1,2; default: 0")
+    limit: int | None = Field(None, ge=1, le=MANY, description="first problems of each benchmark only")
+    concurrency: int | None = Field(None, ge=1, le=1024, description="problems searched at a time")
+    block: int | None = Field(None, ge=1, le=MANY, description="problems after which the next method has its turn")
+    shard: str | None = Field(None, description="i/n: only every n-th problem, from the i-th on")
+    no_logs: bool = Field(False, description="keep no event logs; the report needs none")
+    recipe: Path | None = Field(None, description="YAML of options; flags override it", json_schema_extra=FILE)
+    out: Path | None = Field(None, description="of the run (default: a new one in runs/)", json_schema_extra=FOLDER)
+    columns: str | None = Field(None, description="names of a file's columns, as in question=prompt")
+    dry_run: bool = Field(False, description="print what would run and about how many tokens, and exit")
+    resume: bool = Field(False, description="go on with the run in --out")
+    no_report: bool = Field(False, description="write no report at the end")
+    quiet: bool = Field(False, description="print where the report is and nothing else")
 
 
 @with_options(SPREAD_PANEL, *SEARCH_PANELS, without=NOT_VARIED)
-def bench(
-    *,
-    benchmark: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="A name, or a .jsonl, .json or .csv with question and answer."),
-    ] = None,
-    list_benchmarks: Annotated[
-        bool, typer.Option("--list-benchmarks", help="Print the names of the benchmarks and exit.")
-    ] = False,
-    policies: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Methods to compare (default: sc,gambit): policies or variants of --recipe."),
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="TEXT", help="As in 0,1,2; default: 0.")] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, max=MANY, metavar="INT", help="First problems of each benchmark only.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, max=1024, metavar="INT", help="Problems searched at a time.")
-    ] = None,
-    block: Annotated[
-        int | None,
-        typer.Option(min=1, max=MANY, metavar="INT", help="Problems after which the next method has its turn."),
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="i/n: only every n-th problem, from the i-th on.")
-    ] = None,
-    no_logs: Annotated[bool, typer.Option("--no-logs", help="Keep no event logs; the report needs none.")] = False,
-    recipe: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML of options; flags override it.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of the run (default: a new one in runs/).")
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option("--map", metavar="KEY=VALUE", help="Names of a file's columns, as in question=prompt."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run and about how many tokens, and exit.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report at the end.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print where the report is and nothing else.")] = False,
-    **flags: str | bool | None,
-) -> int:
+def bench(options: BenchOptions, **flags: str | bool | None) -> int:
     """Compare search methods on benchmarks."""
-    from gambit.storage.problems import columns_of
+    if options.list_benchmarks:
+        for name in (*registry.names(GROUP), *chains.SYNTAX):
+            typer.echo(name)
+        return OK
+    from gambit.cli import bench_work
 
-    if list_benchmarks:
-        return _list_benchmarks()
-    named = {
-        "benchmarks": benchmark,
-        "seeds": _named(seeds, "--seeds"),
-        "limit": limit,
-        "concurrency": concurrency,
-        "block": block,
-        "shard": shard,
-        "logs": False if no_logs else None,
-        "columns": columns_of(columns) or None,
-        **{name: value for name, value in flags.items() if name not in ClusterConfig.model_fields},
-    }
-    methods = _named(policies, "--policies")
-    folder, plan_recipe = _recipe(recipe, given(named), methods, out, resume)
-    if dry_run:
-        return _show_plan(plan_recipe)
-    engine = build(EngineConfig, plan_recipe.engine)
-    cluster = picked(ClusterConfig, flags).plan(engine)
-    if cluster is not None:
-        cluster.check_alone(plan_recipe.bench.concurrency)
-    return _run(plan_recipe, engine, cluster, folder, resume, not no_report, is_quiet=quiet)
+    return bench_work.bench(options, flags)
 
 
-def _list_benchmarks() -> int:
-    from gambit import chains
-
-    for name in (*registry.names("gambit.benchmarks"), *chains.SYNTAX):
-        typer.echo(name)
-    return OK
-
-
-# -- flags -----------------------------------------------------------------------------------------------------
-
-
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _named(text: str | None, flag: str) -> list[str] | None:
-    """A list that is given must have something in it."""
-    parts = _split(text)
-    if parts == []:
-        raise UserError(f"{flag} {text!r} names nothing: give at least one, or leave {flag} out")
-    return parts
-
-
-def _recipe(
-    file: Path | None, options: Mapping[str, object], methods: list[str] | None, out: Path | None, resume: bool
-) -> tuple[Path, BenchRecipe]:
-    """Returns the run's folder and recipe: flags over the file, over what the folder of a resumed run has stored."""
-    from gambit.bench.folder import read_plan
-    from gambit.bench.recipe import read_recipe, recipe_from, with_methods
-    from gambit.storage.problems import new_run_folder
-
-    if resume and out is None:
-        raise UserError("--resume needs the folder of the run: --out DIR")
-    stored = read_plan(out).recipe.flat() if resume and out is not None else {}
-    values = overlaid(overlaid(stored, read_recipe(file) if file else {}), options)
-    made = recipe_from(with_methods(values, methods) if methods else values)
-    if not resume:
-        made.check()
-    return out or new_run_folder(), made
-
-
-# -- dry run ---------------------------------------------------------------------------------------------------
-
-
-def _show_plan(recipe: BenchRecipe) -> int:
-    from rich.table import Table
-
-    from gambit.bench.recipe import planned_searches
-
-    planned = list(planned_searches(recipe))
-    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
-    for name in ("method", "benchmark"):
-        table.add_column(name)
-    for name in ("problems", "searches", "traces of each", "tokens of a trace", "tokens"):
-        table.add_column(name, justify="right")
-    for part in planned:
-        counts = (part.num_problems, part.num_searches, part.num_traces, part.trace_tokens)
-        table.add_row(part.variant, part.benchmark, *(f"{count:,}" for count in counts), _about(part.num_tokens))
-    put(table)
-    num_searches, num_tokens = (sum(getattr(part, name) for part in planned) for name in ("num_searches", "num_tokens"))
-    put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
-        "prune or share prefixes write fewer")  # fmt: skip
-    for missing in recipe.lacking():
-        warn(f"the run itself would be refused here: {missing}")
-    return OK
-
-
-def _about(count: int) -> str:
-    """Three figures are more than is known."""
-    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return str(count)
-
-
-# -- bench -----------------------------------------------------------------------------------------------------
-
-
-def _run(
-    recipe: BenchRecipe,
-    engine: EngineConfig,
-    cluster: ClusterPlan | None,
-    folder: Path,
-    resume: bool,
-    wants_report: bool,
-    *,
-    is_quiet: bool,
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder that `gambit bench` wrote.", show_default=False)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    no_trees: Annotated[bool, typer.Option("--no-trees", help="Make no tree pages of single searches.")] = False,
 ) -> int:
-    from gambit.bench.folder import begun, check_same, identity_of, is_complete, make_plan
-    from gambit.cli.session import check_model, sole_writer
-    from gambit.engines.base import check_engine
-    from gambit.storage.problems import check_not_empty
-    from gambit.storage.run_folder import check_writable
+    """Make tables, figures and a page of a bench run."""
+    from gambit.cli import bench_work
 
-    for missing in recipe.lacking():
-        raise UserError(missing)
-    check_engine(engine)
-    check_model(engine.model, is_quiet=is_quiet)
-    check_writable(folder)
-    plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
-    check_not_empty(recipe.bench.shard, plan.num_tasks)
-    if resume:
-        check_same(folder, plan)
-    with sole_writer(folder, is_quiet=is_quiet), nullcontext() if resume else begun(folder, plan):
-        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, cluster, is_quiet)
-    if wants_report and code == OK:
-        from gambit.bench.report import write_report
-
-        made = write_report(folder)
-        if not is_quiet:
-            _show(made)
-        put(f"report: {folder / 'report.html'}")
-    return code or _said_failures(folder, is_quiet=is_quiet)
+    return bench_work.report(folder, as_json=as_json, with_trees=not no_trees)
 
 
-def _said_failures(folder: Path, *, is_quiet: bool) -> int:
-    """Why searches failed, which a report only counts; a run in which all of them did has found nothing."""
-    from gambit.bench.rows import read_rows
-
-    reasons = [row.error for row in read_rows(folder)]
-    failures = [reason for reason in reasons if reason is not None]
-    if failures and not is_quiet:
-        warn(f"{len(failures):,} of {len(reasons):,} searches failed, the first because: {failures[0]}")
-    return NO_ANSWER if failures and len(failures) == len(reasons) else OK
-
-
-def _search(
-    plan: BenchPlan,
-    benchmarks: list[Benchmark],
-    folder: Path,
-    engine: EngineConfig,
-    cluster: ClusterPlan | None,
-    is_quiet: bool,
+def merge(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="The folders of the shards.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the whole run.")],
 ) -> int:
-    from gambit.bench.folder import add_environment
-    from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
-    from gambit.bench.run import Runner
-    from gambit.cli.bench_session import local_searches, ray_searches, spread_searches
-    from gambit.cli.progress import BenchScreen
-    from gambit.cli.session import only_our_warnings
-    from gambit.cli.terminal import StopSignal
+    """Put the shards of a bench run together."""
+    from gambit.cli import bench_work
 
-    with (
-        RowWriter(folder) as writer,
-        BenchScreen(stderr(), is_live=is_watched() and not is_quiet) as progress,
-        only_our_warnings(progress, is_quiet=is_quiet),
-        ExitStack() as stack,
-    ):
-        if cluster is None:
-            opened = stack.enter_context(local_searches(engine, plan, folder, progress))
-        else:
-            searches_of = spread_searches if cluster.is_spread else ray_searches
-            opened = stack.enter_context(searches_of(cluster, engine, plan, folder, progress))
-        stop = stack.enter_context(StopSignal(progress.stopping))
-        environment = opened.stamp(stop)
-        if environment is not None:
-            add_environment(folder, environment)
-        before = list(read_rows(folder)) if (folder / ROWS_FILE).is_file() else []
-        progress.begin(plan.num_tasks, [variant.label for variant in plan.variants], before)
-        done = {row.key for row in before}
-        searches = opened.searches(stop)
-        runner = Runner(plan, benchmarks, searches, writer, done, on_row=progress.on_row, should_stop=stop)
-        again = f"gambit bench --resume --out {folder}{'' if cluster is None else cluster.flags}"
-        try:
-            runner.run()
-        except StorageError as error:
-            error.add_note(f"rows written before are kept; once there is room: {again}")
-            raise
-    if stop.exit_code:
-        say(f"go on with: {again}")
-    return stop.exit_code
+    return bench_work.merge(folders, out)
 
 
-def _show(made: Report) -> None:
-    """The first table and every sentence; the rest is for the page."""
-    from rich.table import Table
+class PrefixOptions(CheckedModel):
+    """The options of `gambit prefix-value` beside those of sampling and the engine."""
 
-    first = made.tables[0]
-    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
-    for number, name in enumerate(first.columns):
-        table.add_column(name, justify="left" if number < first.num_names else "right", overflow="fold")
-    for row in first.rows:
-        table.add_row(*row)
-    put(table)
-    for sentence in (*made.cautions, *made.findings):
-        put(sentence)
+    benchmark: str = Field(description=BENCHMARK)
+    out: Path = Field(description="of the run; resumed if it exists", json_schema_extra=FOLDER)
+    limit: int | None = Field(None, ge=1, le=MANY, description="first problems only")
+    traces: int = Field(16, ge=2, le=65_536, description="traces a problem")
+    cuts: str = Field("0.25,0.5,0.75", description="shares of a trace's tokens at which it is cut")
+    rollouts: int = Field(8, ge=2, le=65_536, description="continuations of each prefix")
+    keep: int = Field(4, ge=1, le=65_536, description="best prefixes of a problem that are continued")
+    scorer: list[str] | None = Field(None, description="scorers to compare (default: the model's own, and confidence)")
+    traces_at_once: int | None = Field(None, ge=1, le=MOST_TRACES_AT_ONCE, description=TRACES_AT_ONCE)
+    memory_ratio: float = Field(0.6, ge=0.05, le=1.0, description=MEMORY_RATIO)
+    as_json: bool = Field(False, description="print the figures as one JSON object")
+    quiet: bool = Field(False, description="no progress and no warnings")
+
+
+@with_options(*SEARCH_PANELS, without=UNUSED)
+def prefix_value(options: PrefixOptions, **flags: str | bool | None) -> int:
+    """Measure what the best prefixes gain, continued instead of random ones."""
+    from gambit.cli import prefix_work
+
+    return prefix_work.prefix_value(options, flags)

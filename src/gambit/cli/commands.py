@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gambit.cli.session import prepare_libraries
 from gambit.cli.terminal import exit_code
 
 ADVANCED = "Advanced"  # how the title of a panel begins that `--help` leaves out
@@ -90,6 +91,7 @@ def runs(function: Callable[..., int]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**values: object) -> None:
+        prepare_libraries()
         raise typer.Exit(exit_code(lambda: function(**values)))
 
     return run

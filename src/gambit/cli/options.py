@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from pydantic import BaseModel
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
-from typer.models import OptionInfo
 
 from gambit.cli.commands import ADVANCED, HelpAll
 from gambit.cluster.plan import ClusterConfig
@@ -23,12 +24,24 @@ from gambit.events import Json
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 FROM_PRESET = "default: from the model's preset"
+MANY = 10_000_000
+FILE: JsonDict = {"metavar": "FILE"}
+FOLDER: JsonDict = {"metavar": "FOLDER"}
 # Options that switch off what is on by default, with words of their own.
 OFF_SWITCHES = {
     "enable_thinking": ("--no-thinking", "answer without thinking first, where the chat template offers the choice")
 }
 # Given as key=value, as often as wanted.
 PAIRS = {name: f"--{name.removesuffix('s').replace('_', '-')}" for name in NESTED_OPTIONS}
+# Options whose flags do not follow from their names.
+FLAGS = {
+    **{name: (flag,) for name, flag in PAIRS.items()},
+    "as_json": ("--json",),
+    "columns": ("--map",),
+    "quiet": ("--quiet", "-q"),
+    "skip_corrupted": ("--skip-corrupted/--no-skip-corrupted",),
+    "verbose": ("--verbose/--no-verbose",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +79,32 @@ RAY_PANEL = Panel("Many engines", ClusterConfig, tuple(name for name in ClusterC
 
 
 def with_options(*panels: Panel, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Gives a command one option per field of the panels, but those it is `without`, in place of its `**flags`.
+    """Gives a command options for the fields of its models and, in place of its `**flags`, for those of the panels.
 
-    Every option is text and None where it was not given: pydantic checks the values, and a preset fills the gaps.
+    A parameter whose type is a model receives that model, checked; its options show their bounds. Options of panels are
+    text, and None where they were not given: pydantic checks them later, and a preset fills the gaps.
     """
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         own = inspect.signature(command, eval_str=True).parameters.values()
-        named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+        models = {each.name: each.annotation for each in own if isinstance(each.annotation, type(BaseModel))}
+        named = [each for each in own if each.kind is not each.VAR_KEYWORD and each.name not in models]
         is_brief = any(panel.title.startswith(ADVANCED) for panel in panels)
 
         def wrapped(**values: object) -> int:
             values.pop(HELP_ALL.name, None)
             turned_off = {name: False for name in OFF_SWITCHES if values.get(name)}
-            given = {name: texts for name in PAIRS if isinstance(texts := values.get(name), list)}
-            pairs = {name: key_values(texts, PAIRS[name]) for name, texts in given.items()}
-            return command(**{**values, **turned_off, **pairs})
+            texts = {name: found for name in PAIRS if isinstance(found := values.get(name), list)}
+            values |= {**turned_off, **{name: key_values(found, PAIRS[name]) for name, found in texts.items()}}
+            for name, model in models.items():
+                values[name] = build(model, given({field: values.pop(field) for field in model.model_fields}))
+            return command(**values)
 
         wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        made = [parameter for panel in panels for parameter in _parameters(panel, without)]
-        wrapped.__signature__ = inspect.Signature([*named, *[HELP_ALL] * is_brief, *made])  # type: ignore[attr-defined]
+        of_models = [parameter for model in models.values() for parameter in _model_parameters(model)]
+        of_panels = [parameter for panel in panels for parameter in _panel_parameters(panel, without)]
+        made = [*of_models, *[HELP_ALL] * is_brief, *of_panels]
+        wrapped.__signature__ = inspect.Signature([*named, *made])  # type: ignore[attr-defined]
         wrapped.is_brief = is_brief  # type: ignore[attr-defined]
         return wrapped
 
@@ -95,28 +114,48 @@ def with_options(*panels: Panel, without: Collection[str] = ()) -> Callable[[Cal
 HELP_ALL = inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
 
 
-def _parameters(panel: Panel, without: Collection[str]) -> Iterator[inspect.Parameter]:
-    schema = panel.model.model_json_schema()["properties"]
+def _model_parameters(model: type[BaseModel]) -> Iterator[inspect.Parameter]:
+    """Yields the options of a command's own model, which typer checks; the model's title is that of their panel."""
+    for name, field in model.model_fields.items():
+        is_pairs = name in PAIRS
+        bounds = {mine: getattr(each, its) for each in field.metadata
+                  for mine, its in (("min", "ge"), ("max", "le")) if hasattr(each, its)}  # fmt: skip
+        kind = list[str] | None if is_pairs else field.annotation
+        default = inspect.Parameter.empty if field.is_required() else None if is_pairs else field.default
+        yield _parameter(model, name, model.model_config.get("title"), kind, default, bounds)
+
+
+def _panel_parameters(panel: Panel, without: Collection[str]) -> Iterator[inspect.Parameter]:
     for name in panel.fields:
-        if name in without:
-            continue
-        field = panel.model.model_fields[name]
-        option = _option(name, field, _metavar(name, field, schema[name]), panel.title)
-        kind = list[str] if name in PAIRS else bool if field.annotation is bool else str
-        annotation = Annotated[kind | None, option]  # type: ignore[valid-type] # made, not written
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        if name not in without:
+            kind = list[str] if name in PAIRS else bool if panel.model.model_fields[name].annotation is bool else str
+            yield _parameter(panel.model, name, panel.title, kind | None, None, {})
 
 
-def _option(name: str, field: FieldInfo, metavar: str | None, panel: str) -> OptionInfo:
-    flag = PAIRS.get(name, "--" + name.replace("_", "-"))
+def _parameter(
+    model: type[BaseModel], name: str, panel: str | None, kind: object, default: object, bounds: Mapping[str, Any]
+) -> inspect.Parameter:
+    field = model.model_fields[name]
+    is_switch = bool in (field.annotation, *get_args(field.annotation))
+    flag = "--" + name.replace("_", "-")
+    is_paired = is_switch and field.default is not False
+    flags = FLAGS.get(name, (f"{flag}/--no-{flag[2:]}" if is_paired else flag,))
     text = field.description or ""
     if name in OFF_SWITCHES:
-        flag, text = OFF_SWITCHES[name]
-    elif (default := _default(name, field)) and "default:" not in text:
-        text = f"{text} ({default})"
+        flags, text = OFF_SWITCHES[name][:1], OFF_SWITCHES[name][1]
+    elif (standard := _default(name, field)) and "default:" not in text:
+        text = f"{text} ({standard})"
     text = f"{text[:1].upper() + text[1:] if text[1:2].islower() else text}."  # but C, K, Δ and r
-    option: OptionInfo = typer.Option(flag, help=text, metavar=metavar, rich_help_panel=panel, show_default=False)
-    return option
+    metavar = None if is_switch else _metavar(name, _properties(model)[name])
+    option = typer.Option(*flags, help=text, metavar=metavar, rich_help_panel=panel, show_default=False, **bounds)
+    annotation = Annotated[kind, option]  # type: ignore[valid-type] # made, not written
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+@cache
+def _properties(model: type[BaseModel]) -> Mapping[str, Mapping[str, Json]]:
+    properties: Mapping[str, Mapping[str, Json]] = model.model_json_schema()["properties"]
+    return properties
 
 
 def _default(name: str, field: FieldInfo) -> str | None:
@@ -127,13 +166,11 @@ def _default(name: str, field: FieldInfo) -> str | None:
     return f"default: {field.default}" if is_plain else None
 
 
-def _metavar(name: str, field: FieldInfo, schema: Mapping[str, Json]) -> str | None:
+def _metavar(name: str, schema: Mapping[str, Json]) -> str:
     """Returns the kind of value; choices are named in the description."""
-    if field.annotation is bool:
-        return None
     if isinstance(own := schema.get("metavar"), str):
         return own
-    if name in PAIRS:
+    if name in PAIRS or name == "columns":
         return "KEY=VALUE"
     branches = schema.get("anyOf", [schema])
     assert isinstance(branches, list)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from gambit.answers import Grader
+from gambit.cli.options import picked, read_configs
 from gambit.cli.progress import LiveScreen, PoolScreen, SearchScreen
 from gambit.cli.results import Shown, Style, Tally
 from gambit.cli.session import (
@@ -22,9 +24,10 @@ from gambit.cli.session import (
     sole_writer,
     solver_maker,
 )
+from gambit.cli.solve import SolveOptions
 from gambit.cli.terminal import FAILURE, StopSignal, is_watched, put, say, stderr, warn
 from gambit.cluster.engines import EnginePool
-from gambit.cluster.plan import ClusterPlan
+from gambit.cluster.plan import ClusterConfig, ClusterPlan
 from gambit.cluster.work import ClusterSolver
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import check_engine
@@ -35,7 +38,7 @@ from gambit.results.result import SearchResult
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.storage.files import append_synced
-from gambit.storage.problems import Problems
+from gambit.storage.problems import Problems, columns_of, new_run_folder, read_problems
 from gambit.storage.run_folder import check_free, check_new_file, check_writable
 
 Grade = Callable[[str | None, str], bool]
@@ -52,27 +55,33 @@ class SolveJob:
     concurrency: int
     style: Style
     output: Path | None
-    cluster: ClusterPlan | None = None
+    cluster: ClusterPlan | None
 
 
-def run(job: SolveJob) -> int:
+def run(problem: str | None, options: SolveOptions, flags: Mapping[str, str | bool | None]) -> int:
     """Searches and prints; whatever can be checked is checked before the model is loaded."""
+    search, engine = read_configs(options.config, flags)
+    cluster = picked(ClusterConfig, flags).plan(engine)
+    problems = read_problems(problem, options.file, sys.stdin, columns_of(options.columns))
+    style = Style(options.as_json, options.quiet, problems.is_many)
+    folder = options.out or new_run_folder()
+    job = SolveJob(problems, search, engine, folder, options.concurrency, style, options.output, cluster)
     _check(job)
-    with sole_writer(job.folder, is_quiet=job.style.is_quiet):
-        _check_free(job)
-        if job.cluster is not None and not job.cluster.is_spread:
-            return _run_on_ray(job, job.cluster)
+    with sole_writer(folder, is_quiet=style.is_quiet):
+        for each in (folder, *(folder / problem.id for problem in problems.problems if problems.is_many)):
+            check_free(each)
+        if cluster is not None and not cluster.is_spread:
+            return _run_on_ray(job, cluster)
         return _run(job)
 
 
 def _check(job: SolveJob) -> None:
     """Raises for mistakes that would otherwise be found when the model is loaded."""
-
     if job.cluster is not None:
         job.cluster.check_alone(job.concurrency)
-    if job.cluster is not None and not job.cluster.is_spread and not job.problems.is_many:
-        raise UserError("--ray hands the problems of a file to engines: give --file, or --spread to search one problem "
-                        "on all of them, or leave --ray out")  # fmt: skip
+        if not job.cluster.is_spread and not job.problems.is_many:
+            raise UserError("--ray hands the problems of a file to engines: give --file, or --spread to search one "
+                            "problem on all of them, or leave --ray out")  # fmt: skip
     check_engine(job.engine)
     check_writable(job.folder)
     if job.output is not None:
@@ -81,17 +90,8 @@ def _check(job: SolveJob) -> None:
     check_model(job.engine.model, is_quiet=job.style.is_quiet)
 
 
-def _check_free(job: SolveJob) -> None:
-    """Raises if there are results in a folder already."""
-
-    problems = job.problems.problems if job.problems.is_many else ()
-    for folder in (job.folder, *(job.folder / problem.id for problem in problems)):
-        check_free(folder)
-
-
 def _check_questions(problems: Problems, model: str) -> None:
     """Raises for the first question that a bundled model was not made for."""
-
     named = named_model(model)
     if named is None:
         return
@@ -114,12 +114,11 @@ def _run(job: SolveJob) -> int:
 
 def _run_on_ray(job: SolveJob, cluster: ClusterPlan) -> int:
     """Hands the problems of a file to engines under Ray; logs and results are written here."""
-
     problems = job.problems.problems
     with (
         PoolScreen(stderr(), is_live=is_watched() and not job.style.is_quiet, total=len(problems)) as screen,
-        only_our_warnings(screen, is_quiet=job.style.is_quiet),
-        needs_in_cluster(cluster, job.engine, screen) as needs,
+        only_our_warnings(screen.paused, is_quiet=job.style.is_quiet),
+        needs_in_cluster(cluster, job.engine, screen.loading) as needs,
         EnginePool(
             solver_maker(job.engine, needs), cluster.num_engines, needs, jobs_per_engine=job.concurrency
         ) as pool,
@@ -156,10 +155,9 @@ def open_session(
     cluster: ClusterPlan | None = None,
 ) -> Iterator[SolveSession]:
     """Loads a model, with a live display on a terminal."""
-
     with (
         SearchScreen(stderr(), is_live=is_watched() and not is_quiet, num_problems=num_problems) as display,
-        only_our_warnings(display, is_quiet=is_quiet),
+        only_our_warnings(display.paused, is_quiet=is_quiet),
         _loaded_solver(engine, cluster, display) as solver,
         StopSignal(display.stopping) as stop,
         _log_hint(folder),
@@ -172,10 +170,10 @@ def _loaded_solver(
     engine: EngineConfig, cluster: ClusterPlan | None, display: SearchScreen
 ) -> Iterator[Solver | SpreadSolver]:
     if cluster is None:
-        with loaded(engine, display) as solver:
+        with loaded(engine, display.loading) as solver:
             yield solver
     else:
-        with loaded_in_cluster(cluster, engine, display) as (spread, _):
+        with loaded_in_cluster(cluster, engine, display.loading) as (spread, _):
             yield spread
 
 

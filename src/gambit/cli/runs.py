@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.session import prepare_libraries
 from gambit.cli.terminal import FAILURE, OK, put, say
 
 
@@ -32,7 +31,6 @@ def view(
     log = find_log(run)
     page = out or log.parent / "tree.html"
     check_writable(page.parent)
-    prepare_libraries()
     write_page(log, page, tokenizer)
     typer.echo(page)
     if is_opened:

@@ -1,23 +1,27 @@
-"""`gambit scorer …`: makes a scorer for a model, judges it, imports and shows checkpoints."""
+"""`gambit scorer …`: the options of its commands; their work is in `scorer_work`, which is imported at the call."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Literal
 
 import typer
+from pydantic import Field
 
 from gambit.cli.commands import PlainCommand, PlainGroup, runs
-from gambit.cli.scorer_collect import AUTO, Device, collect, layers_of, merge
-from gambit.cli.scorer_verifier import VERIFIER, export, train_verifier
-from gambit.cli.session import only_our_warnings, prepare_libraries
-from gambit.cli.terminal import OK, exit_with, put, say, warn
-from gambit.errors import UserError
+from gambit.cli.options import FILE, FOLDER, MANY, RAY_PANEL, with_options
+from gambit.config.options import CheckedModel
 
-if TYPE_CHECKING:
-    from gambit.scorers.base import ScorerInfo
-    from gambit.training.train import TrainPlan
+AUTO, NONE = "auto", "none"
+MOST_SEED = 2**63 - 1
+MOST_TRACES_AT_ONCE = 65_536
+DEVICES = "auto, cpu, cuda, cuda:0 or mps"
+TRACES_AT_ONCE = "traces sampled at a time (default: 1024 on a GPU, 64 elsewhere)"
+MEMORY_RATIO = "the engine's share of a GPU; the model of the states lies beside it"
+COLLECTION = "folder that `gambit scorer collect` wrote"
+SKIP_CORRUPTED = "go on without shards whose checksum is wrong"
+PRESENT = "default: the model's own"
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -25,334 +29,210 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-SkipCorrupted = Annotated[bool, typer.Option(help="Go on without shards whose checksum is wrong.")]
-MOST_SEED = 2**63 - 1
-CHECKPOINT = ".safetensors"
-app.command(cls=PlainCommand)(runs(collect))
-app.command(cls=PlainCommand)(merge)
-app.command(cls=PlainCommand)(export)
+
+def command(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Registers a function as a command; it leaves with the exit code that the function returns."""
+
+    def registered(function: Callable[..., int]) -> Callable[..., int]:
+        app.command(name, cls=PlainCommand)(runs(function))
+        return function
+
+    return registered
 
 
-def command() -> object:
-    return typer.main.get_command(app)
+class CollectOptions(CheckedModel):
+    """The options of `gambit scorer collect`."""
+
+    problems: str = Field(
+        description="a .jsonl, .json or .csv with question and answer; pawn:SPLIT (scorer, dev, test); chains:STEPS or "
+        "moves:STEPS (of the train split, or with ,split=NAME: dev, judge, test)"
+    )
+    out: Path = Field(description="of the collection; resumed if it exists", json_schema_extra=FOLDER)
+    columns: str | None = Field(None, description="names of the file's columns, as in question=prompt")
+    model: str = Field("pawn", description="folder or hub name")
+    traces: int = Field(16, ge=1, le=1_000_000, description="traces a problem")
+    limit: int | None = Field(None, ge=1, le=MANY, description="first problems only (puzzles, chains: 600)")
+    shard: str = Field("1/1", description="i/n: only every n-th problem, from the i-th on; `merge` joins")
+    seed: int = Field(0, description="of puzzles and sampling")
+    engine: str = Field(AUTO, description="local, vllm or auto")
+    engine_options: dict[str, object] = Field(default_factory=dict, description="passed to the engine")
+    device: str = Field(AUTO, description=DEVICES)
+    dtype: str = Field(AUTO, description="auto, float32, float16 or bfloat16")
+    memory_ratio: float = Field(0.6, ge=0.05, le=1.0, description=MEMORY_RATIO)
+    traces_at_once: int | None = Field(None, ge=1, le=MOST_TRACES_AT_ONCE, description=TRACES_AT_ONCE)
+    layers: str = Field(
+        "-1", description="layers to store, such as -1,-9; -1 is the last, after its norm; none: for verifiers"
+    )
+    state_position: Literal["before", "boundary", "both"] = Field("both", description="which states to store")
+    boundary: str = Field("blank-line", description="where a thought ends: blank-line, or line: one thought a line")
+    confidence: bool = Field(True, description="store token confidence too: the baseline of `eval`")
+    max_new_tokens: int | None = Field(None, ge=1, le=MANY, description="longest trace (default: the model's)")
+    temperature: float | None = Field(None, ge=0, le=100, description=PRESENT)
+    top_p: float | None = Field(None, ge=0, le=1, description=PRESENT)
+    top_k: int | None = Field(None, ge=0, le=MANY, description=PRESENT)
+    system_prompt: str | None = Field(None, description="default: as in `gambit solve`")
+    answer: str = Field("boxed", description="how an answer is read: boxed, choice, number or text")
+    graders: int = Field(2, ge=1, le=64, description="processes that compare answers")
+    batch_tokens: int | None = Field(None, ge=1, le=10**9, description="tokens a pass of the states' model")
+    quiet: bool = Field(False, description="no progress and no warnings")
 
 
-# -- train -----------------------------------------------------------------------------------------------------
+@command("collect")
+@with_options(RAY_PANEL)
+def collect(options: CollectOptions, **flags: str | None) -> int:
+    """Sample traces of problems, grade them and store the states at their thought boundaries."""
+    from gambit.cli import scorer_work
+
+    return scorer_work.collect(options, flags)
 
 
-@app.command(cls=PlainCommand)
-def train(
-    data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors; of a verifier: a folder)."),
+@command("merge")
+def merge(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="That `collect --shard` wrote.", show_default=False)
     ],
-    architecture: Annotated[
-        str, typer.Option(metavar="TEXT", help="mlp (STEP's), mlp+confidence, sequence or verifier (LoRA).")
-    ] = "mlp",
-    objective: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT",
-            help="auto, ridge, bce, last-thought-bce, prefix, pairwise, or a sum such as prefix+pairwise.",
-        ),
-    ] = AUTO,
-    state_position: Annotated[
-        str, typer.Option(metavar="TEXT", help="before, boundary, or auto: the better one.")
-    ] = AUTO,
-    layers: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT", help="Layers to read, concatenated; auto: each alone and all together, the best is kept."
-        ),
-    ] = AUTO,
-    labels: Annotated[
-        str,
-        typer.Option(metavar="TEXT", help="outcomes of traces, or a .jsonl with a label of each thought."),
-    ] = "outcomes",
-    validation: Annotated[
-        float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems to choose by (0.15).")
-    ] = None,
-    test: Annotated[
-        float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="Share of problems kept for `eval` (0.15).")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=MOST_SEED, metavar="INT", help="Of weights and batches; the split has its own.")
-    ] = 0,
-    split_seed: Annotated[
-        int | None, typer.Option(min=0, max=MOST_SEED, metavar="INT", help="Of the split by problem (0).")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, max=100_000, metavar="INT", help="Most epochs (default: the recipe's).")
-    ] = None,
-    balance: Annotated[
-        bool | None, typer.Option(help="Weigh right and wrong alike (default: in the published recipes).")
-    ] = None,
-    normalise: Annotated[
-        bool | None, typer.Option(help="Normalise the input of an mlp (default: but as published).")
-    ] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(min=8, max=65_536, metavar="INT", help="Of the sequence scorer (256), a multiple of 8."),
-    ] = None,
-    blocks: Annotated[
-        int | None, typer.Option(min=1, max=256, metavar="INT", help="Transformer blocks of the sequence scorer (2).")
-    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the whole collection.")],
+) -> int:
+    """Put collections that were made in the same way together."""
+    from gambit.cli import scorer_work
+
+    return scorer_work.merge(folders, out)
+
+
+@command("export")
+def export(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Of a verifier that `train` wrote.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the model to write.")],
     model: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="verifier: the model that wrote the traces, folder or hub name.")
+        str | None, typer.Option(metavar="TEXT", help="The weights under it, where its own name does not lead to them.")
     ] = None,
-    start: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="verifier: go on from one that was trained before.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=1, metavar="NUMBER", help="verifier: train for so long at most.")
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=1, max=1024, metavar="INT", help="verifier: of the LoRA (16).")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=0, max=1, metavar="NUMBER", help="verifier: highest learning rate (2e-4).")
-    ] = None,
-    targets: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="verifier: layers with LoRA, such as q_proj,v_proj (all-linear).")
-    ] = None,
-    train_problems: Annotated[
-        int | None, typer.Option(min=1, metavar="INT", help="verifier: so many only, for a learning curve.")
-    ] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option(min=1, max=10**9, metavar="INT", help="verifier: tokens a step of the optimiser.")
-    ] = None,
-    pass_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, max=10**9, metavar="INT", help="verifier: tokens a pass, for the memory's sake."),
-    ] = None,
-    recompute: Annotated[
-        bool | None,
-        typer.Option(help="verifier: keep no activations for the way back (default: if memory is short)."),
-    ] = None,
-    device: Device = AUTO,
-    skip_corrupted: SkipCorrupted = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checkpoint's metadata.")] = False,
-    verbose: Annotated[bool, typer.Option(help="Tell every epoch.")] = False,
-) -> None:
+    device: Annotated[str, typer.Option(metavar="TEXT", help=f"{DEVICES}.")] = AUTO,
+) -> int:
+    """Merge a verifier's adapter into its model: a sequence classifier with one label for transformers and vLLM."""
+    from gambit.cli import scorer_work
+
+    return scorer_work.export(folder, out, model, device)
+
+
+class TrainOptions(CheckedModel):
+    """The options of `gambit scorer train`."""
+
+    data: Path = Field(description=COLLECTION, json_schema_extra=FOLDER)
+    out: Path = Field(
+        description="the checkpoint to write (.safetensors; of a verifier: a folder)", json_schema_extra=FILE
+    )
+    architecture: str = Field("mlp", description="mlp (STEP's), mlp+confidence, sequence or verifier (LoRA)")
+    objective: str = Field(
+        AUTO, description="auto, ridge, bce, last-thought-bce, prefix, pairwise, or a sum such as prefix+pairwise"
+    )
+    state_position: str = Field(AUTO, description="before, boundary, or auto: the better one")
+    layers: str = Field(
+        AUTO, description="layers to read, concatenated; auto: each alone and all together, the best is kept"
+    )
+    labels: str = Field("outcomes", description="outcomes of traces, or a .jsonl with a label of each thought")
+    validation: float | None = Field(None, ge=0, le=1, description="share of problems to choose by (0.15)")
+    test: float | None = Field(None, ge=0, le=1, description="share of problems kept for `eval` (0.15)")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="of weights and batches; the split has its own")
+    split_seed: int | None = Field(None, ge=0, le=MOST_SEED, description="of the split by problem (0)")
+    epochs: int | None = Field(None, ge=1, le=100_000, description="most epochs (default: the recipe's)")
+    balance: bool | None = Field(None, description="weigh right and wrong alike (default: in the published recipes)")
+    normalise: bool | None = Field(None, description="normalise the input of an mlp (default: but as published)")
+    width: int | None = Field(None, ge=8, le=65_536, description="of the sequence scorer (256), a multiple of 8")
+    blocks: int | None = Field(None, ge=1, le=256, description="transformer blocks of the sequence scorer (2)")
+    model: str | None = Field(None, description="verifier: the model that wrote the traces, folder or hub name")
+    start: str | None = Field(
+        None, description="verifier: go on from one that was trained before", json_schema_extra=FOLDER
+    )
+    seconds: float | None = Field(None, ge=1, description="verifier: train for so long at most")
+    rank: int | None = Field(None, ge=1, le=1024, description="verifier: of the LoRA (16)")
+    rate: float | None = Field(None, ge=0, le=1, description="verifier: highest learning rate (2e-4)")
+    targets: str | None = Field(None, description="verifier: layers with LoRA, such as q_proj,v_proj (all-linear)")
+    train_problems: int | None = Field(None, ge=1, description="verifier: so many only, for a learning curve")
+    batch_tokens: int | None = Field(None, ge=1, le=10**9, description="verifier: tokens a step of the optimiser")
+    pass_tokens: int | None = Field(None, ge=1, le=10**9, description="verifier: tokens a pass, for the memory's sake")
+    recompute: bool | None = Field(
+        None, description="verifier: keep no activations for the way back (default: if memory is short)"
+    )
+    device: str = Field(AUTO, description=DEVICES)
+    skip_corrupted: bool = Field(False, description=SKIP_CORRUPTED)
+    as_json: bool = Field(False, description="print the checkpoint's metadata")
+    verbose: bool = Field(False, description="report every epoch")
+
+
+@command("train")
+@with_options()
+def train(options: TrainOptions) -> int:
     """Fit scorers to a collection and keep the one that ranks held-out problems best."""
+    from gambit.cli import scorer_work
 
-    def body() -> int:
-        from gambit.cli.options import given
-
-        _check_architecture(architecture, start)
-        shares = given({"validation": validation, "test": test, "seed": split_seed})
-        if architecture == VERIFIER:
-            changes = given({"seed": seed, "epochs": epochs, "seconds": seconds, "rank": rank, "rate": rate,
-                             "targets": targets, "update_tokens": batch_tokens, "pass_tokens": pass_tokens,
-                             "recomputes": recompute, "num_problems": train_problems})  # fmt: skip
-            train_verifier(data, out, model, start, changes, shares, labels, device, skip_corrupted, as_json)
-            return OK
-        from gambit.training.dataset import Division
-        from gambit.training.train import TrainPlan
-
-        changed = given({"seed": seed, "max_epochs": epochs, "is_balanced": balance, "normalises": normalise,
-                         "width": width, "blocks": blocks})  # fmt: skip
-        division = Division(**shares)  # type: ignore[arg-type]
-        numbers = None if layers == AUTO else layers_of(layers, AUTO)
-        plan = TrainPlan(data, architecture, objective, state_position, numbers, division, changed, device,
-                         skip_corrupted, labels)  # fmt: skip
-        _train_on_states(plan, out, as_json, verbose)
-        return OK
-
-    exit_with(body)
+    return scorer_work.train(options)
 
 
-def _train_on_states(plan: TrainPlan, out: Path, as_json: bool, verbose: bool) -> None:
-    from gambit.cli.progress import progress_bar
-    from gambit.cli.scorer_display import show_training
-    from gambit.scorers.checkpoint import save_checkpoint
-    from gambit.storage.run_folder import check_replaceable
-    from gambit.training.train import datasets_of, recipes_for
-    from gambit.training.train import train as run
+class EvalOptions(CheckedModel):
+    """The options of `gambit scorer eval`."""
 
-    check_replaceable(out, CHECKPOINT)
-    recipes_for(plan.architecture, plan.objective, plan.changes)  # a mistake is told before gigabytes are read
-    skipped: list[str] = []
-    datasets = datasets_of(plan, skipped)
-    for line in dict.fromkeys(skipped):
-        warn(line)
-    with progress_bar("training") as advance:
-        trained = run(plan, datasets, advance, say if verbose else lambda _: None)
-    save_checkpoint(trained.best.scorer, out, trained.metadata)
-    show_training(out, trained, as_json)
+    data: Path = Field(description=COLLECTION, json_schema_extra=FOLDER)
+    part: str = Field(
+        AUTO, description="all, test, validation, train; auto: test of the collection it was trained on, else all"
+    )
+    out: Path | None = Field(None, description="write the report as JSON", json_schema_extra=FILE)
+    plot: Path | None = Field(
+        None, description="write the ranking curves as PNG (needs matplotlib)", json_schema_extra=FILE
+    )
+    write: bool = Field(False, description="write the figures into the checkpoints: searches trust them by these")
+    model: str | None = Field(None, description="of a verifier, where its own name does not lead to the weights")
+    device: str = Field(AUTO, description=DEVICES)
+    skip_corrupted: bool = Field(False, description=SKIP_CORRUPTED)
+    as_json: bool = Field(False, description="print the report as JSON")
 
 
-def _check_architecture(architecture: str, start: str | None) -> None:
-    from gambit.training.networks import ARCHITECTURES
-
-    known = (*ARCHITECTURES, VERIFIER)
-    if architecture not in known:
-        raise UserError(f"unknown architecture {architecture!r}: use {', '.join(known)}")
-    if start is not None and architecture != VERIFIER:
-        raise UserError(f"--start is for verifiers: leave it out, {architecture} is fitted anew in minutes")
-
-
-# -- eval ------------------------------------------------------------------------------------------------------
-
-
-@app.command(name="eval", cls=PlainCommand)
+@command("eval")
+@with_options()
 def evaluate(
     scorers: Annotated[
         list[str],
         typer.Argument(metavar="SCORER...", help="Checkpoints, folders of verifiers, or registered scorers."),
     ],
-    data: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that `gambit scorer collect` wrote.")],
-    part: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT",
-            help="all, test, validation, train; auto: test of the collection it was trained on, else all.",
-        ),
-    ] = AUTO,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the ranking curves as PNG (needs matplotlib).")
-    ] = None,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the figures into the checkpoints: searches trust them by these.")
-    ] = False,
-    model: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Of a verifier, where its own name does not lead to the weights.")
-    ] = None,
-    device: Device = AUTO,
-    skip_corrupted: SkipCorrupted = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
+    options: EvalOptions,
+) -> int:
     """Judge scorers by how they rank right above wrong traces of a problem, beside what needs no training."""
+    from gambit.cli import scorer_work
 
-    def body() -> int:
-        prepare_libraries()
-        from gambit.cli.scorer_display import show_report
-        from gambit.storage.run_folder import check_replaceable
-        from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
-        from gambit.verifiers.names import trained_scorer
-
-        names = [trained_scorer(each) for each in scorers]
-        if write:
-            check_writable_trust(names, data, part)
-        if out is not None:
-            check_replaceable(out, ".json")
-        if plot is not None:
-            from gambit.training.plot import check_installed
-
-            check_replaceable(plot, ".png")
-            check_installed()
-        with only_our_warnings():
-            found = judge_scorers(
-                names, data, part, device=device, model=model, skip_corrupted=skip_corrupted, warn=warn
-            )
-        if write:
-            write_figures(names, found)
-        text = json.dumps(report_json(found), indent=2)
-        if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(text + "\n", encoding="utf-8")
-        if plot is not None:
-            from gambit.training.plot import draw
-
-            draw(found, plot)
-        if as_json:
-            typer.echo(text)
-        else:
-            show_report(found)
-        return OK
-
-    exit_with(body)
+    return scorer_work.evaluate(scorers, options)
 
 
-# -- import, show ----------------------------------------------------------------------------------------------
+class ImportOptions(CheckedModel):
+    """The options of `gambit scorer import`."""
+
+    out: Path = Field(description="the checkpoint to write (.safetensors)", json_schema_extra=FILE)
+    base_model: str | None = Field(None, description="the model it was trained for: folder or hub name")
+    state_position: str | None = Field(
+        None, description="boundary (STEP's own) or before: which state it was trained on"
+    )
+    aggregation: str = Field("mean", description="mean (STEP's own) or last")
+    boundary_rule: str = Field("blank-line", description="how thoughts were cut")
 
 
-@app.command(name="import", cls=PlainCommand)
+@command("import")
+@with_options()
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A published STEP checkpoint (.pt).")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The checkpoint to write (.safetensors).")],
-    base_model: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The model it was trained for: folder or hub name.")
-    ] = None,
-    state_position: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="boundary (STEP's own) or before: which state it was trained on.")
-    ] = None,
-    aggregation: Annotated[str, typer.Option(metavar="TEXT", help="mean (STEP's own) or last.")] = "mean",
-    boundary_rule: Annotated[str, typer.Option(metavar="TEXT", help="How thoughts were cut.")] = "blank-line",
-) -> None:
+    options: ImportOptions,
+) -> int:
     """Turn a published STEP checkpoint into a safetensors one; nothing in it is executed."""
+    from gambit.cli import scorer_work
 
-    def body() -> int:
-        from gambit.scorers.checkpoint import import_published, save_checkpoint
-        from gambit.storage.run_folder import check_replaceable
-
-        check_replaceable(out, CHECKPOINT)
-        info = _import_info(base_model, state_position, aggregation, boundary_rule)
-        scorer = import_published(file, info)
-        save_checkpoint(scorer, out, {"training": {"imported_from": file.name}})
-        put(f"{out}: mlp for {info.base_model}, hidden size {scorer.info.hidden_size}, state {info.state_position}")
-        if info.base_model_hash is None:
-            say(f"note: the weights of {base_model} are not on this disk, so the checkpoint holds no hash of them")
-        return OK
-
-    exit_with(body)
+    return scorer_work.import_checkpoint(file, options)
 
 
-def _import_info(base_model: str | None, position: str | None, aggregation: str, rule: str) -> ScorerInfo:
-    from gambit.models import files as models
-    from gambit.scorers.base import ScorerInfo
-    from gambit.types import Aggregation, StatePosition
-
-    needed = {"--base-model NAME": base_model, "--state-position boundary|before": position}
-    missing = [flag for flag, value in needed.items() if value is None]
-    if base_model is None or position is None:
-        raise UserError(f"the file does not say what it was trained on: give {' and '.join(missing)}")
-    for value, kind, flag in ((position, StatePosition, "state-position"), (aggregation, Aggregation, "aggregation")):
-        if value not in list(kind):
-            raise UserError(f"--{flag} {value!r}: use {' or '.join(kind)}")
-    source = models.locate(base_model) if base_model == models.BUNDLED else base_model
-    return ScorerInfo(
-        "mlp", StatePosition(position), Aggregation(aggregation), boundary_rule=rule,
-        hidden_size=models.hidden_size_on_disk(source), base_model=models.name_of(base_model),
-        base_model_hash=models.weight_hash(source),
-    )  # fmt: skip
-
-
-@app.command(cls=PlainCommand)
+@command("show")
 def show(
     scorer: Annotated[
-        str,
-        typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors) or the folder of a verifier."),
+        str, typer.Argument(metavar="SCORER", help="A checkpoint (.safetensors) or the folder of a verifier.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+) -> int:
     """Say what a scorer was made for, from what, and how good it was."""
+    from gambit.cli import scorer_work
 
-    def body() -> int:
-        from gambit.cli.scorer_display import metadata_table
-
-        metadata = _metadata_of(scorer)
-        if as_json:
-            typer.echo(json.dumps(metadata))
-        else:
-            put(metadata_table(metadata))
-        return OK
-
-    exit_with(body)
-
-
-def _metadata_of(scorer: str) -> dict[str, Any]:
-    from gambit.scorers.checkpoint import load_checkpoint, read_metadata
-    from gambit.verifiers.lora_folder import read_info
-    from gambit.verifiers.names import VerifierName, parse_scorer, trained_scorer
-
-    found, path = parse_scorer(scorer), Path(trained_scorer(scorer))
-    if isinstance(found, str):
-        raise UserError(f"scorer {scorer!r} has no checkpoint to show: give a .safetensors file, or the folder of a "
-                        "verifier")  # fmt: skip
-    if isinstance(found, VerifierName):
-        return read_info(path).model_dump(mode="json")
-    loaded = load_checkpoint(path)  # a file that engines would refuse is refused here too
-    return {**read_metadata(path), "layers": list(loaded.info.layers)}
+    return scorer_work.show(scorer, as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gambit.training.collect import CollectSummary
     from gambit.training.evaluate import ScorerReport
     from gambit.training.train import Trained
+    from gambit.training.verifier.train import TrainedVerifier
 
 
 def summary_line(summary: CollectSummary, out: Path, seconds: float) -> str:
@@ -49,6 +50,17 @@ def show_training(out: Path, trained: Trained, as_json: bool) -> None:
         f"{best.held_out_auc:.4f}")  # fmt: skip
     if best.held_out_auc < max(each["held_out_auc"] for each in candidates):
         put("kept because it is the simplest: none is ahead of it by more than chance among so few problems")
+
+
+def show_verifier(out: Path, trained: TrainedVerifier, files: Iterable[Path], as_json: bool) -> None:
+    if as_json:
+        typer.echo(trained.verifier.info.model_dump_json())
+        return
+    sizes = [path.stat().st_size for path in files]
+    quarters = " / ".join(f"{auc:.3f}" for auc in trained.quarters)
+    put(f"{out}: verifier, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB; {trained.seconds:.0f} s at "
+        f"{trained.tokens_per_second:,.0f} tokens/s; held-out AUC within problems {trained.held_out_auc:.4f}, at "
+        f"25 / 50 / 75 / 100 %: {quarters}")  # fmt: skip
 
 
 def show_report(report: ScorerReport) -> None:
@@ -90,7 +102,7 @@ def metadata_table(metadata: Json) -> Table:
 
 
 def _flat(value: Json, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested metadata as lines."""
+    """Yields nested metadata as lines, each with the path to its value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else key)

@@ -1,14 +1,14 @@
-"""Models for commands: checked, loaded quietly here or under Ray, with warnings as lines on stderr."""
+"""Loads models for commands, here or under Ray, with warnings as lines on stderr."""
 
 from __future__ import annotations
 
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from gambit.cli.terminal import say, warn
 from gambit.engines.vllm import installed
@@ -23,20 +23,13 @@ if TYPE_CHECKING:
     from gambit.solver import Solver
     from gambit.solver.spread import SpreadSolver
 
+Loading: TypeAlias = Callable[[str], None]  # shows what is being loaded
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-class Screen(Protocol):
-    """A live display that shows what is loading and makes room for lasting lines."""
-
-    def loading(self, model: str) -> None: ...
-
-    def paused(self) -> AbstractContextManager[None]: ...
 
 
 def check_model(model: str, *, is_quiet: bool = False) -> None:
@@ -46,17 +39,15 @@ def check_model(model: str, *, is_quiet: bool = False) -> None:
 
     if files.must_be_fetched(model) and not is_quiet:
         say(f"{model} is not on this machine: fetching it from {address()}")
-    prepare_libraries()
     with only_our_warnings(is_quiet=is_quiet):
         files.check_model(model)
 
 
-def loaded(engine: EngineConfig, screen: Screen) -> Solver:
-    """Loads a model on its engine, without the progress bars of libraries."""
+def loaded(engine: EngineConfig, loading: Loading) -> Solver:
+    """Loads a model on its engine."""
     from gambit.solver import Solver
 
-    screen.loading(engine.model)
-    prepare_libraries()
+    loading(engine.model)
     with _nothing_collected():
         return Solver(**engine.model_dump(exclude_unset=True))
 
@@ -99,15 +90,20 @@ def sole_writer(folder: Path, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def only_our_warnings(screen: Screen | None = None, *, is_quiet: bool = False) -> Iterator[None]:
-    """Prints Gambit's warnings as lines on stderr; drops those of libraries, which are meant for programmers."""
+def only_our_warnings(
+    paused: Callable[[], AbstractContextManager[None]] = nullcontext, *, is_quiet: bool = False
+) -> Iterator[None]:
+    """Prints Gambit's warnings as lines on stderr; drops those of libraries, which are meant for programmers.
+
+    `paused` takes a live display away while a line is printed.
+    """
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int,
         file: TextIO | None = None, line: str | None = None,
     ) -> None:  # fmt: skip
         if issubclass(category, GambitWarning) and not is_quiet:
-            with screen.paused() if screen is not None else nullcontext():
+            with paused():
                 warn(str(message))
 
     with warnings.catch_warnings():
@@ -121,12 +117,13 @@ def only_our_warnings(screen: Screen | None = None, *, is_quiet: bool = False) -
 
 
 @contextmanager
-def needs_in_cluster(plan: ClusterPlan, engine: EngineConfig, screen: Screen | None) -> Iterator[EngineNeeds]:
+def needs_in_cluster(
+    plan: ClusterPlan, engine: EngineConfig, loading: Loading = lambda what: None
+) -> Iterator[EngineNeeds]:
     """Connects to Ray, or starts it."""
     from gambit.cluster.plan import connected, engine_needs
 
-    if screen is not None:
-        screen.loading(f"Ray ({plan.address})")
+    loading(f"Ray ({plan.address})")
     with connected(plan) as resources:
         yield engine_needs(plan, engine, resources)
 
@@ -140,14 +137,14 @@ def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None
 
 @contextmanager
 def loaded_in_cluster(
-    plan: ClusterPlan, engine: EngineConfig, screen: Screen
+    plan: ClusterPlan, engine: EngineConfig, loading: Loading
 ) -> Iterator[tuple[SpreadSolver, EnginePool[Solver]]]:
     """Yields a solver that spreads each search over all engines, and these engines."""
     from gambit.cluster.spreading import spread_engines
     from gambit.solver.spread import SpreadSolver
 
-    with needs_in_cluster(plan, engine, screen) as needs:
-        screen.loading(engine.model)
+    with needs_in_cluster(plan, engine, loading) as needs:
+        loading(engine.model)
         make = solver_maker(engine, needs)
         with (
             spread_engines(make, plan.num_engines, needs) as (engines, pool),

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
-from gambit.cli.options import SEARCH_PANELS, SPREAD_PANEL, picked, read_configs, with_options
-from gambit.cluster.plan import ClusterConfig
+from gambit.cli.options import FILE, FOLDER, SEARCH_PANELS, SPREAD_PANEL, with_options
+from gambit.config.options import CheckedModel
 
-FILE_HELP = "A .jsonl, .json, .csv or .tsv of problems, or a text file with one."
-MAP_HELP = "Names of the file's columns, as in question=prompt,answer=target."
+
+class SolveOptions(CheckedModel):
+    """The options of `gambit solve` beside those of the search and the engine."""
+
+    file: Path | None = Field(
+        None,
+        description="a .jsonl, .json, .csv or .tsv of problems, or a text file with one",
+        json_schema_extra=FILE,
+    )
+    columns: str | None = Field(None, description="names of the file's columns, as in question=prompt,answer=target")
+    config: Path | None = Field(None, description="YAML of options; flags override it", json_schema_extra=FILE)
+    out: Path | None = Field(
+        None, description="for logs and results (default: a new one in runs/)", json_schema_extra=FOLDER
+    )
+    output: Path | None = Field(
+        None, description="write a line of JSON per problem to this new file too", json_schema_extra=FILE
+    )
+    concurrency: int = Field(1, ge=1, le=1024, description="problems of a file searched at a time")
+    as_json: bool = Field(False, description="print one JSON object per problem")
+    quiet: bool = Field(False, description="print the answer alone: no live view, table or warnings")
 
 
 @with_options(SPREAD_PANEL, *SEARCH_PANELS)
@@ -21,34 +39,13 @@ def solve(
         str | None, typer.Argument(help="The problem; - or nothing reads it from stdin.", metavar="PROBLEM")
     ] = None,
     *,
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help=FILE_HELP)] = None,
-    columns: Annotated[str | None, typer.Option("--map", metavar="KEY=VALUE", help=MAP_HELP)] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML of options; flags override it.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="For logs and results (default: a new one in runs/).")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a line of JSON per problem to this new file too.")
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option(min=1, max=1024, metavar="INT", help="Problems of a file searched at a time.")
-    ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print the answer alone: no live view, table or warnings.")
-    ] = False,
+    options: SolveOptions,
     **flags: str | bool | None,
 ) -> int:
     """Search for the answer to a problem, or to each of a file.
 
     Exit codes: 0 done, 1 failure, 2 your input, 3 not one problem got an answer, 130 interrupted.
     """
-    from gambit.cli.results import Style
-    from gambit.cli.running import SolveJob, run
-    from gambit.storage.problems import columns_of, new_run_folder, read_problems
+    from gambit.cli.running import run
 
-    search, engine = read_configs(config, flags)
-    cluster = picked(ClusterConfig, flags).plan(engine)
-    problems = read_problems(problem, file, sys.stdin, columns_of(columns))
-    style = Style(as_json, quiet, problems.is_many)
-    return run(SolveJob(problems, search, engine, out or new_run_folder(), concurrency, style, output, cluster))
+    return run(problem, options, flags)

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 
@@ -21,11 +21,6 @@ OK, FAILURE, USER_MISTAKE, NO_ANSWER, INTERRUPTED = 0, 1, 2, 3, 130
 PIPE_WIDTH = 200  # of output that is no terminal's: its lines need not be folded
 SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
-
-
-def exit_with(body: Callable[[], int]) -> NoReturn:
-    """Runs a command inside typer, and leaves with its exit code."""
-    raise typer.Exit(exit_code(body))
 
 
 def exit_code(body: Callable[[], int]) -> int:

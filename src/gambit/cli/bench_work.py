@@ -1,0 +1,246 @@
+"""The work of `gambit bench`, `report` and `merge`: checks the comparison, runs it and shows its first table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeAlias
+
+import typer
+from rich.table import Table
+
+from gambit.bench.datasets import Benchmark
+from gambit.bench.folder import (
+    BenchPlan,
+    add_environment,
+    begun,
+    check_same,
+    identity_of,
+    is_complete,
+    make_plan,
+    merge_shards,
+    read_plan,
+    stamp,
+)
+from gambit.bench.recipe import BenchRecipe, planned_searches, read_recipe, recipe_from, with_methods
+from gambit.bench.report import Report, write_report
+from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
+from gambit.bench.run import BenchEngine, LocalSearches, RaySearches, Runner, Searches, ShouldStop, stamp_of
+from gambit.cli.bench import BenchOptions
+from gambit.cli.options import given, picked
+from gambit.cli.progress import BenchScreen, engine_lines
+from gambit.cli.session import (
+    check_model,
+    loaded,
+    loaded_in_cluster,
+    needs_in_cluster,
+    only_our_warnings,
+    sole_writer,
+    solver_maker,
+)
+from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, warn
+from gambit.cluster.engines import EnginePool
+from gambit.cluster.plan import ClusterConfig, ClusterPlan
+from gambit.config.options import EngineConfig, build, overlaid
+from gambit.engines.base import check_engine
+from gambit.errors import StorageError, UserError
+from gambit.events import Json
+from gambit.storage.problems import check_not_empty, columns_of, new_run_folder
+from gambit.storage.run_folder import check_writable
+
+# Returns the environment of the engines, None if the wait for one was called off, and what searches on them.
+Begin: TypeAlias = Callable[[ShouldStop], tuple[Mapping[str, Json] | None, Searches]]
+
+
+def report(folder: Path, *, as_json: bool, with_trees: bool) -> int:
+    made = write_report(folder, with_trees=with_trees)
+    typer.echo(made.to_json() if as_json else made.to_markdown())
+    return OK
+
+
+def merge(folders: Sequence[Path], out: Path) -> int:
+    check_writable(out)
+    with sole_writer(out):
+        notes = merge_shards(folders, out)
+    for note in notes:
+        say(note)
+    return OK
+
+
+def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
+    recipe = _recipe(options, flags)
+    if options.dry_run:
+        return _show_plan(recipe)
+    engine = build(EngineConfig, recipe.engine)
+    cluster = picked(ClusterConfig, flags).plan(engine)
+    if cluster is not None:
+        cluster.check_alone(recipe.bench.concurrency)
+    for missing in recipe.lacking():
+        raise UserError(missing)
+    folder = options.out or new_run_folder()
+    check_engine(engine)
+    check_model(engine.model, is_quiet=options.quiet)
+    check_writable(folder)
+    plan, benchmarks = make_plan(recipe, identity_of(engine.model, engine.scorer))
+    check_not_empty(recipe.bench.shard, plan.num_tasks)
+    if options.resume:
+        check_same(folder, plan)
+    with sole_writer(folder, is_quiet=options.quiet), nullcontext() if options.resume else begun(folder, plan):
+        code = OK if is_complete(folder, plan) else _search(plan, benchmarks, folder, engine, cluster, options.quiet)
+    if code == OK and not options.no_report:
+        made = write_report(folder)
+        if not options.quiet:
+            _show(made)
+        put(f"report: {folder / 'report.html'}")
+    return code or _warn_of_failures(folder, is_quiet=options.quiet)
+
+
+# -- flags -----------------------------------------------------------------------------------------------------
+
+
+def _recipe(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> BenchRecipe:
+    """Returns the run's recipe: flags over the file, over what the folder of a resumed run has stored."""
+    named = {
+        "benchmarks": options.benchmark,
+        "seeds": _listed(options.seeds, "--seeds"),
+        "logs": False if options.no_logs else None,
+        "columns": columns_of(options.columns) or None,
+        **{name: getattr(options, name) for name in ("limit", "concurrency", "block", "shard")},
+        **{name: value for name, value in flags.items() if name not in ClusterConfig.model_fields},
+    }
+    methods = _listed(options.policies, "--policies")
+    if options.resume and options.out is None:
+        raise UserError("--resume needs the folder of the run: --out DIR")
+    stored = read_plan(options.out).recipe.flat() if options.resume and options.out is not None else {}
+    values = overlaid(overlaid(stored, read_recipe(options.recipe) if options.recipe else {}), given(named))
+    made = recipe_from(with_methods(values, methods) if methods else values)
+    if not options.resume:
+        made.check()
+    return made
+
+
+def _listed(text: str | None, flag: str) -> list[str] | None:
+    """Splits a list at its commas; one that is given must have something in it."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"{flag} {text!r} names nothing: give at least one, or leave {flag} out")
+    return names
+
+
+# -- dry run ---------------------------------------------------------------------------------------------------
+
+
+def _show_plan(recipe: BenchRecipe) -> int:
+    planned = list(planned_searches(recipe))
+    table = _plain_table()
+    for name in ("method", "benchmark"):
+        table.add_column(name)
+    for name in ("problems", "searches", "traces of each", "tokens of a trace", "tokens"):
+        table.add_column(name, justify="right")
+    for each in planned:
+        counts = (each.num_problems, each.num_searches, each.num_traces, each.trace_tokens)
+        table.add_row(each.variant, each.benchmark, *(f"{count:,}" for count in counts), _about(each.num_tokens))
+    put(table)
+    num_searches, num_tokens = sum(each.num_searches for each in planned), sum(each.num_tokens for each in planned)
+    put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
+        "prune or share prefixes write fewer")  # fmt: skip
+    for missing in recipe.lacking():
+        warn(f"the run itself would be refused here: {missing}")
+    return OK
+
+
+def _plain_table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+
+
+def _about(count: int) -> str:
+    """Rounds to three figures, which is more than is known."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+# -- the run ---------------------------------------------------------------------------------------------------
+
+
+def _search(
+    plan: BenchPlan,
+    benchmarks: Sequence[Benchmark],
+    folder: Path,
+    engine: EngineConfig,
+    cluster: ClusterPlan | None,
+    is_quiet: bool,
+) -> int:
+    """Carries out the searches that have no row yet; returns the exit code."""
+    with (
+        RowWriter(folder) as writer,
+        BenchScreen(stderr(), is_live=is_watched() and not is_quiet) as screen,
+        only_our_warnings(screen.paused, is_quiet=is_quiet),
+        _engines(plan, folder, engine, cluster, screen) as begin,
+        StopSignal(screen.stopping) as stop,
+    ):
+        environment, searches = begin(stop)
+        if environment is not None:
+            add_environment(folder, environment)
+        before = list(read_rows(folder)) if (folder / ROWS_FILE).is_file() else []
+        screen.begin(plan.num_tasks, [variant.label for variant in plan.variants], before)
+        done = {row.key for row in before}
+        again = f"gambit bench --resume --out {folder}{'' if cluster is None else cluster.flags}"
+        try:
+            Runner(plan, benchmarks, searches, writer, done, on_row=screen.on_row, should_stop=stop).run()
+        except StorageError as error:
+            error.add_note(f"rows written before are kept; once there is room: {again}")
+            raise
+    if stop.exit_code:
+        say(f"go on with: {again}")
+    return stop.exit_code
+
+
+@contextmanager
+def _engines(
+    plan: BenchPlan, folder: Path, engine: EngineConfig, cluster: ClusterPlan | None, screen: BenchScreen
+) -> Iterator[Begin]:
+    """Loads an engine in this process, or begins to load engines under Ray."""
+    if cluster is None:
+        with loaded(engine, screen.loading) as solver:
+            yield lambda stop: (stamp(solver.engine.info, plan.identity), LocalSearches(solver, folder, stop))
+    elif cluster.is_spread:
+        with loaded_in_cluster(cluster, engine, screen.loading) as (spread, pool):
+            info = pool.ask(pool.slots[0], attrgetter("engine.info"))
+            yield lambda stop: (stamp(info, plan.identity), LocalSearches(spread, folder, stop))
+    else:
+        with needs_in_cluster(cluster, engine, screen.loading) as needs:
+            make = partial(BenchEngine.made_by, solver_maker(engine, needs))
+            screen.loading(engine.model)
+            with EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.recipe.bench.concurrency) as engines:
+                screen.engine_lines = lambda: engine_lines(engines.slots)
+                ask = partial(stamp_of, identity=plan.identity)
+                yield lambda stop: (engines.ask_one(ask, stop), RaySearches(engines, folder, stop))
+
+
+def _warn_of_failures(folder: Path, *, is_quiet: bool) -> int:
+    """Warns why searches failed, which a report only counts; returns NO_ANSWER if all of them did."""
+    reasons = [row.error for row in read_rows(folder)]
+    failures = [reason for reason in reasons if reason is not None]
+    if failures and not is_quiet:
+        warn(f"{len(failures):,} of {len(reasons):,} searches failed, the first because: {failures[0]}")
+    return NO_ANSWER if failures and len(failures) == len(reasons) else OK
+
+
+def _show(made: Report) -> None:
+    """Prints the first table and every sentence; the rest is for the page."""
+    first = made.tables[0]
+    table = _plain_table()
+    for number, name in enumerate(first.columns):
+        table.add_column(name, justify="left" if number < first.num_names else "right", overflow="fold")
+    for row in first.rows:
+        table.add_row(*row)
+    put(table)
+    for sentence in (*made.cautions, *made.findings):
+        put(sentence)

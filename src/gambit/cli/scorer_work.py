@@ -1,0 +1,352 @@
+"""The work of `gambit scorer …`; imported once a command is called, since it needs torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gambit.chains import FAMILIES, SYNTAX
+from gambit.cli.options import given, picked
+from gambit.cli.progress import engine_lines, progress_bar
+from gambit.cli.scorer import AUTO, NONE, CollectOptions, EvalOptions, ImportOptions, TrainOptions
+from gambit.cli.scorer_display import metadata_table, show_report, show_training, show_verifier, summary_line
+from gambit.cli.session import check_model, needs_in_cluster, only_our_warnings, sole_writer, solver_maker
+from gambit.cli.terminal import OK, StopSignal, put, say, warn
+from gambit.cluster.engines import EnginePool
+from gambit.cluster.plan import ClusterConfig, ClusterPlan
+from gambit.config.options import EngineConfig, SearchConfig
+from gambit.engines.base import check_engine
+from gambit.engines.local.model import pick_device
+from gambit.errors import EngineError, StorageError, UserError
+from gambit.models import files as models
+from gambit.scorers.base import ScorerInfo
+from gambit.scorers.checkpoint import import_published, load_checkpoint, read_metadata, save_checkpoint
+from gambit.storage.problems import MANY_SUFFIXES, check_not_empty, columns_of, read_problem_file, shard_of
+from gambit.storage.run_folder import check_replaceable, check_replaceable_folder, check_writable
+from gambit.text.boundary import check_boundary_rule
+from gambit.training import collect as collecting
+from gambit.training import train as training
+from gambit.training.collect import CollectEngines, CollectPlan
+from gambit.training.dataset import Division
+from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
+from gambit.training.networks import ARCHITECTURES
+from gambit.training.ray_sampling import CollectMaker, RayEngines
+from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks
+from gambit.training.storage import merge as merge_collections
+from gambit.types import Aggregation, StatePosition
+from gambit.verifiers.lora_folder import is_verifier, read_info
+from gambit.verifiers.names import VerifierName, parse_scorer, trained_scorer, verifier_folder
+
+CHECKPOINT = ".safetensors"
+VERIFIER = "verifier"
+GPU_TRACES, CPU_TRACES = 1024, 64  # traces sampled at a time
+USUAL_TASKS = 600  # of sources without an end
+MOST_REASONS = 5
+
+
+# -- collect, merge --------------------------------------------------------------------------------------------
+
+
+def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
+    check_boundary_rule(options.boundary)
+    first, every = shard_of(options.shard)
+    tasks = _tasks(options)[first::every]
+    check_not_empty(options.shard, len(tasks))
+    values = options.model_dump()
+    positions = tuple(StatePosition) if options.state_position == "both" else (StatePosition(options.state_position),)
+    plan = CollectPlan(
+        out=options.out,
+        source=options.problems if options.problems.startswith(PAWN_SOURCE) else Path(options.problems).name,
+        engine=picked(EngineConfig, values),
+        search=picked(SearchConfig, values),
+        traces_per_problem=options.traces,
+        traces_at_once=options.traces_at_once or usual_traces_at_once(options.device),
+        layers=() if options.layers == NONE else _layers_of(options.layers, NONE),
+        positions=positions,
+        with_confidence=options.confidence,
+        boundary=options.boundary,
+        batch_tokens=options.batch_tokens,
+        num_graders=options.graders,
+    )
+    check_engine(plan.engine)
+    check_model(plan.engine.model, is_quiet=options.quiet)
+    check_writable(plan.out)
+    cluster = picked(ClusterConfig, flags).plan(plan.engine)
+    with sole_writer(plan.out, is_quiet=options.quiet):
+        if cluster is not None:
+            return _collect_on_ray(tasks, plan, cluster, options)
+        with (
+            only_our_warnings(is_quiet=options.quiet),
+            progress_bar("collecting", is_quiet=options.quiet) as advance,
+            StopSignal(lambda: None) as stop,
+        ):
+            return _sample_and_store(tasks, plan, None, advance, stop)
+
+
+def _collect_on_ray(tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPlan, options: CollectOptions) -> int:
+    with only_our_warnings(is_quiet=options.quiet), needs_in_cluster(cluster, plan.engine) as needs:
+        if options.traces_at_once is None:
+            plan = dataclasses.replace(plan, traces_at_once=GPU_TRACES if needs.gpus else CPU_TRACES)
+        solver = solver_maker(collecting.sampling_engine(plan), needs, collecting.thought_scorer(plan))
+        with (
+            EnginePool(
+                CollectMaker(solver, plan), cluster.num_engines, needs, jobs_per_engine=plan.most_problems_at_once
+            ) as pool,
+            progress_bar("collecting", is_quiet=options.quiet, lines=lambda: engine_lines(pool.slots)) as advance,
+            StopSignal(lambda: None) as stop,
+        ):
+            return _sample_and_store(tasks, plan, lambda: RayEngines(pool, stop), advance, stop)
+
+
+def _sample_and_store(
+    tasks: Sequence[Task],
+    plan: CollectPlan,
+    engines: Callable[[], CollectEngines] | None,
+    advance: Callable[[int, int], None],
+    stop: StopSignal,
+) -> int:
+    began = time.monotonic()
+    try:
+        made = None if engines is None else engines()
+        summary = collecting.collect(tasks, plan, engines=made, on_progress=advance, should_stop=stop)
+    except StorageError as error:
+        error.add_note("problems written before are kept; once there is room, the same command goes on from there")
+        raise
+    except EngineError:
+        if stop():  # before an engine was ready
+            return stop.exit_code
+        raise
+    put(summary_line(summary, plan.out, time.monotonic() - began))
+    say_refused(summary.refused)
+    return stop.exit_code
+
+
+def say_refused(reasons: Sequence[str]) -> None:
+    """Prints why the first few problems were left out."""
+    for reason in reasons[:MOST_REASONS]:
+        say(f"left out: {reason}", style="yellow")
+
+
+def _tasks(options: CollectOptions) -> list[Task]:
+    """Returns the problems of a file or of a generator, each with its answer."""
+    source, limit = options.problems, options.limit
+    columns = columns_of(options.columns)
+    if source.partition(":")[0] in FAMILIES:
+        return generated_tasks(source, limit or USUAL_TASKS, options.seed)
+    if source.startswith(PAWN_SOURCE):
+        return pawn_tasks(source.removeprefix(PAWN_SOURCE), limit or USUAL_TASKS, options.seed)
+    path = Path(source)
+    if path.suffix.lower() not in MANY_SUFFIXES:
+        known = " nor ".join((f"a file of problems ({', '.join(MANY_SUFFIXES)})", "pawn:SPLIT", *SYNTAX))
+        raise UserError(f"{source!r} is neither {known}")
+    found = read_problem_file(path, columns)
+    unanswered = [problem.id for problem in found.problems if problem.id not in found.expected]
+    if unanswered:
+        raise UserError(f'{source}: {unanswered[0]} has no "answer", and a trace can only be graded by one')
+    return [Task(problem, found.expected[problem.id]) for problem in found.problems[:limit]]
+
+
+def usual_traces_at_once(device: str) -> int:
+    return GPU_TRACES if pick_device(device).type == "cuda" else CPU_TRACES
+
+
+def _layers_of(text: str, word: str) -> tuple[int, ...]:
+    """Returns the layers of a list such as -1,-9; the error names `word` as what may stand there instead."""
+    try:
+        found = tuple(int(number) for number in text.split(","))
+    except ValueError as error:
+        raise UserError(f"layers {text!r}: give numbers such as -1,-9, or {word}") from error
+    if len(set(found)) < len(found):
+        raise UserError(f"layers {text!r}: one of them is there twice, leave it out")
+    return found
+
+
+def merge(folders: Sequence[Path], out: Path) -> int:
+    check_writable(out)
+    with sole_writer(out):
+        num_problems = merge_collections(folders, out)
+    put(f"{out}: {num_problems} problems")
+    return OK
+
+
+# -- train, export ---------------------------------------------------------------------------------------------
+
+
+def train(options: TrainOptions) -> int:
+    known = (*ARCHITECTURES, VERIFIER)
+    if options.architecture not in known:
+        raise UserError(f"unknown architecture {options.architecture!r}: use {', '.join(known)}")
+    shares = given({"validation": options.validation, "test": options.test, "seed": options.split_seed})
+    if options.architecture == VERIFIER:
+        return _train_verifier(options, shares)
+    if options.start is not None:
+        raise UserError(f"--start is for verifiers: leave it out, {options.architecture} is fitted anew in minutes")
+    changes = given({"seed": options.seed, "max_epochs": options.epochs, "is_balanced": options.balance,
+                     "normalises": options.normalise, "width": options.width, "blocks": options.blocks})  # fmt: skip
+    plan = training.TrainPlan(
+        data=options.data,
+        architecture=options.architecture,
+        objective=options.objective,
+        state_position=options.state_position,
+        layers=None if options.layers == AUTO else _layers_of(options.layers, AUTO),
+        division=Division(**shares),  # type: ignore[arg-type]
+        changes=changes,
+        device=options.device,
+        skip_corrupted=options.skip_corrupted,
+        labels=options.labels,
+    )
+    check_replaceable(options.out, CHECKPOINT)
+    training.recipes_for(plan.architecture, plan.objective, plan.changes)  # finds mistakes before gigabytes are read
+    skipped: list[str] = []
+    datasets = training.datasets_of(plan, skipped)
+    _warn_of(skipped)
+    with progress_bar("training") as advance:
+        trained = training.train(plan, datasets, advance, say if options.verbose else lambda _: None)
+    save_checkpoint(trained.best.scorer, options.out, trained.metadata)
+    show_training(options.out, trained, options.as_json)
+    return OK
+
+
+def _train_verifier(options: TrainOptions, shares: Mapping[str, float]) -> int:
+    """Trains a LoRA verifier. Progress is printed line by line, since such a training is often followed in a file."""
+    from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe, continued, division_of
+    from gambit.training.verifier.train import passages_of, train_verifier
+    from gambit.verifiers.lora import check_installed
+
+    model, out = options.model, options.out
+    if model is None:
+        raise UserError("a verifier is trained on the weights of the model that wrote the traces: name it with --model")
+    if out.suffix == CHECKPOINT:
+        raise UserError(f"a verifier is a folder, {out} looks like a file: give --out without .safetensors")
+    check_replaceable_folder(out, "a verifier", is_own=is_verifier(out))
+    check_installed()
+    changes = given({"seed": options.seed, "epochs": options.epochs, "seconds": options.seconds, "rank": options.rank,
+                     "rate": options.rate, "targets": options.targets, "update_tokens": options.batch_tokens,
+                     "pass_tokens": options.pass_tokens, "recomputes": options.recompute,
+                     "num_problems": options.train_problems})  # fmt: skip
+    recipe, division = VerifierRecipe(**changes), Division()  # type: ignore[arg-type]
+    start = None if options.start is None else verifier_folder(options.start)
+    if start is not None:
+        recipe = continued(recipe, start, frozenset(changes))
+        division = division_of(read_info(start)) or division
+    division = dataclasses.replace(division, **shares)  # type: ignore[arg-type]
+    plan = VerifierPlan(
+        options.data, model, recipe, division, options.labels, options.device, options.skip_corrupted, start
+    )
+    skipped: list[str] = []
+    passages = passages_of(plan, skipped)
+    _warn_of(skipped)
+    with only_our_warnings():
+        trained = train_verifier(plan, passages, say)
+    show_verifier(out, trained, trained.verifier.save(out), options.as_json)
+    return OK
+
+
+def _warn_of(skipped: Sequence[str]) -> None:
+    for line in dict.fromkeys(skipped):
+        warn(line)
+
+
+def export(folder: str, out: Path, model: str | None, device: str) -> int:
+    from gambit.verifiers import lora
+
+    check_replaceable_folder(out, "an exported verifier", is_own=lora.is_exported(out))
+    with only_our_warnings():
+        lora.export(lora.LoraVerifier.load(verifier_folder(folder), pick_device(device), model), out, model)
+    put(f"{out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e6:,.0f} MB")
+    return OK
+
+
+# -- eval ------------------------------------------------------------------------------------------------------
+
+
+def evaluate(scorers: Sequence[str], options: EvalOptions) -> int:
+    names, out, plot = [trained_scorer(each) for each in scorers], options.out, options.plot
+    if options.write:
+        check_writable_trust(names, options.data, options.part)
+    if out is not None:
+        check_replaceable(out, ".json")
+    if plot is not None:
+        from gambit.training.plot import check_installed
+
+        check_replaceable(plot, ".png")
+        check_installed()
+    with only_our_warnings():
+        found = judge_scorers(
+            names, options.data, options.part, device=options.device, model=options.model,
+            skip_corrupted=options.skip_corrupted, warn=warn,
+        )  # fmt: skip
+    if options.write:
+        write_figures(names, found)
+    text = json.dumps(report_json(found), indent=2)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n", encoding="utf-8")
+    if plot is not None:
+        from gambit.training.plot import draw
+
+        draw(found, plot)
+    if options.as_json:
+        typer.echo(text)
+    else:
+        show_report(found)
+    return OK
+
+
+# -- import, show ----------------------------------------------------------------------------------------------
+
+
+def import_checkpoint(file: Path, options: ImportOptions) -> int:
+    check_replaceable(options.out, CHECKPOINT)
+    info = _import_info(options)
+    scorer = import_published(file, info)
+    save_checkpoint(scorer, options.out, {"training": {"imported_from": file.name}})
+    put(f"{options.out}: mlp for {info.base_model}, hidden size {scorer.info.hidden_size}, state {info.state_position}")
+    if info.base_model_hash is None:
+        say(f"note: the weights of {options.base_model} are not on this disk, so the checkpoint holds no hash of them")
+    return OK
+
+
+def _import_info(options: ImportOptions) -> ScorerInfo:
+    model, position = options.base_model, options.state_position
+    needed = {"--base-model NAME": model, "--state-position boundary|before": position}
+    missing = [flag for flag, value in needed.items() if value is None]
+    if model is None or position is None:
+        raise UserError(f"the file does not say what it was trained on: give {' and '.join(missing)}")
+    for value, kind, flag in (
+        (position, StatePosition, "state-position"), (options.aggregation, Aggregation, "aggregation"),
+    ):  # fmt: skip
+        if value not in list(kind):
+            raise UserError(f"--{flag} {value!r}: use {' or '.join(kind)}")
+    source = models.locate(model) if model == models.BUNDLED else model
+    return ScorerInfo(
+        "mlp", StatePosition(position), Aggregation(options.aggregation), boundary_rule=options.boundary_rule,
+        hidden_size=models.hidden_size_on_disk(source), base_model=models.name_of(model),
+        base_model_hash=models.weight_hash(source),
+    )  # fmt: skip
+
+
+def show(scorer: str, *, as_json: bool) -> int:
+    metadata = _metadata_of(scorer)
+    if as_json:
+        typer.echo(json.dumps(metadata))
+    else:
+        put(metadata_table(metadata))
+    return OK
+
+
+def _metadata_of(scorer: str) -> dict[str, Any]:
+    found, path = parse_scorer(scorer), Path(trained_scorer(scorer))
+    if isinstance(found, str):
+        raise UserError(f"scorer {scorer!r} has no checkpoint to show: give a .safetensors file, or the folder of a "
+                        "verifier")  # fmt: skip
+    if isinstance(found, VerifierName):
+        return read_info(path).model_dump(mode="json")
+    loaded = load_checkpoint(path)  # a file that engines would refuse is refused here too
+    return {**read_metadata(path), "layers": list(loaded.info.layers)}
