@@ -17,8 +17,7 @@ from gambit.results.record import fold, replay_log
 from gambit.results.vote import Consensus
 from gambit.search.choice import load_policy
 from gambit.search.host import SearchHost
-from gambit.search.merging import MergedSearch
-from gambit.search.parts import RunningPart, ranges, split
+from gambit.search.parts import MergedSearch, RunningPart, ranges, split
 from gambit.solver import Solver
 from gambit.solver.spread import SpreadSolver
 from gambit.types import StopReason
@@ -71,8 +70,8 @@ class SpreadRun:
         engines = [ScriptedEngine(**script, own_noise=True) for _ in parts]
         hosts = [SearchHost(lambda engine=engine: engine) for engine in engines]
 
-        def start(host, engine, settings, tell, allowed):
-            part = RunningPart(tell, settings, allowed)
+        def start(host, engine, settings, report, allowed):
+            part = RunningPart(settings, report, allowed)
 
             def make():
                 search = make_search(engine, settings, vote=vote).search
@@ -84,7 +83,7 @@ class SpreadRun:
             return part
 
         starts = [
-            lambda tell, allowed, h=h, e=e, s=s: start(h, e, s, tell, allowed)
+            lambda report, allowed, h=h, e=e, s=s: start(h, e, s, report, allowed)
             for h, e, s in zip(hosts, engines, parts, strict=True)
         ]
         try:
@@ -232,8 +231,8 @@ def test_what_goes_wrong_on_one_engine_ends_all_and_is_told(solvers, tmp_path):
     class Broken:
         plan = solvers[1].plan
 
-        def start_part(self, order, tell):
-            return solvers[1].start_part(dataclasses.replace(order, extractor=self.fail), tell)
+        def start_part(self, order, *more):
+            return solvers[1].start_part(dataclasses.replace(order, extractor=self.fail), *more)
 
         @staticmethod
         def fail(text):

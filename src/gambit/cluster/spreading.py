@@ -16,7 +16,7 @@ from gambit.cluster.work import SolverMaker
 from gambit.cluster.work import engine_options as fitted_options
 from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.models import files as models
-from gambit.search.parts import PartNews, PartOrder, Tell
+from gambit.search.parts import PartNews, PartOrder, Report
 from gambit.solver import Solver
 from gambit.solver.builder import LengthHistory, SearchPlan
 from gambit.solver.spread import SpreadSolver
@@ -25,7 +25,7 @@ from gambit.types import Problem
 PARTS_PER_ENGINE = 2  # one that is ending, and the next
 
 
-def run_part(order: PartOrder, solver: Solver, desk: JobDesk) -> None:
+def run_part(order: PartOrder, allowed_step: int | None, solver: Solver, desk: JobDesk) -> None:
     """Runs a part of a search to its end; called in the process of its engine."""
     is_over = threading.Event()
 
@@ -34,7 +34,7 @@ def run_part(order: PartOrder, solver: Solver, desk: JobDesk) -> None:
         if news.is_over:
             is_over.set()
 
-    part = solver.start_part(order, report)
+    part = solver.start_part(order, report, allowed_step)
     desk.listen(part.stop, part.allow)
     is_over.wait()
 
@@ -64,13 +64,13 @@ class RemoteEngine:
         plan: SearchPlan = self.pool.ask(self.slot, methodcaller("plan", problem, config, history, num_engines))
         return plan
 
-    def start_part(self, order: PartOrder, tell: Tell) -> RemotePart:
+    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> RemotePart:
         def on_end(end: JobEnd) -> None:
             if isinstance(end, Failed):
                 error = f"engine {self.slot.number} died: {end.reason}"
-                tell(PartNews(-1, (), is_over=True, error=error, is_engines=True))
+                report(PartNews(-1, (), is_over=True, error=error, is_engines=True))
 
-        return RemotePart(self.pool.begin(self.slot, partial(run_part, order), tell, on_end))
+        return RemotePart(self.pool.begin(self.slot, partial(run_part, order, allowed_step), report, on_end))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from gambit.scorers.choice import warn_of_other_weights
 from gambit.search.choice import with_fixed_pool
 from gambit.search.host import SearchTicket
 from gambit.search.loop import Search
-from gambit.search.parts import PartOrder, RunningPart, Tell
+from gambit.search.parts import PartOrder, Report, RunningPart
 from gambit.solver.builder import (
     LengthHistory,
     PreparedSearch,
@@ -33,7 +33,7 @@ from gambit.solver.builder import (
     request_of,
     requests_of,
 )
-from gambit.solver.parts import load_parts
+from gambit.solver.parts import SolverParts
 from gambit.storage.run_folder import EventCallback
 from gambit.text.tokenizers import Tokenizer
 from gambit.types import ChatMessage, Problem
@@ -131,7 +131,7 @@ class Solver:
         """
         named = scorer if isinstance(scorer, str) else "custom"
         config = build(EngineConfig, {"model": model, "scorer": named, **engine_options})
-        self._parts = load_parts(config, scorer)
+        self._parts = SolverParts(config, scorer)
         self._builder = SearchBuilder(self._parts)
         if not config.any_weights:
             warn_of_other_weights(self._parts.scorer.info, self._parts.source, model)
@@ -246,9 +246,9 @@ class Solver:
         """How a search would go; for `SpreadSolver`."""
         return self._builder.plan(SearchRequest(problem, config, None, None, None), history, num_engines)
 
-    def start_part(self, order: PartOrder, tell: Tell) -> RunningPart:
+    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> RunningPart:
         """Runs a part of a search that is spread over several solvers; for `SpreadSolver`."""
-        part = RunningPart(tell, order.settings, order.allowed_step)
+        part = RunningPart(order.settings, report, allowed_step)
         request = SearchRequest(
             order.problem, order.config, None, order.extractor, lambda _, event: part.on_event(event), part=part
         )

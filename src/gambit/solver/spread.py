@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from gambit import events as ev
 from gambit.answers import Extractor, Grader
 from gambit.config.options import SearchConfig
-from gambit.config.presets import SearchSettings
 from gambit.errors import EngineError, ToldOnce, UserError
 from gambit.policies.base import SplitBy
 from gambit.results.result import SearchResult
-from gambit.search.merging import EngineDiedError, MergedSearch
-from gambit.search.parts import PartHandle, PartOrder, Tell, split
+from gambit.search.parts import EngineDiedError, MergedSearch, PartHandle, PartOrder, Report, split
 from gambit.solver.builder import LengthHistory, SearchPlan, SearchRequest, request_of, requests_of
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.types import ChatMessage, Problem
@@ -32,11 +30,11 @@ class PartEngine(Protocol):
     def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int) -> SearchPlan:
         """Returns the settings that a search of a problem would have."""
 
-    def start_part(self, order: PartOrder, tell: Tell) -> PartHandle:
-        """Starts a part of a search, which reports to `tell`."""
+    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> PartHandle:
+        """Starts a part of a search, which may take steps up to the allowed one."""
 
 
-class SpreadSolver:
+class SpreadSolver(AbstractContextManager["SpreadSolver"]):
     """Searches each problem on several engines at once; a `Solver` to its callers.
 
     >>> with Solver() as first, Solver() as second:
@@ -103,10 +101,7 @@ class SpreadSolver:
     def close(self) -> None:
         self._grader.close()
 
-    def __enter__(self) -> SpreadSolver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- one search --------------------------------------------------------------------------------------------
@@ -130,18 +125,11 @@ class SpreadSolver:
         plan = self._engines[0].plan(request.problem, request.config, self._history, num_engines)
         parts = split(plan.settings, plan.requirements.split_by, num_engines)
         whole = plan.settings if len(parts) == 1 else dataclasses.replace(plan.settings, doubt=None)
-        merged = MergedSearch(
-            _header(plan.header, whole, len(parts)),
-            whole,
-            plan.requirements,
-            len(parts),
-            sink.write,
-            self._grader.for_vote,
-            plan.settings.doubt,
-        )
-        starts = [
-            partial(_start, engine, request, settings) for engine, settings in zip(self._engines, parts, strict=False)
-        ]
+        environment = {**plan.header.environment, "engines": len(parts)}
+        header = dataclasses.replace(plan.header, settings=whole.to_json(), environment=environment)
+        merged = MergedSearch(header, plan.settings, plan.requirements, len(parts), sink.write, self._grader.for_vote)
+        orders = [PartOrder(request.problem, request.config, settings, request.extractor) for settings in parts]
+        starts = [partial(engine.start_part, order) for engine, order in zip(self._engines, orders, strict=False)]
         result = merged.run(starts, should_stop)
         news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.note]))
@@ -156,15 +144,3 @@ class SpreadSolver:
             return [f"{found}: by this method ({settings.policy}) or scorer a trace depends on all others"]
         islands = f"{settings.pool.islands} island{'s' * (settings.pool.islands > 1)}"
         return [f"{found}: there are {islands} and {settings.num_traces} traces; give more --islands"]
-
-
-def _start(
-    engine: PartEngine, request: SearchRequest, settings: SearchSettings, tell: Tell, allowed_step: int | None
-) -> PartHandle:
-    order = PartOrder(request.problem, request.config, settings, allowed_step, request.extractor)
-    return engine.start_part(order, tell)
-
-
-def _header(header: ev.RunStarted, settings: SearchSettings, num_engines: int) -> ev.RunStarted:
-    environment = {**header.environment, "engines": num_engines}
-    return dataclasses.replace(header, settings=settings.to_json(), environment=environment)
