@@ -133,7 +133,7 @@ class Method:
         """What makes its searches: weights and settings. Methods that agree in both share them."""
         source = models.locate(model)
         info = load_checkpoint(scorer_file(out, self.scorer)).info
-        defaults = models.defaults_of(source, models.generation_of(source))
+        defaults = models.defaults_of(source)
         settings, _ = resolve(self.config(0), defaults, CONTEXT, is_probability=info.is_probability, trust=info.trust)
         weights = self.scorer.partition(",")[0]
         doubt = " in doubt" if settings.doubt is not None else ""

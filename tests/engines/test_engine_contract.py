@@ -9,7 +9,7 @@ import torch
 
 from gambit import events as ev
 from gambit.engines.confidence import summarise
-from gambit.engines.states import Projection
+from gambit.engines.states import embed
 from gambit.errors import UserError
 from gambit.results.record import fold
 from gambit.search.choice import load_policy, options_model
@@ -622,7 +622,7 @@ def test_embeddings_are_the_projected_states_of_their_thoughts(start, position):
     assert len(thoughts) > 10 and all(t.embedding is None for t in others)
     for thought in thoughts:
         at = len(PROMPT) + thought.num_tokens - 1 + shift
-        expected = Projection(torch.device("cpu")).embed(reference_states(tokens[thought.trace])[at][None], 16)[0]
+        expected = embed(reference_states(tokens[thought.trace])[at][None], 16)[0]
         assert thought.embedding == pytest.approx(expected.tolist(), abs=1e-4)
         assert sum(x * x for x in thought.embedding) == pytest.approx(1.0, abs=1e-5)
 

@@ -189,7 +189,7 @@ def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
     source = models.locate(models.BUNDLED)
     path = models.side_file(source, models.SCORER_FILE)
     trust = load_checkpoint(path).info.trust if path is not None else None
-    defaults = models.defaults_of(source, models.generation_of(source))
+    defaults = models.defaults_of(source)
     settings, _ = resolve(SearchConfig(), defaults, MOST_CONTEXT, is_probability=True, trust=trust)
     yield Finding(f"pool of {models.BUNDLED}", Condition.OK, str(settings.pool))
 

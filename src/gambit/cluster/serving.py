@@ -236,12 +236,11 @@ class ReplicaSolver:
 
     def __init__(self, model: str, pool: EnginePool[Solver]) -> None:
         source = models.locate(model)
-        generation = models.generation_of(source)
         self.tokenizer: Tokenizer = load_tokenizer(source)
         self.think_end = boundary_rule(self.tokenizer).think_end
         self._named = models.named_model(model)
-        self._defaults = models.defaults_of(source, generation)
-        self._stop_ids = stop_ids(self.tokenizer, generation.eos_ids)
+        self._defaults = models.defaults_of(source)
+        self._stop_ids = stop_ids(self.tokenizer, models.end_ids(source))
         self._grader = Grader()
         self._pool = pool
         self._choosing = threading.Lock()

@@ -1,4 +1,4 @@
-"""The engine protocol, and how an engine is chosen and started."""
+"""The engine protocol, and the choice and start of an engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EngineInfo:
     versions: Mapping[str, str] = field(default_factory=dict)
     most_traces: int | None = None  # that run at a time; None: as many as the KV cache holds
     most_traces_option: str | None = None  # the engine option that raises it
-    kv_asked_tokens: int | None = None  # as the user said, before it is rounded down to whole blocks
+    kv_asked_tokens: int | None = None  # as the user set it, before it is rounded down to whole blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,45 +45,35 @@ class SearchSpec:
     rule: BoundaryRule
     stop_ids: frozenset[int]
     kv_quota_tokens: int | None = None  # None: an equal share among the open searches
-    keeps_histories: bool = False  # what scorers remember of ended traces stays until the search is closed
+    keeps_histories: bool = False  # scorers' memory of ended traces stays until the search is closed
     confidence_window: int = 0  # tokens; token confidence is measured and reported at each trace's end unless 0
     embedding_size: int = 0  # of the vector reported with each scored thought; none with 0
-    has_verifier: bool = (
-        False  # traces are evicted by the scores of `set_scores`, not by those of the engine's own scorer
-    )
+    has_verifier: bool = False  # traces are evicted by the scores of `set_scores`, not those of the engine's own scorer
 
 
 def check_prompt(info: EngineInfo, num_tokens: int) -> None:
-    """Refuses a prompt that leaves no room for a single token."""
+    """Raises for a prompt that leaves no room for a single token."""
     if num_tokens >= info.context_tokens:
         raise UserError(f"the prompt has {num_tokens} tokens, the model's context is {info.context_tokens}: "
                         "shorten the problem")  # fmt: skip
     if num_tokens + info.block_tokens > info.kv_capacity_tokens:
-        raise UserError(f"{_kv_budget(info)} cannot hold a prompt of {num_tokens} tokens and one block more: raise "
-                        f"--kv-budget-tokens to {_whole_blocks(num_tokens + info.block_tokens, info)}")  # fmt: skip
-
-
-def _kv_budget(info: EngineInfo) -> str:
-    if info.kv_asked_tokens in (None, info.kv_capacity_tokens):
-        return f"a KV budget of {info.kv_capacity_tokens} tokens"
-    return (
-        f"a KV budget of {info.kv_asked_tokens} tokens, which is {info.kv_capacity_tokens} in whole blocks of "
-        f"{info.block_tokens},"
-    )
-
-
-def _whole_blocks(num_tokens: int, info: EngineInfo) -> int:
-    return -(-num_tokens // info.block_tokens) * info.block_tokens
+        budget = f"{info.kv_capacity_tokens} tokens"
+        if info.kv_asked_tokens not in (None, info.kv_capacity_tokens):
+            capacity = f"which is {info.kv_capacity_tokens} in whole blocks of {info.block_tokens}"
+            budget = f"{info.kv_asked_tokens} tokens, {capacity},"
+        least = (-(-num_tokens // info.block_tokens) + 1) * info.block_tokens
+        raise UserError(f"a KV budget of {budget} cannot hold a prompt of {num_tokens} tokens and one block more: "
+                        f"raise --kv-budget-tokens to {least}")  # fmt: skip
 
 
 class Engine(Protocol):
-    """Everything a search needs of an engine. Calls come from one thread; nothing happens between calls to `step`.
+    """Everything a search needs of an engine. Calls come from one thread. Nothing happens between calls to `step`.
 
     The contract, tested for every engine in `tests/engines/test_engine_contract.py`:
 
     - a running trace gets exactly one token per step; a trace that was stopped, evicted or has finished gets none;
     - a child's next token depends on its tokens, its sampling and its own id alone: greedy, it continues its parent;
-    - what else is in the batch changes no trace;
+    - no other trace in the batch changes it;
     - thoughts are scored once each, with the state at the scorer's position, also across a branch; a scorer that
       remembers thoughts gets each trace's own, the inherited ones included, whatever became of its parent;
     - KV blocks run out at an allocation and nowhere else, and then the rule of the victim is obeyed; a waiting trace
@@ -93,7 +83,7 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """The model it runs, and how much fits."""
+        """The model it runs, and the room that it has."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -115,7 +105,7 @@ class Engine(Protocol):
         """Moves live traces to other islands."""
 
     def progress(self, search: int) -> Mapping[int, Progress]:
-        """Returns how far the live traces of a search are."""
+        """Returns the progress of a search's live traces, by trace."""
 
     def tokens(self, key: TraceKey, start: int = 0) -> Sequence[int]:
         """Returns the tokens that a live trace has generated or inherited so far, from a position on."""
@@ -124,7 +114,7 @@ class Engine(Protocol):
         """Advances every admitted trace by one token."""
 
     def close_search(self, search: int) -> None:
-        """Ends a search and whatever still runs of it."""
+        """Ends a search and all its traces."""
 
     def close(self) -> None:
         """Frees memory and ends processes."""
@@ -136,10 +126,10 @@ StartEngine = Callable[[EngineConfig, str, Scorer], Engine]
 
 
 def check_engine(config: EngineConfig) -> str:
-    """Returns the name of the engine that will run; refuses what is known to be wrong without starting it."""
+    """Returns the name of the engine that will run; raises for mistakes that can be found without starting it."""
     name = _auto_engine(config.device) if config.engine == "auto" else config.engine
     if not registry.knows(GROUP, name):
-        registry.load(GROUP, name)  # says what is known
+        registry.load(GROUP, name)  # raises, with the known names
     if name == "local" and config.engine_options:
         given = ", ".join(f"--engine-option {key}" for key in config.engine_options)
         raise UserError(f"the local engine has no options of its own, but was given {given}: leave it out, or use "

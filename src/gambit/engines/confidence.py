@@ -16,7 +16,7 @@ _FIRST_TOKENS = 256
 
 TRACK = np.dtype([
     ("count", np.int64),  # tokens measured
-    ("unseen", np.int64),  # inherited tokens before them that nobody measured
+    ("unseen", np.int64),  # inherited tokens before them that were not measured
     ("window", np.int64),
     ("window_total", np.float64),  # over the last `window` tokens, fewer at the start
     ("threshold", np.float64),  # −∞ without a stop rule
@@ -63,16 +63,14 @@ class ConfidenceTracks(Generic[Key]):
         track["count"], track["unseen"], track["window_total"] = 0, inherited, 0.0
         track["window"] = window if rule is None else rule.window_tokens
         track["threshold"] = -np.inf if rule is None else rule.threshold
-        if parent in self._slot_of:
-            self._inherit(slot, self._slot_of[parent], inherited)
-
-    def _inherit(self, slot: int, parent: int, inherited: int) -> None:
-        unseen = int(self._tracks["unseen"][parent])
+        if parent not in self._slot_of:
+            return
+        source = self._slot_of[parent]
+        unseen = int(self._tracks["unseen"][source])
         count = max(inherited - unseen, 0)
-        assert count <= self._tracks["count"][parent], "a child inherits tokens that its parent has not said"
-        track = self._tracks[slot]
+        assert count <= self._tracks["count"][source], "a child inherits tokens that its parent does not have"
         track["count"], track["unseen"] = count, min(unseen, inherited)
-        self._tokens[slot, :count] = self._tokens[parent, :count]
+        self._tokens[slot, :count] = self._tokens[source, :count]
         start = max(count - int(track["window"]), 0)
         track["window_total"] = self._tokens[slot, start:count].sum(dtype=np.float64)
 
@@ -81,7 +79,9 @@ class ConfidenceTracks(Generic[Key]):
         slots = np.fromiter((self._slot_of[key] for key in keys), np.int64, len(keys))
         track = self._tracks[slots]
         count, window = track["count"], track["window"]
-        self._reserve_tokens(int(count.max(initial=0)) + 1)
+        longest, have = int(count.max(initial=0)) + 1, self._tokens.shape[1]
+        if longest > have:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, max(longest, 2 * have) - have)))
         leaving = np.where(count >= window, self._tokens[slots, np.maximum(count - window, 0)], 0.0)
         self._tokens[slots, count] = confidences
         total = track["window_total"] + confidences - leaving
@@ -95,10 +95,10 @@ class ConfidenceTracks(Generic[Key]):
 
     def end(self, key: Key) -> TraceConfidence | None:
         """Ends a track and returns its summary; None for a trace that was not tracked."""
-        slot = self._slot_of.pop(key, None)
+        slot = self._slot_of.get(key)
         if slot is None:
             return None
-        self._free.append(slot)
+        self.forget(key)
         return summarise(self._tokens[slot, : self._tracks["count"][slot]], int(self._tracks["window"][slot]))
 
     def forget(self, key: Key) -> None:
@@ -113,11 +113,6 @@ class ConfidenceTracks(Generic[Key]):
             self._tokens = np.pad(self._tokens, ((0, more), (0, 0)))
             self._free = list(range(have + more - 1, have - 1, -1))
         return self._free.pop()
-
-    def _reserve_tokens(self, length: int) -> None:
-        have = self._tokens.shape[1]
-        if length > have:
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, max(length, 2 * have) - have)))
 
 
 def fold_thoughts(

@@ -39,7 +39,7 @@ def standing(rule: OnPressure, island: int, score: float | None, trace: int, adm
 
 
 def action_on(rule: OnPressure, num_live: int) -> PressureAction:
-    """Returns what becomes of a trace whose island has `num_live` live ones. The last one waits and is recomputed."""
+    """Returns the fate of a trace whose island has `num_live` live ones. The last one waits and is recomputed."""
     return PressureAction.QUEUE if rule.spares_islands and num_live == 1 else rule.action
 
 
@@ -62,7 +62,7 @@ def _from_the_largest(islands: Mapping[int, list[tuple[Standing, T]]], num_live:
     victims: list[T] = []
 
     def entry(island: int) -> tuple[int, tuple[float, ...], int]:
-        return -num_live[island], tuple(-part for part in islands[island][-1][0].eviction_key), island
+        return -num_live[island], tuple(-number for number in islands[island][-1][0].eviction_key), island
 
     heap = [entry(island) for island in islands]
     heapify(heap)

@@ -43,20 +43,18 @@ class Filters:
     min_p: torch.Tensor
     has_greedy: bool
     has_filters: bool
-    most_top_k: int | None = None  # where every row has a top_k; known here, the device need not be asked for it
+    most_top_k: int | None = None  # if every row has a top_k; kept here, so that the device is not read for it
 
 
 def filters_of(rows: npt.NDArray[np.void], device: torch.device) -> Filters:
     """Reads the parameters from a row table with fields temperature, top_p, top_k, min_p."""
-
-    def column(name: str) -> torch.Tensor:
-        return torch.from_numpy(rows[name].copy()).to(device)
-
+    names = ("temperature", "top_p", "top_k", "min_p")
+    temperature, top_p, top_k, min_p = (torch.from_numpy(rows[name].copy()).to(device) for name in names)
     return Filters(
-        column("temperature"),
-        column("top_p"),
-        column("top_k"),
-        column("min_p"),
+        temperature,
+        top_p,
+        top_k,
+        min_p,
         has_greedy=bool((rows["temperature"] == 0).any()),
         has_filters=bool(((rows["top_p"] < 1) | (rows["top_k"] > 0) | (rows["min_p"] > 0)).any()),
         most_top_k=int(rows["top_k"].max()) if len(rows) and (rows["top_k"] > 0).all() else None,
@@ -66,7 +64,7 @@ def filters_of(rows: npt.NDArray[np.void], device: torch.device) -> Filters:
 def sample(logits: torch.Tensor, filters: Filters, uniform: torch.Tensor) -> torch.Tensor:
     """Draws each row's token by inverting the distribution function in vocabulary order at `uniform`.
 
-    Vocabulary order whatever the filters: a row must not draw another token because its neighbours are filtered.
+    The order does not depend on filters: a row must not draw another token because its neighbours are filtered.
     """
     temperature = filters.temperature.clamp(min=1e-6)
     scaled = logits.float() / temperature[:, None]

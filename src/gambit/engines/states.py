@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,17 +43,17 @@ SEED = 20_240_229
 MAX_SIZE = 256  # a vector per finished thought leaves the device: it must stay small
 
 
-class Projection:
-    """Projects states on random directions, which keeps angles nearly as they are (Johnson and Lindenstrauss)."""
+def embed(states: torch.Tensor, size: int) -> torch.Tensor:
+    """Projects states on random directions, which keeps angles nearly as they are (Johnson and Lindenstrauss).
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._matrix: torch.Tensor | None = None
+    Returns [n, size], rows of length 1. A smaller size has the first numbers of a larger one, scaled.
+    """
+    assert 0 < size <= MAX_SIZE, f"embedding size {size}"
+    directions = _directions(states.shape[-1], states.device)[:, :size]
+    return torch.nn.functional.normalize(states.float() @ directions, dim=-1)
 
-    def embed(self, states: torch.Tensor, size: int) -> torch.Tensor:
-        """Returns [n, size], rows of length 1. A smaller size has the first numbers of a larger one, scaled."""
-        assert 0 < size <= MAX_SIZE, f"embedding size {size}"
-        if self._matrix is None:
-            generator = torch.Generator().manual_seed(SEED)  # on the CPU: the same numbers for every device
-            self._matrix = torch.randn(states.shape[-1], MAX_SIZE, generator=generator).to(self._device)
-        return torch.nn.functional.normalize(states.float() @ self._matrix[:, :size], dim=-1)
+
+@functools.cache
+def _directions(features: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(SEED)  # on the CPU: the same numbers for every device
+    return torch.randn(features, MAX_SIZE, generator=generator).to(device)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -106,24 +105,24 @@ def _scorer_path(name: str) -> str:
     return f"{SCORERS_FOLDER}/{name}.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """The ids that end a model's turn, and the sampling that its makers recommend."""
-
-    eos_ids: tuple[int, ...]
-    sampling: dict[str, float]
+def end_ids(model: str) -> tuple[int, ...]:
+    """Returns the ids that end a turn according to a model's generation_config."""
+    ids = _generation(model).get("eos_token_id")
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(cast("Sequence[int]", ids))
 
 
-def generation_of(model: str) -> Generation:
+def defaults_of(model: str) -> ModelDefaults:
+    """Returns what the model's own files recommend for a search: its preset, and its makers' sampling."""
+    path, generation = side_file(model, PRESET_FILE), _generation(model)
+    names = ("temperature", "top_p", "top_k", "min_p") if generation.get("do_sample") else ()
+    sampling = {name: value for name in names if isinstance(value := generation.get(name), int | float)}
+    return ModelDefaults(preset_for(model, path.parent if path else None), sampling)
+
+
+def _generation(model: str) -> dict[str, object]:
     """Reads a model's generation_config; empty for a model without one."""
     path = side_file(model, GENERATION_FILE)
-    if path is None:
-        return Generation((), {})
-    raw = _read_json(path)
-    eos = raw.get("eos_token_id")
-    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(cast("Sequence[int]", eos))
-    names = ("temperature", "top_p", "top_k", "min_p") if raw.get("do_sample") else ()
-    return Generation(ids, {name: value for name in names if isinstance(value := raw.get(name), int | float)})
+    return {} if path is None else _read_json(path)
 
 
 def _read_json(path: Path) -> dict[str, object]:
@@ -135,7 +134,7 @@ def check_model(model: str) -> None:
     source = locate(model)
     if Path(source).is_dir():
         check_weights(source)
-        defaults_of(source, generation_of(source))
+        defaults_of(source)
 
 
 def check_weights(model: str) -> None:
@@ -148,12 +147,6 @@ def check_weights(model: str) -> None:
                 continue
         except (OSError, SafetensorError) as error:
             raise UserError(f"{file} is not a whole safetensors file ({first_line(error)}): copy it again") from error
-
-
-def defaults_of(model: str, generation: Generation) -> ModelDefaults:
-    """Returns what the model's own files recommend for a search."""
-    path = side_file(model, PRESET_FILE)
-    return ModelDefaults(preset_for(model, path.parent if path else None), generation.sampling)
 
 
 def name_of(model: str) -> str:

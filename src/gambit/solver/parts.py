@@ -33,8 +33,7 @@ class SolverParts:
         self.named = models.named_model(config.model)
         self.scorer = _engine_scorer(scorer, name, self.source, config.model)
         check_boundary_rule(self.scorer.info.boundary_rule)
-        generation = models.generation_of(self.source)
-        self.defaults = models.defaults_of(self.source, generation)
+        self.defaults = models.defaults_of(self.source)
         with ExitStack() as started:
             self.grader = Grader()
             started.callback(self.grader.close)
@@ -44,7 +43,7 @@ class SolverParts:
             self.host = SearchHost(lambda: start_engine(engine_config, self.source, self.scorer))
             started.callback(self.host.close)
             self.rule = boundary_rule(self.engine.tokenizer, name=self.scorer.info.boundary_rule)
-            self.stop_ids = stop_ids(self.engine.tokenizer, generation.eos_ids)
+            self.stop_ids = stop_ids(self.engine.tokenizer, models.end_ids(self.source))
             if self.verifier is not None:
                 self.verifier.wait()
             model = MadeFor("the model", self.engine.info.hidden_size)

@@ -1,4 +1,4 @@
-"""The embedded engine: one forward pass per step over the pool, then thoughts and ends are read."""
+"""The embedded engine: one forward pass per step over the pool, then thoughts and ends are found and scored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gambit.engines.local.attention import DecodePlan, ForwardOutput
 from gambit.engines.local.model import PoolModel, load_model
 from gambit.engines.local.pool import KvBlocks, Pool
 from gambit.engines.sampling import filters_of, sample, token_confidence, uniforms
-from gambit.engines.states import LayerChoice, Projection
+from gambit.engines.states import LayerChoice, embed
 from gambit.scorers.base import HistoryScorer, Scorer, ThoughtBatch
 from gambit.scorers.memory import Histories, ThoughtMemory
 from gambit.text.boundary import BoundaryRule, ThoughtTables
@@ -27,7 +27,7 @@ from gambit.types import EndReason, Progress, StatePosition, StepBatch, StepSeco
 
 
 class Layout:
-    """Facts about the running rows that hold until one comes, moves or goes; made anew when `Rows.version` changes."""
+    """Facts about the running rows that hold until a row comes, moves or goes: until `Rows.version` changes."""
 
     def __init__(self, pool: Pool, tables: dict[BoundaryRule, ThoughtTables], model: PoolModel) -> None:
         rows, specs = pool.rows, [search.spec for search in pool.slots]
@@ -37,13 +37,14 @@ class Layout:
         self.plan = DecodePlan(pool.kv_rows, pool.kv_prompts, row_slots, prompt_lengths, model.device)
         self.filters = filters_of(rows.table, model.device)
         self.first_tokens = np.array([spec.prompt[-1] for spec in specs], np.int32)[row_slots]
+        self.embedding_sizes = np.array([spec.embedding_size for spec in specs])[row_slots]  # 0: no vectors
         counts = np.bincount(row_slots, minlength=len(specs)).tolist()
         self.rows_per_search = {spec.search: count for spec, count in zip(specs, counts, strict=True) if count}
         self.tracked = pool.tracks.pick([trace.key for trace in rows.traces])  # rows whose confidence is measured
         self.limits = np.minimum(rows.table["max_new_tokens"], model.context_tokens - 1 - rows.table["prompt_length"])
         self._detectors: list[tuple[npt.NDArray[np.int64], ThoughtTables]] = []
         for rule, at in _rows_by(row_slots, [spec.rule for spec in specs]):
-            if rule not in tables:  # one has an entry for each token of the vocabulary
+            if rule not in tables:  # tables are kept: they have an entry for each token of the vocabulary
                 tables[rule] = ThoughtTables(rule)
             self._detectors.append((at, tables[rule]))
         stop_ids = _rows_by(row_slots, [spec.stop_ids for spec in specs])
@@ -65,7 +66,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def _rows_by(row_slots: npt.NDArray[np.int64], key_of_slot: list[Key]) -> list[tuple[Key, npt.NDArray[np.int64]]]:
-    """Groups rows by a key of their searches; nearly always all share one."""
+    """Groups rows by a key of their searches. Nearly always all rows share one key."""
     keys = list(dict.fromkeys(key_of_slot))
     number = np.array([keys.index(key) for key in key_of_slot])[row_slots]
     return [(key, np.flatnonzero(number == i)) for i, key in enumerate(keys)]
@@ -88,16 +89,14 @@ class LocalEngine:
         self._tokenizer = tokenizer
         self._scorer = scorer.to(model.device)
         self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
-        self._inner = self._layers.inner
         self._reads_boundary = scorer.info.state_position is StatePosition.BOUNDARY
         self._kv_asked_tokens = kv_budget_tokens
         kv_tokens = kv_budget_tokens if kv_budget_tokens is not None else model.kv_cache_tokens(memory_ratio)
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
         histories: Histories[TraceKey] | None = None if self._memory is None else Histories()
         self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation, histories)
-        self._projection = Projection(model.device)
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
-        self._cached_layout: Layout | None = None
+        self._layout: Layout | None = None
         self._seconds_scoring = 0.0  # of the step under way
 
     @property
@@ -170,10 +169,11 @@ class LocalEngine:
         scheduling = time.perf_counter() - began - pool.seconds_computing
         self._seconds_scoring = 0.0
         if pool.rows.traces:
-            layout = self._layout()
-            output = self._forward(layout)
-            tokens, confidence = self._sample(output, layout)
-            self._read(output, tokens, confidence, layout)
+            if self._layout is None or self._layout.version != pool.rows.version:
+                self._layout = Layout(pool, self._tables, self._model)
+            output = self._forward(self._layout)
+            tokens, confidence = self._sample(output, self._layout)
+            self._read(output, tokens, confidence, self._layout)
         engine = time.perf_counter() - began - scheduling - self._seconds_scoring
         seconds = StepSeconds(engine=engine, scoring=self._seconds_scoring, scheduling=scheduling)
         return StepBatch(dict(pool.steps), blocks.used_tokens, blocks.capacity_tokens, seconds)
@@ -184,7 +184,7 @@ class LocalEngine:
         kv_rows.reserve(len(lengths), plan.own_length)
         kv_rows.settle()
         tokens = torch.from_numpy(self._pool.rows.last_tokens(layout.first_tokens)).long().to(self._model.device)
-        return self._model.forward(tokens[:, None], plan.positions[:, None], plan, self._inner)
+        return self._model.forward(tokens[:, None], plan.positions[:, None], plan, self._layers.inner)
 
     @torch.inference_mode()
     def _sample(
@@ -204,14 +204,13 @@ class LocalEngine:
         confidence: npt.NDArray[np.float32] | None,
         layout: Layout,
     ) -> None:
-        """Appends the tokens, finds the thoughts and traces that ended with them, scores the thoughts."""
+        """Appends the tokens, finds the thoughts and traces that ended with them, and scores the thoughts."""
         table = self._pool.rows.table
         was_pending, fed_length = table["is_pending"].copy(), table["num_tokens"].copy()
         is_boundary, has_stopped = layout.advance(table, tokens)
         self._pool.rows.append_tokens(tokens)
-        table = self._pool.rows.table  # the table may have grown
         table["is_pending"] = is_boundary
-        unconfident: list[TraceKey] = []  # that their stop rules end
+        unconfident: list[TraceKey] = []  # traces that their stop rules end
         if confidence is not None:
             fold_thoughts(table, confidence, is_boundary)
             keys = [self._pool.rows.traces[row].key for row in layout.tracked]
@@ -220,49 +219,38 @@ class LocalEngine:
             self._pool.steps[search].num_generated += count
         ended = np.flatnonzero(was_pending if self._reads_boundary else is_boundary)
         if len(ended):
-            self._score(output, ended, fed_length if self._reads_boundary else table["num_tokens"])
+            self._score(output, ended, fed_length if self._reads_boundary else table["num_tokens"], layout)
         is_over = has_stopped | (table["num_tokens"] >= layout.limits)
         if unconfident or is_over.any():
             self._finish(np.flatnonzero(is_over), has_stopped, unconfident)
 
-    def _score(self, output: ForwardOutput, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+    def _score(
+        self, output: ForwardOutput, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], layout: Layout
+    ) -> None:
+        """Scores the thoughts that these rows have ended; `lengths` are the tokens up to their ends."""
         began = time.perf_counter()
+        pool, table, info = self._pool, self._pool.rows.table, self._scorer.info
+        traces = [pool.rows.traces[row] for row in rows]
         with torch.inference_mode():
-            confidences = torch.from_numpy(self._pool.rows.table["thought_confidence"][rows]).float()
+            confidences = torch.from_numpy(table["thought_confidence"][rows]).float()
             index = torch.from_numpy(rows).to(self._model.device)
             states = self._layers.join(output.states[index], [layer[index] for layer in output.inner])
             thoughts = ThoughtBatch(states, confidences.to(self._model.device))
-            scores = self._scores(thoughts, [self._pool.rows.traces[row].key for row in rows]).tolist()
-            embeddings = self._embed(output.states, rows)
+            if self._memory is None or pool.histories is None:
+                raw = self._scorer.score(thoughts).tolist()
+            else:
+                past = pool.histories.extend([trace.key for trace in traces], self._memory.max_past)
+                raw = self._memory.score(thoughts, past).tolist()
+            embeddings = _embed(output.states, rows, layout.embedding_sizes[rows])
         self._seconds_scoring = time.perf_counter() - began
-        # By id, not by row: where a row stands depends on its neighbours, and scores depend on their order.
-        scored = [(self._pool.rows.traces[row], row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
-        is_ranked, needs_confidence = self._scorer.info.ranks_within_run, self._scorer.info.needs_confidence
-        table = self._pool.rows.table
-        for trace, row, score in sorted(scored, key=lambda entry: entry[0].key):
-            score = self._pool.searches[trace.key.search].scores.add(score, as_quantile=is_ranked)
+        # By id, not by row: a trace's row depends on its neighbours, and what `RunScores` gives depends on the order.
+        for at in sorted(range(len(rows)), key=lambda at: traces[at].key):
+            trace, row = traces[at], int(rows[at])
+            score = pool.searches[trace.key.search].scores.add(raw[at], as_quantile=info.ranks_within_run)
             trace.score = trace.score.add(score)
-            confidence = float(table["thought_confidence"][row]) if needs_confidence else None
+            confidence = float(table["thought_confidence"][row]) if info.needs_confidence else None
             thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row), confidence)
-            self._pool.steps[trace.key.search].scored.append(thought)
-
-    def _scores(self, thoughts: ThoughtBatch, keys: Sequence[TraceKey]) -> torch.Tensor:
-        if self._memory is None or self._pool.histories is None:
-            return self._scorer.score(thoughts)
-        return self._memory.score(thoughts, self._pool.histories.extend(keys, self._memory.max_past))
-
-    def _embed(self, last: torch.Tensor, rows: npt.NDArray[np.int64]) -> dict[int, tuple[float, ...]]:
-        """Returns the vectors of the thoughts whose searches compare them, by row."""
-        by_size: dict[int, list[int]] = {}
-        for row in rows.tolist():
-            size = self._pool.searches[self._pool.rows.traces[row].key.search].spec.embedding_size
-            if size:
-                by_size.setdefault(size, []).append(row)
-        found: dict[int, tuple[float, ...]] = {}
-        for size, wanting in by_size.items():
-            vectors = self._projection.embed(last[torch.tensor(wanting, device=last.device)], size)
-            found |= zip(wanting, map(tuple, vectors.tolist()), strict=True)
-        return found
+            pool.steps[trace.key.search].scored.append(thought)
 
     def _finish(
         self, rows: npt.NDArray[np.int64], has_stopped: npt.NDArray[np.bool_], unconfident: Sequence[TraceKey]
@@ -274,19 +262,21 @@ class LocalEngine:
         for trace in sorted(reasons, key=lambda trace: trace.key):
             self._pool.finish(trace, reasons[trace])
 
-    def _layout(self) -> Layout:
-        if self._cached_layout is None or self._cached_layout.version != self._pool.rows.version:
-            self._cached_layout = Layout(self._pool, self._tables, self._model)
-        return self._cached_layout
+
+def _embed(
+    states: torch.Tensor, rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> dict[int, tuple[float, ...]]:
+    """Returns vectors of these sizes by row; none for rows of size 0."""
+    found: dict[int, tuple[float, ...]] = {}
+    for size in np.unique(sizes[sizes > 0]).tolist():
+        mine = rows[sizes == size]
+        vectors = embed(states[torch.from_numpy(mine).to(states.device)], size)
+        found |= zip(mine.tolist(), map(tuple, vectors.tolist()), strict=True)
+    return found
 
 
 def start_local(config: EngineConfig, model: str, scorer: Scorer) -> LocalEngine:
     """Loads a model and starts the engine. `model` is a folder or a hub name."""
     pool_model, tokenizer = load_model(model, config.device, config.dtype)
-    return LocalEngine(
-        pool_model,
-        tokenizer,
-        scorer,
-        kv_budget_tokens=config.kv_budget_tokens,
-        memory_ratio=config.memory_ratio,
-    )
+    budget, ratio = config.kv_budget_tokens, config.memory_ratio
+    return LocalEngine(pool_model, tokenizer, scorer, kv_budget_tokens=budget, memory_ratio=ratio)

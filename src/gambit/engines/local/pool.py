@@ -1,4 +1,4 @@
-"""The traces of the local engine: admission, eviction, and KV blocks shared on branching."""
+"""The traces of the local engine: admission, eviction, and KV blocks that branches share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gambit.engines.base import SearchSpec
@@ -36,7 +35,7 @@ from gambit.types import (
 
 
 class KvBlocks:
-    """The KV blocks of one engine. A block belongs to the search that allocated it and may be shared within it."""
+    """The KV blocks of an engine. A block belongs to the search that allocated it and may be shared within it."""
 
     def __init__(self, capacity_tokens: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -55,11 +54,8 @@ class KvBlocks:
     def used_tokens(self) -> int:
         return len(self._refs) * self.block_tokens
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_tokens)
-
     def allocate(self, count: int, search: int) -> list[int] | None:
-        """Returns new blocks; None when there are not enough."""
+        """Returns new blocks; None if there are not enough."""
         if count > self.num_free:
             return None
         blocks = list(range(self._next_id, self._next_id + count))
@@ -83,7 +79,7 @@ class KvBlocks:
 
 @dataclass(slots=True, eq=False)
 class OpenSearch:
-    """One search on this engine."""
+    """A search on this engine."""
 
     spec: SearchSpec
     slot: int
@@ -93,7 +89,7 @@ class OpenSearch:
 
     @property
     def segment(self) -> tuple[int, ...]:
-        """The shared part of the prompt. Its last token is fed by each root: that gives a root its first logits."""
+        """The shared segment of the prompt: all but its last token, which each root feeds to get its first logits."""
         return self.spec.prompt[:-1]
 
 
@@ -115,16 +111,20 @@ class Pool:
         self._waiting: list[LiveTrace] = []
         self._num_admissions = 0
         self._step = 0
-        self.seconds_computing = 0.0  # of the last `schedule`, for prompts and prefixes
-        self.steps: defaultdict[int, SearchStep] = defaultdict(SearchStep)  # of the step under way, by search
+        self.seconds_computing = 0.0  # of the current step, for prompts and prefixes
+        self.steps: defaultdict[int, SearchStep] = defaultdict(SearchStep)  # of the current step, by search
 
     def schedule(self) -> None:
-        """Begins a step: running traces get blocks first, waiting ones only those that cost no eviction."""
+        """Begins a step. Running traces get blocks first; waiting ones get only those that cost no eviction."""
         self._step += 1
         self.steps, self.seconds_computing = defaultdict(SearchStep), 0.0
         table, block_tokens = self.rows.table, self.blocks.block_tokens
         at_block_start = np.flatnonzero((table["prompt_length"] + table["num_tokens"]) % block_tokens == 0)
-        had_victim = len(at_block_start) > 0 and self._allocate([self.rows.traces[row] for row in at_block_start])
+        had_victim = False
+        for trace in sorted((self.rows.traces[row] for row in at_block_start), key=lambda trace: trace.key):
+            while trace.row is not None and not self._extend(trace):
+                self._evict(self._victim())
+                had_victim = True
         if self._waiting and not had_victim:
             self._admit()
 
@@ -166,19 +166,11 @@ class Pool:
 
     # -- KV blocks ---------------------------------------------------------------------------------------------
 
-    def _allocate(self, hungry: list[LiveTrace]) -> bool:
-        """Gives each of these a block for the token it feeds next; returns True if that evicted a trace."""
-        had_victim = False
-        for trace in sorted(hungry, key=lambda trace: trace.key):
-            while trace.row is not None and not self._extend(trace):
-                self._evict(self._victim())
-                had_victim = True
-        return had_victim
-
     def _extend(self, trace: LiveTrace) -> bool:
+        """Gives a trace the blocks for the token that it feeds next; returns False if there are not enough."""
         record = self.rows.record_of(trace)
         position = int(record["prompt_length"][0] + record["num_tokens"][0])
-        missing = self.blocks.blocks_for(position + 1) - len(trace.blocks)
+        missing = position // self.blocks.block_tokens + 1 - len(trace.blocks)
         blocks = self.blocks.allocate(missing, trace.key.search) if missing > 0 else []
         if blocks is None:
             return False
@@ -190,41 +182,39 @@ class Pool:
         for trace in self.rows.traces:
             running[trace.key.search].append(trace)
         used = {search: self.blocks.used_by[search] * self.blocks.block_tokens for search in running}
-        search = most_over_quota(used, {search: self._quota(search) for search in running})
+        asked = {search: self.searches[search].spec.kv_quota_tokens for search in running}
+        share = self.blocks.capacity_tokens / len(self.searches)
+        quotas = {search: share if quota is None else quota for search, quota in asked.items()}
+        search = most_over_quota(used, quotas)
         return eviction_order(running[search], self._standing, self._num_live(search))[0]
 
     def _num_live(self, search: int) -> Counter[int]:
         """Counts live traces by island."""
         return Counter(trace.spec.island for trace in self.searches[search].traces.values())
 
-    def _quota(self, search: int) -> float:
-        quota = self.searches[search].spec.kv_quota_tokens
-        return self.blocks.capacity_tokens / len(self.searches) if quota is None else quota
-
     def _standing(self, trace: LiveTrace) -> Standing:
         spec, score = trace.spec, self._score_of(trace)
         return standing(spec.on_pressure, spec.island, score, trace.key.trace, trace.admission)
 
     def _score_of(self, trace: LiveTrace) -> float | None:
-        """Returns the score that decides when blocks are short."""
+        """Returns the score that decides about evictions."""
         has_verifier = self.searches[trace.key.search].spec.has_verifier
         return trace.eviction_score if has_verifier else trace.score.value(self._aggregation)
 
     def _evict(self, trace: LiveTrace) -> None:
         action = action_on(trace.spec.on_pressure, self._num_live(trace.key.search)[trace.spec.island])
         if action is PressureAction.QUEUE and len(self.rows.traces) == 1:
-            # Alone it still does not fit: queueing it would go round forever.
+            # Alone it still does not fit. It would be queued and admitted forever.
             self.finish(trace, EndReason.MEMORY)
             return
         tokens, score = self.rows.tokens_of(trace), self._score_of(trace)
         self._take_row(trace)
-        kept = tokens
         if action is PressureAction.QUEUE:
-            kept = ()
             trace.waiting_since = self._step
             self._waiting.insert(0, trace)
         else:
             self._forget(trace)
+        kept = () if action is PressureAction.QUEUE else tokens
         self.steps[trace.key.search].evicted.append(Eviction(trace.key.trace, action, score, len(tokens), kept))
 
     def _admit(self) -> None:
@@ -266,7 +256,7 @@ class Pool:
         return True
 
     def _compute(self, tokens: Sequence[int], start: int, plan: PrefillPlan) -> None:
-        """Computes tokens of one sequence from position `start`, for their keys and values alone."""
+        """Computes the keys and values of tokens of one sequence from position `start`."""
         began = time.perf_counter()
         positions = torch.arange(start, start + len(tokens), device=self._model.device)[None]
         self._model.forward(torch.tensor([tokens], device=self._model.device), positions, plan)
@@ -282,8 +272,11 @@ class Pool:
             self.kv_rows.copy(source.row, row, length)
         elif source is not None:
             self.kv_rows.restore(row, source, length)
-        elif length:
-            self._recompute(search, row, trace.tokens)
+        elif length:  # all but the last token, which the next step feeds, after the prompt's last one
+            start = len(search.segment)
+            self.kv_rows.settle()
+            fed = [search.spec.prompt[-1], *trace.tokens[:-1].tolist()]
+            self._compute(fed, start, PrefillPlan(self.kv_rows, row, (self.kv_prompts, search.slot, start)))
         trace.source = None
         self._num_admissions += 1
         trace.admission = self._num_admissions
@@ -291,28 +284,28 @@ class Pool:
         waited = max(self._step - trace.waiting_since - 1, 0)
         self.steps[trace.key.search].admitted.append(Admission(trace.key.trace, reused, length - reused, waited))
 
-    def _recompute(self, search: OpenSearch, row: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Computes the prompt's last token and all tokens but the last, which the next step feeds."""
-        start = len(search.segment)
-        self.kv_rows.settle()
-        fed = [search.spec.prompt[-1], *tokens[:-1].tolist()]
-        self._compute(fed, start, PrefillPlan(self.kv_rows, row, (self.kv_prompts, search.slot, start)))
-
     # -- traces in and out of rows -----------------------------------------------------------------------------
 
     def _begin(self, search: OpenSearch, spec: TraceSpec) -> LiveTrace:
         """Makes a root, a child of a live parent, or a trace whose inherited tokens must be computed again."""
         parent = None if spec.parent is None else self.trace_of(spec.parent)
         assert parent is None or parent.row is not None
-        said = np.array(spec.prefix, np.int32) if parent is None else self.rows.tokens(parent)
-        tokens = said[: spec.inherited].copy()
+        known = np.array(spec.prefix, np.int32) if parent is None else self.rows.tokens(parent)
+        tokens = known[: spec.inherited].copy()
         assert len(tokens) == spec.inherited
-        trace = LiveTrace(spec, self._record(search, spec), tokens, spec.score, spec.eviction_score)
-        if parent is not None and spec.inherited == len(said):
+        record = np.zeros(1, ROW)
+        record["num_tokens"], record["max_new_tokens"] = spec.inherited, spec.max_new_tokens
+        record["prompt_length"], record["slot"] = len(search.segment), search.slot
+        record["noise_key"] = noise_keys([spec.sampling.seed], [spec.noise])
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            record[name] = getattr(spec.sampling, name)
+        if parent is not None and spec.inherited == len(known):
             for name in ("flags", "is_pending", "confidence_total", "confidence_count", "thought_confidence"):
-                trace.record[name] = self.rows.record_of(parent)[name]
-        else:
-            self._replay_thoughts(search, trace)
+                record[name] = self.rows.record_of(parent)[name]
+        else:  # a boundary that was not scored yet is pending
+            ends, record["flags"] = boundaries(search.spec.rule, tokens.tolist())
+            record["is_pending"] = bool(ends) and ends[-1] == len(tokens) - 1 and len(ends) > spec.score.count
+        trace = LiveTrace(spec, record, tokens, spec.score, spec.eviction_score)
         if parent is not None and spec.inherited:
             # It holds the parent's full blocks from now on; the last inherited token has not been fed.
             num_cached = len(search.segment) + spec.inherited
@@ -320,21 +313,6 @@ class Pool:
             self.blocks.share(trace.blocks)
             trace.source = parent
         return trace
-
-    def _record(self, search: OpenSearch, spec: TraceSpec) -> npt.NDArray[np.void]:
-        record = np.zeros(1, ROW)
-        record["num_tokens"], record["max_new_tokens"] = spec.inherited, spec.max_new_tokens
-        record["prompt_length"], record["slot"] = len(search.segment), search.slot
-        record["noise_key"] = noise_keys([spec.sampling.seed], [spec.noise])
-        for name in ("temperature", "top_p", "top_k", "min_p"):
-            record[name] = getattr(spec.sampling, name)
-        record["flags"] = search.spec.rule.start
-        return record
-
-    def _replay_thoughts(self, search: OpenSearch, trace: LiveTrace) -> None:
-        """Sets the detector's state after the inherited tokens. A boundary that was not scored yet is pending."""
-        ends, trace.record["flags"] = boundaries(search.spec.rule, trace.tokens.tolist())
-        trace.record["is_pending"] = bool(ends) and ends[-1] == len(trace.tokens) - 1 and len(ends) > trace.score.count
 
     def drop(self, trace: LiveTrace) -> None:
         """Drops a live trace, running or waiting."""

@@ -31,17 +31,17 @@ ROW = np.dtype([
 
 @dataclass(slots=True, eq=False)
 class LiveTrace:
-    """A trace that runs or waits, without the numbers that stand in the table."""
+    """A trace that runs or waits, without the numbers in the table."""
 
     spec: TraceSpec
-    record: npt.NDArray[np.void]  # its line of the table, kept here while it waits
+    record: npt.NDArray[np.void]  # its row of the table, kept here while it waits
     tokens: npt.NDArray[np.int32]  # all tokens while it waits
     score: RunningScore
     eviction_score: float | None  # the verifier's score, in a search that has one
     blocks: list[int] = field(default_factory=list)
-    source: LiveTrace | Snapshot | None = None  # of a waiting child: whose keys and values it will share
+    source: LiveTrace | Snapshot | None = None  # of a waiting child: the keys and values that it will share
     row: int | None = None  # None while it waits
-    admission: int = 0  # ordinal: the last one goes first when plain sampling has to queue
+    admission: int = 0  # ordinal: the last admitted is evicted first when plain sampling has to queue
     waiting_since: int = 0
 
     @property
@@ -60,7 +60,7 @@ class Rows:
         self.version = 0  # changes whenever a row appears, moves or goes
 
     def last_tokens(self, first: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Returns the token each row feeds next: its last one, or `first` (the prompt's last) where it has none yet."""
+        """Returns the token each row feeds next: its last one, or `first` (the prompt's last) if it has none yet."""
         n, lengths = len(self.traces), self.table["num_tokens"]
         last = self._tokens[np.arange(n), np.maximum(lengths - 1, 0)]
         return np.where(lengths > 0, last, first)
@@ -97,7 +97,7 @@ class Rows:
         return row
 
     def remove(self, trace: LiveTrace) -> int:
-        """Takes a trace out with its numbers; returns the row that must move into its place (or its own)."""
+        """Takes a trace out with its numbers; returns the row that has moved into its place (its own if none has)."""
         row, last = trace.row, len(self.traces) - 1
         assert row is not None
         trace.record, trace.tokens, trace.row = self._table[row : row + 1].copy(), self.tokens(trace).copy(), None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gambit.engines.sampling import Filters, filters_of, sample, uniforms
-from gambit.engines.states import LayerChoice, Projection
+from gambit.engines.states import LayerChoice, embed
 from gambit.engines.vllm.messages import RowValues, ThoughtRows, TraceTask
 from gambit.errors import GambitWarning
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer, ThoughtBatch
@@ -54,7 +54,6 @@ class RowScoring:
         self._most_rows = most_rows
         self._memory = self._allocate_memory(self.scorer) if isinstance(self.scorer, HistoryScorer) else None
         self._no_confidence = torch.zeros(1, device=device)
-        self._projection = Projection(device)
 
     def _allocate_memory(self, scorer: HistoryScorer) -> ThoughtMemory:
         return ThoughtMemory(scorer, self._most_rows * min(scorer.max_past + 1, USUAL_THOUGHTS))
@@ -98,7 +97,7 @@ class RowScoring:
         if self.fused is None and self._reads_states:
             columns["scores"] = self._scores(scored, asked)
         if asked.embedding_size:
-            columns["embeddings"] = self._projection.embed(states, asked.embedding_size)
+            columns["embeddings"] = embed(states, asked.embedding_size)
         return columns
 
     def _scores(self, states: torch.Tensor, asked: StepRows) -> torch.Tensor:
