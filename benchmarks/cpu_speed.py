@@ -27,7 +27,7 @@ os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HU
 
 import torch  # vLLM reads the environment when it is imported, and some of it with torch
 
-from gambit.engines.local.native import native_build
+from gambit.engines.local.native import native_library
 from gambit.models.files import SCORER_FILE, locate
 from gambit.text.boundary import boundary_rule
 from gambit.text.prompts import encode_problem
@@ -224,7 +224,7 @@ def write(args: argparse.Namespace, found: dict[str, object], prompt_tokens: int
         "prompt_tokens": prompt_tokens,
         "tokens_per_turn": args.chunk,
         "threads": args.threads,
-        "compiled_operations": native_build().library is not None,
+        "compiled_operations": not isinstance(native_library(), str),
         "load_average_at_end": round(os.getloadavg()[0], 1),
         "seconds": round(seconds),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "vllm": vllm.__version__},

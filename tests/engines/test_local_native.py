@@ -23,7 +23,12 @@ from gambit.types import TraceKey
 from support.engine_setups import PROMPT, open_search, run, spec, start_local
 from support.tiny import livened, tiny_config, tiny_model
 
-needs_compiler = pytest.mark.skipif(native.native_build().library is None, reason="no GCC, or not on Linux and x86")
+
+def is_built():
+    return not isinstance(native.native_library(), str)
+
+
+needs_compiler = pytest.mark.skipif(not is_built(), reason="no GCC, or not on Linux and x86")
 SMALL = {name: getattr(tiny_config(), name) for name in ("vocab_size", "hidden_size", "intermediate_size")} | {
     "num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 512,
 }  # fmt: skip
@@ -51,16 +56,16 @@ def start(name, monkeypatch, is_native):
     torch.manual_seed(3)
     with monkeypatch.context() as patched:
         if not is_native:
-            patched.setattr(fused, "native_build", lambda: native.NativeBuild(None, "left out"))
+            patched.setattr(fused, "native_library", lambda: "left out")
         engine = start_local(FirstState(), model=MODELS[name]())
-    assert engine._model.is_fused and engine._model.is_compiled == is_native
-    outputs, forward = [], engine._model._fused.forward
+    assert engine._model.fused is not None and engine._model.is_compiled == is_native
+    outputs, forward = [], engine._model.fused.forward
 
     def recorded(*step):
         outputs.append(forward(*step))
         return outputs[-1]
 
-    engine._model._fused.forward = recorded
+    engine._model.fused.forward = recorded
     return engine, outputs
 
 
@@ -145,7 +150,7 @@ def test_layers_that_ask_for_more_stay_with_torch():
     narrow = tiny_model(head_dim=16)
     for model in (sliding, narrow):
         engine = start_local(model=model)
-        assert engine._model.is_fused and not engine._model.is_compiled
+        assert engine._model.fused is not None and not engine._model.is_compiled
 
 
 @needs_compiler
@@ -167,26 +172,25 @@ def test_large_models_and_few_rows_of_many_threads_stay_with_torch(monkeypatch):
 def fresh(monkeypatch, tmp_path):
     """As if nothing had been built yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.native_build.cache_clear()
+    native.native_library.cache_clear()
     yield tmp_path
-    native.native_build.cache_clear()
+    native.native_library.cache_clear()
 
 
 @needs_compiler
 def test_it_is_built_once_a_machine(fresh, monkeypatch):
-    assert native.native_build().library is not None
+    assert is_built()
     (library,) = (fresh / "gambit" / "native").iterdir()
-    native.native_build.cache_clear()
+    native.native_library.cache_clear()
     monkeypatch.setattr(subprocess, "run", None)
-    assert native.native_build().library is not None and list((fresh / "gambit" / "native").iterdir()) == [library]
+    assert is_built() and list((fresh / "gambit" / "native").iterdir()) == [library]
 
 
 @pytest.mark.parametrize("compiler", [None, "/bin/false", "/nowhere/gcc"])
 def test_without_a_working_compiler_torch_does_it(fresh, monkeypatch, compiler):
     monkeypatch.setattr(native.shutil, "which", lambda name: compiler)
-    build = native.native_build()
-    assert build.library is None and build.reason
-    assert start_local()._model.is_fused
+    assert not is_built() and native.native_library()
+    assert start_local()._model.fused is not None
     assert not list(fresh.glob("gambit/native/*"))
 
 
@@ -195,35 +199,35 @@ def test_what_the_compiler_complains_of_is_told(fresh, monkeypatch, tmp_path):
     broken = tmp_path / "decode.c"
     broken.write_text("int decode(")
     monkeypatch.setattr(native, "_SOURCE", broken)
-    assert "error" in native.native_build().reason
+    assert "error" in native.native_library()
 
 
 @needs_compiler
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv(native.SWITCH, "0")
-    assert native.native_build().library is None and native.SWITCH in native.native_build().reason
+    assert native.SWITCH in native.native_library()
 
 
 @needs_compiler
 @pytest.mark.parametrize("which", ["folder", "library"])
 def test_what_others_could_have_written_is_not_loaded(fresh, monkeypatch, which):
-    assert native.native_build().library is not None
+    assert is_built()
     folder = fresh / "gambit" / "native"
     (library,) = folder.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     (folder if which == "folder" else library).chmod(0o777)
-    native.native_build.cache_clear()
-    assert native.native_build().library is None and "others may write" in native.native_build().reason
+    native.native_library.cache_clear()
+    assert "others may write" in native.native_library()
 
 
 @needs_compiler
 def test_a_link_in_its_place_is_not_followed(fresh, tmp_path):
-    assert native.native_build().library is not None
+    assert is_built()
     (library,) = (fresh / "gambit" / "native").iterdir()
     library.rename(tmp_path / "elsewhere.so")
     library.symlink_to(tmp_path / "elsewhere.so")
-    native.native_build.cache_clear()
-    assert native.native_build().library is None
+    native.native_library.cache_clear()
+    assert not is_built()
 
 
 @needs_compiler
@@ -234,4 +238,4 @@ def test_no_home_directory_is_needed(fresh, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert native.native_build().library is not None and list(tmp_path.glob("gambit-*/native/*.so"))
+    assert is_built() and list(tmp_path.glob("gambit-*/native/*.so"))

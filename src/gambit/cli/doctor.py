@@ -109,11 +109,11 @@ def _compiled_step(torch: ModuleType | None) -> Finding:
     if torch is None:
         return Finding(name, Condition.OPTIONAL, f"needs torch: {slow}")
     from gambit.engines.local.model import load_model
-    from gambit.engines.local.native import native_build
+    from gambit.engines.local.native import native_library
 
-    build = native_build()
-    if build.library is None:
-        return Finding(name, Condition.OPTIONAL, f"none ({build.reason}): {slow}")
+    library = native_library()
+    if isinstance(library, str):
+        return Finding(name, Condition.OPTIONAL, f"none ({library}): {slow}")
     model, _ = load_model(models.locate(models.BUNDLED), "cpu")
     if not model.is_compiled:
         return Finding(name, Condition.OPTIONAL, f"its results differ from the model's own, so torch decodes: {slow}")

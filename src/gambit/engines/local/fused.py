@@ -1,9 +1,9 @@
 """The decode step of Llama-like models in few large operations, proven against the model before it is used.
 
-Most causal LMs are one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
-gated MLP. For these a decode step is written out here: joined projections, residuals added by the product itself, no
-module calls. Weights stay in memory once: transformers' modules, which compute the prompts, become slices of them.
-Models that `native.py` serves run a step that GCC has compiled instead, for which their weights are kept once more.
+Most causal LMs have one structure: RMSNorm, rotary positions, grouped queries (with or without norms and biases), a
+gated MLP. Their decode step is written out here: joined projections, residuals added by the product itself, no module
+calls. Weights stay in memory once: transformers' modules, which compute the prompts, become slices of them. Models that
+`native.py` serves run a step that GCC has compiled instead, for which their weights are kept once more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import rms_norm
 
 from gambit.engines.local.attention import AttentionPlan, DecodePlan, ForwardOutput, KvPool, LayerCall, PrefillPlan
-from gambit.engines.local.native import CompiledStep, can_compile, native_build
+from gambit.engines.local.native import CompiledStep, can_compile, native_library
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +37,7 @@ _HALF_TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FusedLinear:
-    """One or several linear layers of the same input as one product."""
+    """Linear layers of the same input, joined into one product."""
 
     weight: torch.Tensor  # [in, out]
     bias: torch.Tensor | None
@@ -86,10 +86,10 @@ class Layer:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.weight.nbytes for part in (self.qkv, self.output, self.gate_up, self.down))
+        return sum(linear.weight.nbytes for linear in (self.qkv, self.output, self.gate_up, self.down))
 
     def forward(self, index: int, x: torch.Tensor, rotation: Rotation, plan: DecodePlan) -> None:
-        """Adds to x [n, hidden] in place, as everything in a residual stream does."""
+        """Adds the layer's outputs to the residual stream x [n, hidden], in place."""
         n = len(x)
         qkv = self.qkv(self.before_attention(x)).view(n, self.heads + 2 * self.kv_heads, -1)
         qk, v = qkv[:, : -self.kv_heads], qkv[:, -self.kv_heads :]
@@ -104,7 +104,7 @@ class Layer:
 
 
 class FusedDecoder:
-    """A whole model's decode step: in torch's operations, or compiled where that is faster."""
+    """The decode step of a whole model: in torch's operations, or compiled where that is faster."""
 
     def __init__(self, model: PreTrainedModel, calls: Sequence[LayerCall]) -> None:
         trunk: Any = model.base_model
@@ -124,7 +124,7 @@ class FusedDecoder:
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: DecodePlan, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Computes one token a row: tokens and positions are [n, 1]. `inner`: layers whose states are wanted."""
+        """Computes one token a row; tokens and positions are [n, 1]. `inner`: layers whose states are returned too."""
         x = self._embed(tokens)
         if self._table is None:
             rotation = _signed(*self._rotary(x, positions))
@@ -145,7 +145,7 @@ class FusedDecoder:
 
 
 def _rotary_table(model: PreTrainedModel, rotary: Any) -> Rotation | None:
-    """Returns the rotations of all positions; None where they depend on more, and on a GPU, whose memory is scarce."""
+    """Returns the rotations of all positions; None if they depend on more, or on a GPU, whose memory is scarce."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if model.device.type != "cpu" or getattr(rotary, "rope_type", None) != "default" or not positions:
         return None
@@ -164,7 +164,7 @@ def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
 def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: int) -> FusedDecoder | None:
     """Returns a fused decoder if the model has the structure and a short pass gives what its modules give, else None.
 
-    One row stands at the end of the context, so that what depends on the position shows too.
+    One row is at the end of the context, so that errors in what depends on the position show too.
     """
     if not can_fuse(model):
         return None
@@ -180,8 +180,7 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
     fused = FusedDecoder(model, prefill.calls)
     if not _is_alike(fused.forward(*step), expected):
         return None
-    library = native_build().library if device.type == "cpu" and can_compile(fused) else None
-    if library is not None:
+    if can_compile(fused) and not isinstance(library := native_library(), str):
         fused.compiled = CompiledStep(fused, library)
         if not _is_alike(fused.forward(*step), expected):
             fused.compiled = None
@@ -189,7 +188,7 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
 
 
 def _is_alike(found: ForwardOutput, expected: ForwardOutput) -> bool:
-    """Compares states and logits."""
+    """Compares the states and logits of two forward passes."""
     for got, wanted in zip(found[:2], expected[:2], strict=True):
         most = _TOLERANCE.get(wanted.dtype, _HALF_TOLERANCE) * float(wanted.abs().max())
         if got.shape != wanted.shape or not float((got - wanted).abs().max()) <= most:
@@ -201,14 +200,14 @@ def _is_alike(found: ForwardOutput, expected: ForwardOutput) -> bool:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Compares the model's modules. Two models alike may still compute differently: `fused_if_alike` finds that out."""
-    parts = dict(model.base_model.named_children())
+    """Compares the model's modules. Models with the same may still compute differently: `fused_if_alike` finds out."""
+    modules = dict(model.base_model.named_children())
     return (
-        set(parts) == {"embed_tokens", "layers", "norm", "rotary_emb"}
-        and isinstance(parts["embed_tokens"], nn.Embedding)
+        set(modules) == {"embed_tokens", "layers", "norm", "rotary_emb"}
+        and isinstance(modules["embed_tokens"], nn.Embedding)
         and type(model.get_output_embeddings()) is nn.Linear
-        and _is_norm(parts["norm"])
-        and all(map(_is_layer, parts["layers"].children()))
+        and _is_norm(modules["norm"])
+        and all(map(_is_layer, modules["layers"].children()))
     )
 
 
@@ -268,7 +267,7 @@ def _norm(module: Any) -> Norm:
 
 
 def _head_norms(attention: Any, heads: int, kv_heads: int) -> Norm:
-    """Joins the norms of queries and keys; norms over anything but single heads do not get past the proof."""
+    """Joins the norms of queries and keys. The proof fails for norms over anything but single heads."""
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1)))
     return Norm(weight, q.variance_epsilon)

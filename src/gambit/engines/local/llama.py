@@ -1,14 +1,13 @@
 """Llama, Qwen2 and Qwen3 read straight from a folder: importing transformers' models takes longer than a search.
 
 The modules have the names of transformers' own and compute the same numbers (tests compare them bit by bit). A folder
-that says anything else than what is written out here is left to transformers.
+whose config.json asks for anything else than is written out here is left to transformers.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, Self
@@ -16,7 +15,6 @@ from typing import Literal, Self
 import torch
 from pydantic import AliasChoices, BaseModel, Field
 from torch import nn
-from torch.nn.functional import silu
 
 from gambit.engines.local.attention import AttentionPlan, LayerCall
 from gambit.models.files import weight_files
@@ -25,7 +23,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [n, length, he
 
 
 class LlamaShape(BaseModel, frozen=True):
-    """The fields of a config.json that the modules are built from, and those that must be plain or absent."""
+    """The fields of a config.json that describe the modules, and those that must be plain or absent."""
 
     model_type: Literal["llama", "qwen2", "qwen3"]
     vocab_size: int
@@ -55,7 +53,7 @@ class LlamaShape(BaseModel, frozen=True):
 
 
 def _read_shape(folder: Path) -> LlamaShape | None:
-    """Reads a folder's config.json; None for one that says anything else than the formulas here."""
+    """Reads a folder's config.json; None if it asks for anything else than the formulas here."""
     try:
         raw = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw.get("rope_theta")}
@@ -104,26 +102,22 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=has_biases)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
         self._call = LayerCall(config.head_dim**-0.5, sliding_window=None, softcap=None, sinks=None)
-        self._has_norms = config.model_type == "qwen3"
-        if self._has_norms:
+        if config.model_type == "qwen3":
             self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, rotation: Rotation, pool: AttentionPlan) -> torch.Tensor:
-        q, k, v = (self._heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        if self._has_norms:
+        heads = *x.shape[:-1], -1, self.head_dim
+        q, k, v = (project(x).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = _rotated(q.transpose(1, 2), rotation), _rotated(k.transpose(1, 2), rotation), v.transpose(1, 2)
-        out = pool.attend(self._index, q, k, v, self._call)
-        joined: torch.Tensor = self.o_proj(out.reshape(*x.shape[:-1], -1))
-        return joined
-
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_dim)
+        out: torch.Tensor = self.o_proj(pool.attend(self._index, q, k, v, self._call).reshape(*x.shape[:-1], -1))
+        return out
 
 
 def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    cosines, sines = (part.unsqueeze(1) for part in rotation)
+    cosines, sines = (numbers.unsqueeze(1) for numbers in rotation)
     first, second = x.chunk(2, dim=-1)
     return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
@@ -137,7 +131,7 @@ class Mlp(nn.Module):
         self.act_fn = nn.SiLU()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        out: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
@@ -158,7 +152,7 @@ class DecoderLayer(nn.Module):
 class Trunk(nn.Module):
     def __init__(self, config: LlamaShape) -> None:
         super().__init__()
-        # A weight is given, since drawing one at random on the meta device imports torch's compiler.
+        # A weight is passed, since drawing one at random on the meta device imports torch's compiler.
         empty = torch.empty(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=empty)
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_hidden_layers))
@@ -198,7 +192,7 @@ class LlamaModel(nn.Module):
         output_hidden_states: bool = False,
         **_: object,
     ) -> SimpleNamespace:
-        """Returns, under transformers' names, the last position's logits and what entered each layer.
+        """Returns, under transformers' names, the last position's logits and the inputs of each layer.
 
         transformers' other options are ignored: this model always runs without a cache.
         """
@@ -214,25 +208,17 @@ class LlamaModel(nn.Module):
 
 def read_llama(folder: Path, dtype: torch.dtype | None) -> LlamaModel | None:
     """Loads a folder's model on the CPU; None if transformers has to read it. `dtype` None: the model's own."""
-    config = _read_shape(folder)
-    files = weight_files(str(folder))
-    if config is None or not files:
-        return None
-    weights = _read_weights(files, dtype or getattr(torch, config.dtype))
-    if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    return _with_weights(config, weights)
-
-
-def _read_weights(files: Sequence[Path], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
+    config, files = _read_shape(folder), weight_files(str(folder))
+    if config is None or not files:
+        return None
+    own_dtype = dtype or getattr(torch, config.dtype)
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     # Some old checkpoints carry the rotary frequencies, which are computed here.
-    return {name: tensor.to(dtype) for name, tensor in found.items() if not re.search(r"rotary_emb\.inv_freq$", name)}
-
-
-def _with_weights(config: LlamaShape, weights: Mapping[str, torch.Tensor]) -> LlamaModel | None:
+    weights = {name: tensor.to(own_dtype) for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}
+    if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     with torch.device("meta"):
         model = LlamaModel(config)
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}

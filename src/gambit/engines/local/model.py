@@ -1,4 +1,4 @@
-"""Loads a causal LM and its tokenizer and runs it over the pool."""
+"""Loads a causal LM and its tokenizer, and runs the model over the pool."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gambit.config.options import DTYPES
 from gambit.engines.local.attention import ATTENTION_NAME, AttentionPlan, DecodePlan, ForwardOutput, pool_attention
 from gambit.engines.local.fused import fused_if_alike
 from gambit.engines.local.llama import LlamaModel, read_llama
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 SMALL_MODEL_BYTES, LARGE_MODEL_BYTES = 256 << 20, 512 << 20
 BFLOAT16_UNITS = ("avx512_bf16", "amx_bf16")
-CPU_KV_BYTES = 4 << 30  # the KV cache on a device that shares its memory with everything else
+CPU_KV_BYTES = 4 << 30  # the KV cache on a device whose memory is the machine's
 
 
 class PoolModel:
-    """A model whose attention reads the pool's rows; its last hidden states are what enters the output layer."""
+    """A model whose attention reads the pool's rows. Its last hidden states are the inputs of the output layer."""
 
     def __init__(self, model: PreTrainedModel | LlamaModel, name: str) -> None:
         self.name = name
@@ -37,17 +38,13 @@ class PoolModel:
         self._head_input: list[torch.Tensor] = []
         head = self._model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._keep_states)
-        self._fused = fused_if_alike(self._model, self._run_modules, self.context_tokens - 1)
-
-    @property
-    def is_fused(self) -> bool:
-        """Checks that decode steps run in our own operations instead of transformers' modules."""
-        return self._fused is not None
+        # Decode steps in our own operations; None: they run in the model's modules.
+        self.fused = fused_if_alike(self._model, self._run_modules, self.context_tokens - 1)
 
     @property
     def is_compiled(self) -> bool:
-        """Checks that decode steps run in the compiled step, which then gave what the model gives."""
-        return self._fused is not None and self._fused.compiled is not None
+        """True if decode steps run in the compiled step, whose results then were the model's own."""
+        return self.fused is not None and self.fused.compiled is not None
 
     def _keep_states(self, head: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self._head_input[:] = [args[0]]
@@ -55,9 +52,9 @@ class PoolModel:
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Runs the model on [n, length] tokens. `inner`: layers whose states are wanted too, lowest first."""
-        if self._fused is not None and isinstance(plan, DecodePlan):
-            return self._fused.forward(tokens, positions, plan, inner)
+        """Runs the model on [n, length] tokens. `inner`: layers whose states are returned too, lowest first."""
+        if self.fused is not None and isinstance(plan, DecodePlan):
+            return self.fused.forward(tokens, positions, plan, inner)
         return self._run_modules(tokens, positions, plan, inner)
 
     @torch.inference_mode()
@@ -93,7 +90,7 @@ class PoolModel:
         return int(2 * self.num_layers * heads * dim * self.dtype.itemsize)
 
     def kv_cache_tokens(self, memory_ratio: float) -> int:
-        """Returns how many tokens fit: the share of the GPU that the weights leave free, or a fixed size elsewhere."""
+        """Returns the tokens that fit into the memory that weights leave free on a GPU, or into a fixed size."""
         num_bytes = CPU_KV_BYTES
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
@@ -131,7 +128,7 @@ def pick_device(device: str) -> torch.device:
         raise UserError(f"unknown device {device!r}: use auto, cpu, cuda, cuda:0 or mps") from error
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(picked.type, False):
-        raise UserError(f"device {device!r} is not there; `gambit doctor` shows what is")
+        raise UserError(f"device {device!r} is not there: `gambit doctor` lists the devices of this machine")
     return picked
 
 
@@ -140,12 +137,12 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
     On a CPU it takes float32: rounded more coarsely, logits and with them tokens would change with the batch.
     """
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r}: use {', '.join(DTYPES)}")
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
-    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if dtype not in names:
-        raise UserError(f"unknown dtype {dtype!r}: use auto, {', '.join(names)}")
-    return names[dtype]
+    picked: torch.dtype = getattr(torch, dtype)
+    return picked
 
 
 def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[PoolModel, Tokenizer]:
@@ -154,30 +151,27 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[Po
     if dtype == "auto" and picked.type == "cpu" and _is_faster_in_half(name):
         warnings.warn(f"{name} runs in float32 on this CPU, where tokens do not change with the batch; "
                       "--dtype bfloat16 takes half the memory and is faster", GambitWarning, stacklevel=2)  # fmt: skip
+    wanted = pick_dtype(dtype, picked)
     with _one_thread_if_small(name):
-        model, tokenizer = _read(name, pick_dtype(dtype, picked))
+        own_dtype = wanted if isinstance(wanted, torch.dtype) else None
+        model = read_llama(Path(name), own_dtype) if Path(name).is_dir() else None
+        try:
+            model, tokenizer = model or read_with_transformers(name, wanted), load_tokenizer(name)
+        except (OSError, ValueError) as error:
+            # transformers explains itself over many lines, the first of which names the reason.
+            raise UserError(f"cannot load model {name!r}: {first_line(error)} Give a folder with a transformers model "
+                            "or a hub name.") from error  # fmt: skip
         return PoolModel(model.to(picked), name), tokenizer
 
 
 def _is_faster_in_half(name: str) -> bool:
-    """Checks that the model is large and that the CPU multiplies bfloat16 itself."""
-    found: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch does not say
+    """Returns True if the model is large and the CPU multiplies bfloat16 itself."""
+    found: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # an older torch has no such function
     return _num_weight_bytes(name) >= LARGE_MODEL_BYTES and any(found.get(unit) for unit in BFLOAT16_UNITS)
 
 
 def _num_weight_bytes(name: str) -> int:
     return sum(file.stat().st_size for file in weight_files(name))
-
-
-def _read(name: str, dtype: torch.dtype | str) -> tuple[PreTrainedModel | LlamaModel, Tokenizer]:
-    own_dtype = dtype if isinstance(dtype, torch.dtype) else None
-    model = read_llama(Path(name), own_dtype) if Path(name).is_dir() else None
-    try:
-        return model or read_with_transformers(name, dtype), load_tokenizer(name)
-    except (OSError, ValueError) as error:
-        # transformers explains itself over many lines; the first says what is wrong.
-        raise UserError(f"cannot load model {name!r}: {first_line(error)} Give a folder with a transformers model or a "
-                        "hub name.") from error  # fmt: skip
 
 
 @contextmanager
@@ -193,7 +187,7 @@ def _one_thread_if_small(name: str) -> Iterator[None]:
 
 
 def read_with_transformers(name: str, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Loads any architecture, without the bar that transformers draws meanwhile."""
+    """Loads any architecture, without transformers' progress bar."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

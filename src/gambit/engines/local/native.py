@@ -1,6 +1,6 @@
 """Builds and calls `decode.c`, the decode step of a small model on a CPU.
 
-Compiled once a machine, in about a second, and kept in the user's cache folder. Where it cannot be had torch decodes.
+It is compiled once a machine, in about a second, and kept in the user's cache folder. Without it torch decodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,53 +68,32 @@ class StepArgs(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NativeBuild:
-    """The library with the compiled step, or why there is none."""
-
-    library: ctypes.CDLL | None
-    reason: str = ""  # for a person; empty where there is one
-
-
 @functools.cache
-def native_build() -> NativeBuild:
-    """Builds and loads the step, once a process."""
+def native_library() -> ctypes.CDLL | str:
+    """Builds and loads the compiled step, once a process. Returns the reason, for a person, if there is none."""
     if os.environ.get(SWITCH) == "0":
-        return NativeBuild(None, f"switched off ({SWITCH}=0)")
+        return f"switched off ({SWITCH}=0)"
     try:
-        return NativeBuild(ctypes.CDLL(str(_library(*_tools()))))
+        return ctypes.CDLL(str(_built()))
     except subprocess.CalledProcessError as error:
-        return NativeBuild(None, f"gcc fails: {_last_line(error.stderr)}")
+        complaints = [line for line in error.stderr.decode(errors="replace").splitlines() if "error" in line]
+        return f"gcc fails: {complaints[-1] if complaints else 'no reason given'}"
     except (OSError, subprocess.SubprocessError, EngineError) as error:
-        return NativeBuild(None, str(error))
+        return str(error)
 
 
-def _tools() -> tuple[str, str]:
-    """Finds the compiler and torch's own GNU OpenMP."""
+def _built() -> Path:
+    """Returns the library. It runs as this user, so it must be theirs, in a folder that others cannot write to."""
     if sys.platform != "linux":
         raise EngineError(f"it is written for Linux, not for {sys.platform}")
-    compiler, openmp = shutil.which("gcc"), _loaded_openmp()
+    compiler = shutil.which("gcc")
     if compiler is None:
         raise EngineError("gcc is not installed")
-    if openmp is None:
+    # torch's own OpenMP: the threads of a second one would fight with torch's for the cores.
+    loaded = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line]
+    if not loaded:
         raise EngineError("torch has not loaded GNU OpenMP (libgomp), whose threads it would share")
-    return compiler, openmp
-
-
-def _last_line(text: bytes) -> str:
-    lines = [line for line in text.decode(errors="replace").splitlines() if "error" in line] or ["no reason given"]
-    return lines[-1]
-
-
-def _loaded_openmp() -> str | None:
-    """Returns torch's OpenMP: the threads of a second one would fight with torch's for the cores."""
-    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
-    return min(paths, default=None)
-
-
-def _library(compiler: str, openmp: str) -> Path:
-    """Returns the library. It runs as this user, so it must be theirs, in a folder that others cannot write to."""
-    folder = _private_folder()
+    openmp, folder = min(loaded), _private_folder()
     library = folder / f"decode-{_fingerprint([compiler, openmp])}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as building:
@@ -130,7 +108,7 @@ def _library(compiler: str, openmp: str) -> Path:
 
 
 def _private_folder() -> Path:
-    """Returns a folder in the user's cache, or among the temporary files where there is no home directory."""
+    """Makes a folder in the user's cache, or among the temporary files if there is no home directory."""
     try:
         folder = cache_folder("native")
     except UserError:
@@ -145,7 +123,7 @@ def _private_folder() -> Path:
 def _check_private(path: Path) -> None:
     status = path.lstat()
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise EngineError(f"{path} belongs to somebody else or others may write to it: remove it")
+        raise EngineError(f"{path} belongs to another user or others may write to it: remove it")
     if stat.S_ISLNK(status.st_mode):
         raise EngineError(f"{path} is a link: remove it")
 
@@ -160,7 +138,7 @@ def _fingerprint(tools: Sequence[str]) -> str:
 
 BLOCK, FEW, TOGETHER = 32, 4, 32  # as in decode.c
 MOST_BYTES = 2 << 30  # of weights: they are in memory twice, as transformers' modules need them and as read here
-CACHED_BYTES = 32 << 20  # of weights that even one thread alone goes through faster than torch does with all of them
+CACHED_BYTES = 32 << 20  # of weights: one thread reads so many faster than torch does with all threads
 
 
 class CompiledStep:
@@ -171,19 +149,23 @@ class CompiledStep:
         self._decode.argtypes, self._decode.restype = [ctypes.POINTER(StepArgs)], None
         self._lanes = ctypes.c_int64.in_dll(library, "lanes").value  # floats of a vector on this processor
         self._is_cached = decoder.nbytes <= CACHED_BYTES
-        self._kept: list[torch.Tensor] = []  # what the structures below point into
-        layer = decoder.layers[0]
-        self._kv_heads, self._heads, self._dim = layer.kv_heads, layer.heads, layer.head_dim
-        self._hidden, self._vocabulary = decoder.head.weight.shape
-        self._inner = -(-layer.down.weight.shape[0] // self._lanes) * self._lanes
-        self._layers = (LayerArgs * len(decoder.layers))(*map(self._layer, decoder.layers))
-        self._norm, self._eps = self._keep(decoder.norm.weight), decoder.norm.eps
-        self._head, self._head_bias = self._panels(decoder.head.weight), self._bias(decoder.head.bias)
+        self._kept: list[torch.Tensor] = []  # the tensors that the structures below point into
         self._scratch = torch.zeros(0)
-        self._pools: tuple[object, ...] = ()  # whose addresses `_layers` has, with their versions
+        self._pools: tuple[object, ...] = ()  # those whose addresses `_layers` has, with their versions
+        layer, head = decoder.layers[0], decoder.head
+        self._layers = (LayerArgs * len(decoder.layers))(*map(self._layer, decoder.layers))
+        self._step = StepArgs(
+            hidden=head.weight.shape[0], inner=layer.down.weight.shape[0] + self._missing(layer),
+            vocabulary=head.weight.shape[1], kv_heads=layer.kv_heads, group=layer.heads // layer.kv_heads,
+            dim=layer.head_dim, layers=ctypes.addressof(self._layers), norm=self._keep(decoder.norm.weight),
+            eps=decoder.norm.eps, head=self._panels(head.weight), head_bias=self._bias(head.bias),
+        )  # fmt: skip
+
+    def _missing(self, layer: Layer) -> int:
+        """Returns how many columns fill the layer's last panel of gates up."""
+        return -layer.down.weight.shape[0] % self._lanes
 
     def _layer(self, layer: Layer) -> LayerArgs:
-        missing = self._inner - layer.down.weight.shape[0]
         return LayerArgs(
             attention_norm=self._keep(layer.before_attention.weight), attention_eps=layer.before_attention.eps,
             qkv=self._panels(layer.qkv.weight), qkv_bias=self._bias(layer.qkv.bias),
@@ -193,7 +175,7 @@ class CompiledStep:
             mlp_norm=self._keep(layer.before_mlp.weight), mlp_eps=layer.before_mlp.eps,
             gates_ups=self._gates(layer.gate_up.weight),
             gates_ups_bias=None if layer.gate_up.bias is None else self._gates(layer.gate_up.bias[None]),
-            down=self._panels(nn.functional.pad(layer.down.weight, (0, 0, 0, missing))),
+            down=self._panels(nn.functional.pad(layer.down.weight, (0, 0, 0, self._missing(layer)))),
             down_bias=self._bias(layer.down.bias), scaling=layer.call.scaling,
         )  # fmt: skip
 
@@ -211,55 +193,56 @@ class CompiledStep:
         return None if bias is None else self._panels(bias[None])
 
     def is_slow(self, rows: int) -> bool:
-        """Checks for few rows and large weights: threads share rows here, torch's share columns."""
+        """Returns True for few rows and large weights: threads share rows here, torch's share columns."""
         return not self._is_cached and 2 * -(-rows // FEW) < torch.get_num_threads()
 
     def run(self, x: torch.Tensor, rotation: Rotation, plan: DecodePlan, inner: Sequence[int]) -> ForwardOutput:
-        pools = (plan.rows, plan.rows.version, plan.prompts, plan.prompts.version)
-        if self._pools != pools:
-            self._find_pools(plan, like=x.new_empty(1, self._kv_heads, self._dim))
-        states, logits, kept = torch.empty_like(x), x.new_empty(len(x), self._vocabulary), []
-        threads = torch.get_num_threads()
-        scratch_floats = self._reserve_scratch(plan, threads)
-        step = StepArgs(
-            rows=len(x), hidden=self._hidden, inner=self._inner, vocabulary=self._vocabulary, kv_heads=self._kv_heads,
-            group=self._heads // self._kv_heads, dim=self._dim, threads=threads,
-            layers=ctypes.addressof(self._layers), norm=self._norm, head=self._head, head_bias=self._head_bias,
-            cosines=rotation[0].data_ptr(), signed_sines=rotation[1].data_ptr(), own_at=plan.own.data_ptr(),
-            slots=plan.row_slots.data_ptr(), prompt_lengths=plan.prompt_lengths.data_ptr(), x=x.data_ptr(),
-            scratch=self._scratch.data_ptr(), scratch_floats=scratch_floats, eps=self._eps,
-        )  # fmt: skip
-        for step.first, step.last in pairwise([0, *inner, len(self._layers)]):
-            if step.last == len(self._layers):
+        """Runs all layers; x [n, hidden] is overwritten."""
+        step, last = self._step, len(self._layers)
+        states, logits, kept = torch.empty_like(x), x.new_empty(len(x), step.vocabulary), []
+        step.rows, step.threads, step.x = len(x), torch.get_num_threads(), x.data_ptr()
+        step.cosines, step.signed_sines = rotation[0].data_ptr(), rotation[1].data_ptr()
+        step.own_at, step.slots = plan.own.data_ptr(), plan.row_slots.data_ptr()
+        step.prompt_lengths = plan.prompt_lengths.data_ptr()
+        self._find_pools(plan, x)
+        self._reserve_scratch(plan)
+        step.states = step.logits = None  # until the last layers run
+        for step.first, step.last in pairwise([0, *inner, last]):
+            if step.last == last:
                 step.states, step.logits = states.data_ptr(), logits.data_ptr()
             self._decode(ctypes.byref(step))
-            if step.last < len(self._layers):
+            if step.last < last:
                 kept.append(x.clone())
         return ForwardOutput(states, logits, kept)
 
-    def _reserve_scratch(self, plan: DecodePlan, threads: int) -> int:
-        """Makes room for all threads; returns the floats of one."""
-        pairs = (self._heads // self._kv_heads + 1) // 2 * 2
-        of_row = self._hidden + (2 * self._heads + 2 * self._kv_heads) * self._dim + self._inner
-        attention = self._dim * (1 + 2 * pairs) + 2 * (plan.prompt_length + plan.own_length)
-        floats = TOGETHER * of_row + attention
-        if len(self._scratch) < threads * floats:  # zeros at first: rows that do not exist are read too
-            self._scratch = torch.zeros(threads * floats * 3 // 2)
-        return floats
-
-    def _find_pools(self, plan: DecodePlan, like: torch.Tensor) -> None:
-        """Writes the pools' addresses into the structures; they move when they grow."""
+    def _find_pools(self, plan: DecodePlan, x: torch.Tensor) -> None:
+        """Writes the pools' addresses into the structures, again whenever they have moved."""
+        pools = plan.rows, plan.rows.version, plan.prompts, plan.prompts.version
+        if self._pools == pools:
+            return
+        like = x.new_empty(1, self._step.kv_heads, self._step.dim)
         for index, layer in enumerate(self._layers):
             keys, values = plan.rows.layer(index, like, like)
             layer.own_keys, layer.own_values, layer.own_positions = keys.data_ptr(), values.data_ptr(), keys.shape[3]
             keys, values = plan.prompts.layer(index, like, like)
             layer.prompt_keys, layer.prompt_values = keys.data_ptr(), values.data_ptr()
             layer.prompt_positions = keys.shape[3]
-        self._pools = plan.rows, plan.rows.version, plan.prompts, plan.prompts.version
+        self._pools = plan.rows, plan.rows.version, plan.prompts, plan.prompts.version  # a layer may have appeared
+
+    def _reserve_scratch(self, plan: DecodePlan) -> None:
+        step = self._step
+        pairs = (step.group + 1) // 2 * 2
+        of_row = step.hidden + 2 * (step.group + 1) * step.kv_heads * step.dim + step.inner
+        attention = step.dim * (1 + 2 * pairs) + 2 * (plan.prompt_length + plan.own_length)
+        step.scratch_floats = TOGETHER * of_row + attention  # of one thread
+        floats = step.threads * step.scratch_floats
+        if len(self._scratch) < floats:  # zeros at first: rows that do not exist are read too
+            self._scratch = torch.zeros(floats * 3 // 2)
+        step.scratch = self._scratch.data_ptr()
 
 
 def can_compile(decoder: FusedDecoder) -> bool:
-    """Checks that `decode.c` computes what these layers ask for, and that there is memory for it."""
+    """Returns True if `decode.c` computes layers like these, and if there is memory for it."""
     shapes = {(each.qkv.weight.shape, each.down.weight.shape, each.heads, each.kv_heads) for each in decoder.layers}
     return len(shapes) == 1 and all(map(_is_served, decoder.layers)) and decoder.nbytes <= MOST_BYTES
 
