@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -14,30 +13,38 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TextIO, TypeAlias, get_args
+
+from pydantic import Field, JsonValue, StrictBool, TypeAdapter, ValidationError
 
 from gambit.errors import UserError
 from gambit.types import EndReason, StopReason, TraceConfidence
 
-Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+Json: TypeAlias = JsonValue
 
 LOG_FORMAT = 2  # lines are numbered and chained
+
+# What a field of a log may hold, checked when the log is read.
+Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+Packed: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # a token, or another number in an array
+Number: TypeAlias = Annotated[float, Field(strict=True)]
+Seed: TypeAlias = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63)]
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The header: everything that must be known to read the rest."""
+    """The header: everything that is needed to read the rest."""
 
-    format: int
+    format: Count
     problem_id: str
     question: str
     policy: str
     vote: str
     aggregation: str
-    seed: int
-    capacity: int
-    num_traces: int
-    prompt_tokens: tuple[int, ...]
+    seed: Seed
+    capacity: Count
+    num_traces: Count
+    prompt_tokens: tuple[Packed, ...]
     settings: Mapping[str, Json]
     environment: Mapping[str, Json]
 
@@ -46,96 +53,96 @@ class RunStarted:
 class Created:
     """A root joined the pool; it waits until it is admitted."""
 
-    step: int
-    trace: int
-    island: int = 0
+    step: Count
+    trace: Count
+    island: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Branched:
     """A child joined the pool, its first `inherited` tokens being its parent's; it waits until it is admitted."""
 
-    step: int
-    trace: int
-    parent: int
-    inherited: int
-    temperature: float
+    step: Count
+    trace: Count
+    parent: Count
+    inherited: Count
+    temperature: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A waiting trace got its KV blocks and runs."""
 
-    step: int
-    trace: int
-    reused: int
-    recomputed: int
-    waited_steps: int
+    step: Count
+    trace: Count
+    reused: Count
+    recomputed: Count
+    waited_steps: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
     """A running trace lost its KV blocks and waits to be recomputed (plain sampling under memory pressure)."""
 
-    step: int
-    trace: int
-    num_tokens: int
+    step: Count
+    trace: Count
+    num_tokens: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     """The thoughts that finished in one engine step, as parallel arrays."""
 
-    step: int
-    traces: tuple[int, ...]
-    scores: tuple[float, ...]
-    num_tokens: tuple[int, ...]
+    step: Count
+    traces: tuple[Packed, ...]
+    scores: tuple[Number, ...]
+    num_tokens: tuple[Packed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
     """Scores of a verifier, which come later than the thoughts they are of, as parallel arrays."""
 
-    step: int
-    traces: tuple[int, ...]
-    scores: tuple[float, ...]
-    num_tokens: tuple[int, ...]
-    ended_steps: tuple[int, ...]  # when each thought ended: the score is `step` minus that many steps old
-    engine_scores: tuple[float | None, ...]  # what the engine's own scorer says; None for what a trace said at its end
+    step: Count
+    traces: tuple[Packed, ...]
+    scores: tuple[Number, ...]
+    num_tokens: tuple[Packed, ...]
+    ended_steps: tuple[Packed, ...]  # in which each thought ended; the score came `step` minus that many steps later
+    engine_scores: tuple[Number | None, ...]  # of its own scorer; None after the last thought
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A trace left the pool for good; `reason` is the policy's word, "pressure" or "confidence" (its stop rule)."""
+    """A trace left the pool for good; `reason` is the policy's, "pressure" or "confidence" (its stop rule)."""
 
-    step: int
-    trace: int
+    step: Count
+    trace: Count
     reason: str
-    score: float | None
-    tokens: tuple[int, ...]
+    score: Number | None
+    tokens: tuple[Packed, ...]
     answer: str | None = None  # read only where pruned traces vote, and then it does
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A trace became a ghost: it holds no memory and says nothing more, but keeps its place in the pool."""
+    """A trace became a ghost: it holds no memory and generates nothing more, but keeps its place in the pool."""
 
-    step: int
-    trace: int
+    step: Count
+    trace: Count
     reason: str
-    score: float | None
-    tokens: tuple[int, ...]
+    score: Number | None
+    tokens: tuple[Packed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A trace came to its own end."""
 
-    step: int
-    trace: int
+    step: Count
+    trace: Count
     reason: EndReason
     answer: str | None
-    tokens: tuple[int, ...]
+    tokens: tuple[Packed, ...]
     confidence: TraceConfidence | None = None
 
 
@@ -143,20 +150,20 @@ class Finished:
 class IslandsSplit:
     """Every island was divided into smaller ones: from here on these settings hold."""
 
-    step: int
-    islands: int
-    swap_size: int
-    warmup_tokens: int
+    step: Count
+    islands: Count
+    swap_size: Count
+    warmup_tokens: Count
     why: str
-    island_of: tuple[int, ...]  # of every trace so far, by id
+    island_of: tuple[Packed, ...]  # of every trace so far, by id
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
     """A finished trace that shall not vote."""
 
-    step: int
-    trace: int
+    step: Count
+    trace: Count
     reason: str
 
 
@@ -164,65 +171,65 @@ class Discarded:
 class Cancelled:
     """A trace was still running or waiting when the search stopped."""
 
-    step: int
-    trace: int
-    tokens: tuple[int, ...]
+    step: Count
+    trace: Count
+    tokens: tuple[Packed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The pool at one moment: taken at every wake of the policy, every check interval and at the end."""
 
-    step: int
-    running: int
-    waiting: int
-    ghosts: int
-    completed: int
-    generated: int
-    kv_used_tokens: int
-    kv_capacity_tokens: int
-    seconds_total: float
-    seconds_engine: float
-    seconds_scoring: float
-    seconds_scheduling: float
-    seconds_search: float
+    step: Count
+    running: Count
+    waiting: Count
+    ghosts: Count
+    completed: Count
+    generated: Count
+    kv_used_tokens: Count
+    kv_capacity_tokens: Count
+    seconds_total: Number
+    seconds_engine: Number
+    seconds_scoring: Number
+    seconds_scheduling: Number
+    seconds_search: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """How long traces waited for KV blocks in all, as parallel arrays; once, at the end, and only where any did.
+    """Steps and seconds for which traces waited for KV blocks, as parallel arrays; once, at the end, if any waited.
 
-    Seconds differ between two runs with the same seed: they have a line of their own, as those of a Sample.
+    Seconds differ between two runs with the same seed. Like those of a Sample they have a line of their own.
     """
 
-    step: int
-    traces: tuple[int, ...]
-    steps: tuple[int, ...]
-    seconds: tuple[float, ...]
+    step: Count
+    traces: tuple[Packed, ...]
+    steps: tuple[Packed, ...]
+    seconds: tuple[Number, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierTotals:
-    """What the verifier did for a search in all; once, before the vote. Counts and seconds differ between two runs."""
+    """The verifier's work for a search in all; once, before the vote. Counts and seconds differ between two runs."""
 
-    step: int
+    step: Count
     verifier: str
-    thoughts: int
-    needed: int  # of these, by a tournament: all but the last ones of traces that completed in the meantime
-    in_time: int  # of the needed, those whose scores were there when the tournament came
-    tokens: int  # that it computed
-    seconds: float  # of its own work
-    seconds_waited: float  # for which the search stood still
-    seconds_for_vote: float  # of these, after it had stopped
-    is_async: bool  # tournaments took the scores that had arrived: the run may not repeat
-    lost: str | None  # why it was given up, where the search went on without it
+    thoughts: Count
+    needed: Count  # of these, by a tournament: all but the last ones of traces that completed in the meantime
+    in_time: Count  # of the needed, those whose scores were there when the tournament came
+    tokens: Count  # that it computed
+    seconds: Number  # of its own work
+    seconds_waited: Number  # for which the search stood still
+    seconds_for_vote: Number  # of these, after it had stopped
+    is_async: StrictBool  # tournaments went by the scores that had arrived: the run may not repeat
+    lost: str | None  # why it was given up, if the search went on without it
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """The search ended."""
 
-    step: int
+    step: Count
     reason: StopReason
 
 
@@ -231,7 +238,7 @@ class Voted:
     """The answer, as it was announced; a replay must arrive at the same one."""
 
     answer: str | None
-    margin: float
+    margin: Number
     votes: tuple[Mapping[str, Json], ...]
 
 
@@ -256,15 +263,14 @@ Event: TypeAlias = (
     | Voted
 )
 
-_KINDS: Mapping[str, Callable[..., Event]] = {kind.__name__: kind for kind in get_args(Event)}
-_ENUMS = {"Finished": EndReason, "Stopped": StopReason}
 # Thoughts end in nearly every step of a large pool, so that writing one is on the critical path.
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in get_args(Event)}
+_KINDS = {kind.__name__: kind for kind in _FIELDS}
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def to_json(event: Event) -> str:
-    """One line without its newline; floats keep every digit, so that a replay computes the same sums."""
+    """Returns one line without its newline. Floats keep every digit, so that a replay computes the same sums."""
     kind = type(event)
     record = {"event": kind.__name__}
     for name in _FIELDS[kind]:
@@ -273,21 +279,29 @@ def to_json(event: Event) -> str:
 
 
 def from_json(line: str) -> Event:
-    """The event of one line, whatever its chain says."""
+    """Returns the event of one line, without a look at its place in the chain."""
     record = json.loads(line)
-    record.pop("line", None)
-    record.pop("chain", None)
+    record.pop(_LINE, None)
+    record.pop(_CHAIN, None)
     return _event_of(record)
 
 
 def _event_of(record: dict[str, Any]) -> Event:
-    name = record.pop("event")
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in record.items()}
-    if name in _ENUMS:
-        values["reason"] = _ENUMS[name](record["reason"])
-    if values.get("confidence"):
-        values["confidence"] = TraceConfidence(*record["confidence"])
-    return _KINDS[name](**values)
+    """Returns the event of a record; raises ValueError with the first field that holds something else."""
+    kind = _KINDS[record.pop("event")]
+    if unknown := record.keys() - _FIELDS[kind]:
+        raise ValueError(f"unknown field {min(unknown)!r}")
+    try:
+        event: Event = _reader(kind).validate_python(record)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from error
+    return event
+
+
+@cache
+def _reader(kind: type[Event]) -> TypeAdapter[Event]:
+    return TypeAdapter(kind)
 
 
 class LogWriter:
@@ -319,15 +333,14 @@ def read_log(path: Path) -> Iterator[Event]:
     does not fit the lines before it.
     """
     chain = Chain()
-    with _opened(path) as file:
-        for number, line in enumerate(_text_lines(file, path), start=1):
-            try:
-                event = _read_line(line, chain)
-            except BrokenChainError as error:
-                raise UserError(f"{path}, line {number}: {error}") from error
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{path}, line {number}: not an event of this log format ({error})") from error
-            yield event
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            event = _read_line(line, chain)
+        except BrokenChainError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}, line {number}: not an event of this log format ({error})") from error
+        yield event
 
 
 def _read_line(line: str, chain: Chain) -> Event:
@@ -337,32 +350,22 @@ def _read_line(line: str, chain: Chain) -> Event:
     if record["event"] == RunStarted.__name__ and record.get("format") != LOG_FORMAT:
         raise ValueError(f"log format {record.get('format')}, this version reads {LOG_FORMAT}")
     chain.unlink(line.rstrip("\n"), record)
-    return _checked(_event_of(record), line)
-
-
-def _checked(event: Event, line: str) -> Event:
-    check_fields(event)
-    if "\\ud" in line.lower():  # half a character, which no file or page can hold, is only to be had as an escape
+    event = _event_of(record)
+    if "\\ud" in line.lower():  # half a character, which no file or page can hold, is only possible as an escape
         to_json(event).encode()
     return event
 
 
-def _opened(path: Path) -> TextIO:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-
-
-def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
-    try:
-        yield from _whole_lines(file)
-    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is no event log ({error}): give the folder of a run, or its log") from error
-
-
-def _whole_lines(file: TextIO) -> Iterator[str]:
-    with suppress(EOFError):  # a .gz that was never finished
-        for line in file:
-            if line.endswith("\n"):
-                yield line
+def _whole_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a text file, plain or compressed, without a last one that was cut short."""
+    opened: Callable[..., TextIO] = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file, suppress(EOFError):  # a .gz that was never finished
+        try:
+            for line in file:
+                if line.endswith("\n"):
+                    yield line
+        except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{path} is no event log ({error}): give the folder of a run, or its log") from error
 
 
 DIGEST_BYTES = 8
@@ -371,7 +374,7 @@ _CHAIN_MARK = f',"{_CHAIN}":"'
 
 
 class BrokenChainError(ValueError):
-    """A line that does not follow the one before it; says what is wrong with it."""
+    """A line does not follow the one before it; the message is what is wrong with it."""
 
 
 class Chain:
@@ -382,13 +385,13 @@ class Chain:
         self._last = b""
 
     def link(self, text: str) -> str:
-        """The object with its two fields; `text` is encoded without spaces."""
+        """Returns the object with its two fields; `text` is encoded without spaces."""
         self.num_lines += 1
         body = f'{text[:-1]},"{_LINE}":{self.num_lines}}}'
         return f'{body[:-1]}{_CHAIN_MARK}{self._advance(body)}"}}'
 
     def unlink(self, line: str, record: dict[str, object]) -> None:
-        """Check a line against those before it, and take the two fields out of its `record`."""
+        """Checks a line against those before it, and takes the two fields out of its `record`."""
         self.num_lines += 1
         number, digest = record.pop(_LINE, None), record.pop(_CHAIN, None)
         if number != self.num_lines:
@@ -400,71 +403,3 @@ class Chain:
     def _advance(self, body: str) -> str:
         self._last = blake2b(self._last + body.encode(), digest_size=DIGEST_BYTES).digest()
         return self._last.hex()
-
-
-MOST = 2**63 - 1  # of counts and steps
-MOST_PACKED = 2**31 - 1  # tokens, which traces keep in 32 bits, and whatever else comes in arrays
-SHOWN_CHARS = 40
-
-Check = Callable[[Any], bool]
-
-
-def check_fields(event: Any) -> None:
-    """Raises ValueError with the first field that holds something else."""
-    kind: type = type(event)
-    for name, is_right in _checks(kind):
-        value = getattr(event, name)
-        if not is_right(value):
-            shown = repr(value)
-            raise ValueError(f"{name} is {shown[:SHOWN_CHARS]}{'…' if len(shown) > SHOWN_CHARS else ''}")
-
-
-@cache
-def _checks(kind: type) -> tuple[tuple[str, Check], ...]:
-    hints = get_type_hints(kind)
-    return tuple((name, _is_seed if name == "seed" else _check_of(hint)) for name, hint in hints.items())
-
-
-def _check_of(hint: Any) -> Check:
-    if hint is int:
-        return lambda value: type(value) is int and 0 <= value <= MOST
-    if hint is float:
-        return lambda value: type(value) is float or (type(value) is int and abs(value) <= MOST)
-    if hint == tuple[int, ...]:
-        return _is_packable
-    parts = get_args(hint)
-    if get_origin(hint) in (Union, types.UnionType):
-        return _any_of([_check_of(part) for part in parts])
-    if get_origin(hint) is tuple:
-        return _all_are(_check_of(parts[0]))
-    if hasattr(hint, "_fields"):  # a named tuple
-        return _has_right_fields(hint)
-    return _is_a(Mapping if get_origin(hint) is Mapping else hint)
-
-
-def _is_seed(value: Any) -> bool:
-    return type(value) is int and abs(value) <= MOST + 1
-
-
-def _is_packable(value: Any) -> bool:
-    """Asked about every token of a log, hence without a call for each."""
-    return isinstance(value, tuple) and (
-        not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MOST_PACKED)
-    )
-
-
-def _any_of(checks: list[Check]) -> Check:
-    return lambda value: any(check(value) for check in checks)
-
-
-def _all_are(check: Check) -> Check:
-    return lambda value: isinstance(value, tuple) and all(map(check, value))
-
-
-def _has_right_fields(kind: type) -> Check:
-    checks = _checks(kind)
-    return lambda value: isinstance(value, kind) and all(check(getattr(value, name)) for name, check in checks)
-
-
-def _is_a(kind: type) -> Check:
-    return lambda value: isinstance(value, kind)

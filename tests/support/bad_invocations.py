@@ -250,9 +250,9 @@ PROBLEMS = [
     (solve("--output", "/dev/null/x.jsonl"), "cannot write to /dev/null"),
     (solve("--model", "cut"), "cut/model.safetensors is not a whole safetensors file"),
     (solve("--model", "wild"), "wild/model.safetensors is not a whole safetensors file"),
-    (solve("--model", "preset"), "preset/gambit.json is not a preset: capacity = 'lots'"),
-    (solve("--model", "listed"), "listed/gambit.json is not a preset: it must be an object"),
-    (solve("--model", "length"), "length/gambit.json is not a preset: median_length = 'long'"),
+    (solve("--model", "preset"), "preset/gambit.json is not a preset: capacity: Input should be a valid integer"),
+    (solve("--model", "listed"), "listed/gambit.json is not a preset: Input should be an object"),
+    (solve("--model", "length"), "length/gambit.json is not a preset: median_length: Input should be a valid number"),
     (solve("--model", "comma"), "comma/gambit.json is not a preset"),
     (solve("--model", "generation"), "generation/generation_config.json is not a file of a model"),
 ]

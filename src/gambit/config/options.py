@@ -17,7 +17,7 @@ from gambit.errors import UserError
 from gambit.results.vote import Consensus, VoteKind
 from gambit.types import Aggregation
 
-# Far above what any engine holds, and low enough that a slip of the finger is told from a wish.
+# Far above what any engine holds, and low enough to refuse a slip of the finger.
 MOST_TRACES_AT_ONCE = 65_536
 MOST_TRACES = 10_000_000
 MOST_TOKENS = 10_000_000  # of one trace
@@ -27,8 +27,12 @@ Traces = Annotated[int, Field(ge=1, le=MOST_TRACES)]
 PoolSize = Annotated[int, Field(ge=1, le=MOST_TRACES_AT_ONCE)]
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 TokensInAll = Annotated[int, Field(ge=1, le=MOST_TOKENS_IN_ALL)]
+TokensOrNone = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Temperature = Annotated[float, Field(ge=0, le=100)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+MinP = Annotated[float, Field(ge=0, lt=1)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|mps")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 Model = TypeVar("Model", bound=BaseModel)
@@ -36,14 +40,14 @@ NESTED_OPTIONS = ("engine_options", "policy_options", "verifier_options")  # of 
 
 
 class BranchPoint(StrEnum):
-    """Where a child leaves its parent; the paper's children continue mid-sentence."""
+    """The place where a child leaves its parent; the paper's children continue mid-sentence."""
 
     LAST_TOKEN = "last_token"
     LAST_BOUNDARY = "last_boundary"
 
 
 class PresetSource(StrEnum):
-    """Where settings come from that the user leaves open."""
+    """The source of settings that the user leaves open."""
 
     MODEL = "model"  # the model's own preset if it has one, else auto
     AUTO = "auto"  # from trace and thought lengths of earlier runs or of the model's preset
@@ -51,7 +55,7 @@ class PresetSource(StrEnum):
 
 
 class CheckedModel(BaseModel):
-    """Options whose mistakes are one sentence, whoever makes them: a flag, a file or a call from Python."""
+    """Base of options from flags, files and calls: every validation error becomes a one-sentence UserError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
@@ -65,7 +69,7 @@ class CheckedModel(BaseModel):
 
 
 class SearchConfig(CheckedModel):
-    """How to search. What is left out (None) comes from the model's preset, or is worked out (`preset="auto"`)."""
+    """Options of a search. Those left out (None) come from the model's preset, or are worked out (`preset="auto"`)."""
 
     policy: str = Field("gambit", description="search method; `gambit policies` lists them with their options")
     policy_options: dict[str, Any] = Field(default_factory=dict, description="option of that method alone")
@@ -79,7 +83,7 @@ class SearchConfig(CheckedModel):
     )
     swap_size: PoolSize | None = Field(None, description="K: traces swapped per tournament")
     check_interval: Tokens | None = Field(None, description="Δ: decode steps between tournaments")
-    warmup_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
+    warmup_tokens: TokensOrNone | None = Field(
         None, description="w: tokens a trace must generate itself before it may be a parent"
     )
     swap_margin: Annotated[float, Field(ge=0, le=100)] | None = Field(
@@ -99,14 +103,10 @@ class SearchConfig(CheckedModel):
     ghost_parents: bool = Field(False, description="let evicted traces be parents (their prefix is recomputed)")
 
     max_new_tokens: Tokens | None = Field(None, description="most tokens of a trace, inherited ones included")
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description="of sampling; 0 is greedy")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling; 1 switches it off")
-    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
-        None, description="most likely tokens to sample from; 0 switches it off"
-    )
-    min_p: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="least share of the likeliest token; 0 switches it off"
-    )
+    temperature: Temperature | None = Field(None, description="of sampling; 0 is greedy")
+    top_p: TopP | None = Field(None, description="nucleus sampling; 1 switches it off")
+    top_k: TokensOrNone | None = Field(None, description="most likely tokens to sample from; 0 switches it off")
+    min_p: MinP | None = Field(None, description="least share of the likeliest token; 0 switches it off")
     seed: Seed = Field(0, description="same seed, same tree, same answer")
     own_noise: bool = Field(
         False, description="draw each problem's random numbers by its id too, so that problems vary independently"
@@ -154,7 +154,7 @@ class SearchConfig(CheckedModel):
 
     @model_validator(mode="after")
     def _swaps_fit(self) -> Self:
-        """Before a model is loaded; a preset's capacity is checked with the run's settings."""
+        """Checks K before a model is loaded; a preset's capacity is checked with the run's settings."""
         if self.capacity is not None and self.swap_size is not None:
             check_swap(self.swap_size, self.capacity)
         return self
@@ -165,14 +165,14 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """Some of a device's memory: a share of it, or bytes."""
+    """An amount of a device's memory: a share of it, or bytes."""
 
     share: float | None
     num_bytes: int | None
 
     @classmethod
     def parse(cls, text: str) -> MemoryPart:
-        """`0.3`, or `8GB` (powers of 1024)."""
+        """Reads `0.3`, or `8GB` (powers of 1024)."""
         found = _MEMORY.fullmatch(text.strip())
         number = float(found[1]) if found else 0.0
         if found is None or number <= 0 or (number >= 1 and text.strip() == found[1]):
@@ -189,7 +189,7 @@ class MemoryPart:
 
 
 class EngineConfig(CheckedModel):
-    """What to search with: the model, the engine that runs it and the scorer that judges its thoughts."""
+    """Options of a solver: the model, the engine that runs it and the scorer that judges its thoughts."""
 
     model: str = Field("pawn", description="folder or hub name; pawn is the bundled model")
     engine: str = Field(
@@ -281,7 +281,7 @@ def check_swap(swap_size: int, capacity: int) -> None:
 
 
 def build(kind: type[Model], values: Mapping[str, object]) -> Model:
-    """A config from plain values; pydantic's findings become one sentence."""
+    """Returns a config from plain values; pydantic's findings become one sentence."""
     try:
         return kind(**values)
     except ValidationError as error:
@@ -289,11 +289,11 @@ def build(kind: type[Model], values: Mapping[str, object]) -> Model:
 
 
 def sentence_of(kind: type[BaseModel], error: ValidationError) -> str:
-    """What is wrong with which option, in the user's words."""
+    """Returns one sentence that names each wrong option and what is wrong with it."""
     return "; ".join(dict.fromkeys(_finding(kind, dict(found)) for found in error.errors()))
 
 
-# What pydantic calls by Python's names.
+# Types that pydantic calls by Python's names.
 _IN_YAML = {"tuple_type": "must be a list, as in [a, b]", "dict_type": "must be a mapping, as in {key: value}"}
 
 
@@ -319,7 +319,7 @@ def unknown_key(name: str, known: Mapping[str, object], what: str = "option") ->
 
 
 def read_config_file(path: Path) -> dict[str, object]:
-    """A YAML recipe: the options of both configs, flat."""
+    """Returns the options of a YAML recipe: those of both configs, flat."""
     from gambit.config.yaml_file import read_mapping
 
     raw = read_mapping(path, "config")
@@ -331,7 +331,7 @@ def read_config_file(path: Path) -> dict[str, object]:
 
 
 def overlaid(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """Flags over a file's options; those of an engine or a policy one by one."""
+    """Lays flags over a file's options; options of an engine, a policy or a verifier one by one."""
     values = {**below, **above}
     for name in NESTED_OPTIONS:
         lower, upper = below.get(name), above.get(name)

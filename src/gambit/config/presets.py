@@ -1,29 +1,31 @@
-"""How a model's preset, its earlier runs and the user's options become the settings of one run."""
+"""Makes the settings of one run from a model's preset, its earlier runs and the user's options."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from gambit.config.options import BranchPoint, PresetSource, SearchConfig, build, check_swap
-from gambit.config.trust import (
-    RULES,
-    USUAL_FLOOR,
-    Doubt,
-    ScorerTrust,
-    TrustRule,
-    reason_for,
-    rule_for,
+from gambit.config.options import (
+    BranchPoint,
+    MinP,
+    PoolSize,
+    PresetSource,
+    SearchConfig,
+    Temperature,
+    Tokens,
+    TokensOrNone,
+    TopP,
+    check_swap,
 )
+from gambit.config.trust import RULES, USUAL_FLOOR, Doubt, ScorerTrust, TrustRule, reason_for, rule_for
 from gambit.errors import UserError
 from gambit.results.vote import Consensus
-from gambit.storage.files import read_object
+from gambit.storage.files import read_record
 from gambit.text.prompts import DEFAULT_SYSTEM_PROMPT
 from gambit.types import PoolSettings, Sampling
 
@@ -32,29 +34,29 @@ Model = TypeVar("Model", bound=BaseModel)
 DEFAULT_CAPACITY = 64
 DEFAULT_MAX_NEW_TOKENS = 32_768
 PRESET_FILE = "gambit.json"  # in a model's folder
-LENGTHS = ("median_length", "mean_thought_length")  # what a preset says beyond the options of a search
+Length = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What travels with a model: settings that suit its traces, and how long these are."""
+    """The settings that travel with a model and suit its traces, and the lengths of these traces."""
 
-    capacity: int | None = None
-    islands: int | None = None
-    swap_size: int | None = None
-    check_interval: int | None = None
-    warmup_tokens: int | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    capacity: PoolSize | None = None
+    islands: PoolSize | None = None
+    swap_size: PoolSize | None = None
+    check_interval: Tokens | None = None
+    warmup_tokens: TokensOrNone | None = None
+    max_new_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TokensOrNone | None = None
+    min_p: MinP | None = None
     system_prompt: str | None = None
-    median_length: float | None = None  # of completed traces, in tokens
-    mean_thought_length: float | None = None  # in tokens
+    median_length: Length | None = None  # of completed traces, in tokens
+    mean_thought_length: Length | None = None  # in tokens
 
     def lengths_only(self) -> Preset:
-        """Without the pool's settings: these are then worked out from the lengths."""
+        """Returns the preset without the pool's settings, which are then worked out from the lengths."""
         return dataclasses.replace(self, swap_size=None, check_interval=None, warmup_tokens=None)
 
 
@@ -63,41 +65,24 @@ _PAPER_MODELS = ("qwen3-4b-thinking-2507", "deepseek-r1-0528-qwen3-8b", "phi-4-r
 
 
 def preset_for(model: str, folder: Path | None) -> Preset:
-    """The preset in a model's folder, or the paper's for the paper's models, or an empty one."""
+    """Returns the preset in a model's folder, or the paper's for the paper's models, or an empty one.
+
+    Unknown keys of the file are notes for people.
+    """
     if folder is not None and (path := folder / PRESET_FILE).is_file():
-        return _read_preset(path)
+        return read_record(Preset, path, "a preset", "mend it, or take it away")
     is_paper_model = model.rstrip("/").rpartition("/")[2].lower() in _PAPER_MODELS
     return PAPER if is_paper_model else Preset()
 
 
-def _read_preset(path: Path) -> Preset:
-    """Unknown keys are notes for people; known ones are checked like a user's options."""
-    raw = read_object(path, "a preset", "mend it, or take it away")
-    known = {field.name for field in dataclasses.fields(Preset)}
-    given = {name: value for name, value in raw.items() if name in known and value is not None}
-    try:
-        checked = build(SearchConfig, {name: value for name, value in given.items() if name not in LENGTHS})
-    except UserError as error:
-        raise UserError(f"{path} is not a preset: {error}") from error
-    values: dict[str, Any] = {name: getattr(checked, name) for name in given if name not in LENGTHS}
-    values |= {name: _checked_length(path, name, given[name]) for name in LENGTHS if name in given}
-    return Preset(**values)
-
-
-def _checked_length(path: Path, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UserError(f"{path} is not a preset: {name} = {value!r} must be a number above 0")
-    return value
-
-
 def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
-    """The user's, else the model's, else the one that asks for a boxed answer; None for none."""
+    """Returns the user's, else the model's, else the one that asks for a boxed answer; None for none."""
     return _first(config.system_prompt, preset.system_prompt, DEFAULT_SYSTEM_PROMPT) or None
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPart:
-    """What one engine runs of a search that is spread over several: some islands, or some independent traces."""
+    """The share of one engine in a search that is spread over several: some islands, or some independent traces."""
 
     islands: range | None = None  # None: all
     first_trace: int = 0  # its traces draw the random numbers of the whole search's from this one on
@@ -129,24 +114,24 @@ class SearchSettings:
 
     @property
     def num_first(self) -> int:
-        """Traces that it begins with."""
+        """Returns the number of traces that the search begins with."""
         return self.capacity if self.first_traces is None else min(self.capacity, self.first_traces)
 
     @property
     def most_at_once(self) -> int:
-        """Traces that run at the same time; of a search in rounds the last one, at most half of all, has most."""
+        """Returns how many traces run at a time; of a search in rounds the last one, at most half of all, has most."""
         if self.first_traces is None:
             return self.capacity
         return min(self.capacity, max(self.first_traces, -(-self.num_traces // 2)))
 
     def options_of(self, kind: type[Model]) -> Model:
-        """The policy's own options."""
+        """Returns the policy's own options."""
         options = kind() if self.policy_options is None else self.policy_options
         assert isinstance(options, kind), f"options of another policy: {options!r}"
         return options
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the log's header, which is that of the whole search."""
+        """Returns plain values for the log's header, which is that of the whole search."""
         options = self.policy_options.model_dump(mode="json") if self.policy_options is not None else {}
         values = dataclasses.asdict(dataclasses.replace(self, policy_options=None, part=None))
         del values["part"], values["pool"]
@@ -155,7 +140,7 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """What the model and its earlier runs contribute."""
+    """The contribution of the model and its earlier runs."""
 
     preset: Preset = Preset()
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)  # its generation_config
@@ -172,10 +157,10 @@ def resolve(
     trust: ScorerTrust | None = None,
     policy_options: BaseModel | None = None,
 ) -> tuple[SearchSettings, list[str]]:
-    """The settings of one run, and warnings; `context_left` is what the context leaves after the prompt.
+    """Returns the settings of one run, and warnings; `context_left` is what the context leaves after the prompt.
 
-    `is_probability`: whether scores are; only those have a floor. `trust`: in the scorer; what is left open of islands,
-    swaps and warm-up follows from it.
+    `is_probability`: scores are chances; only those have a floor. `trust`: in the scorer; open settings of islands,
+    swaps and warm-up follow from it.
     """
     preset = _preset_of(config, defaults)
     capacity = resolved_capacity(config, defaults)
@@ -224,7 +209,7 @@ def _preset_of(config: SearchConfig, defaults: ModelDefaults) -> Preset:
 
 
 def _first(*values: T | None) -> T:
-    """The first that is given; the last always is."""
+    """Returns the first that is given; the last always is."""
     return next(value for value in values if value is not None)
 
 
@@ -234,14 +219,14 @@ class _PoolNeeds(NamedTuple):
     capacity: int
     most_islands: int  # each has a place and a trace to complete
     half_trace: int  # tokens
-    thought: float  # tokens; 0 where it is not known
+    thought: float  # tokens; 0 if unknown
     is_probability: bool
 
 
 def _pool(
     config: SearchConfig, preset: Preset, trust: ScorerTrust | None, needs: _PoolNeeds
 ) -> tuple[PoolSettings, TrustRule | None, Doubt | None]:
-    """Returns how a search's traces compete, the rule by which they do, and when the search turns to a safer one."""
+    """Returns how a search's traces compete, their rule, and the doubt that may turn it to a safer one."""
     swap_size = _first(config.swap_size, _scaled_swap(preset, needs.capacity), max(1, needs.capacity // 16))
     warmup = _first(config.warmup_tokens, preset.warmup_tokens, needs.half_trace)
 
@@ -285,7 +270,7 @@ def _pool(
 
 
 def _given_islands(config: SearchConfig, preset: Preset) -> tuple[int | None, str]:
-    """A number that somebody chose, and who; None: it follows from the scorer."""
+    """Returns an explicit number of islands and its source; None if it follows from the scorer."""
     if config.islands is not None:
         return (None, "") if config.islands == "auto" else (config.islands, "given")
     if config.preset is PresetSource.PAPER:
@@ -294,7 +279,7 @@ def _given_islands(config: SearchConfig, preset: Preset) -> tuple[int | None, st
 
 
 def _scaled_swap(preset: Preset, capacity: int) -> int | None:
-    """A preset's K belongs to its C: a smaller pool swaps proportionally fewer."""
+    """Returns a preset's K, scaled: it belongs to the preset's C, and a smaller pool swaps proportionally fewer."""
     if preset.swap_size is None or preset.capacity is None:
         return preset.swap_size
     return max(1, round(preset.swap_size * capacity / preset.capacity))

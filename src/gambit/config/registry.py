@@ -47,17 +47,17 @@ KINDS = {"gambit.policies": "policy", "gambit.scorers": "scorer", "gambit.models
 
 
 def knows(group: str, name: str) -> bool:
-    """Whether a name can be asked for; built-in ones without a look at what is installed, which takes its time."""
+    """Returns True for a known name; looks at installed packages, which is slow, only if it is not built in."""
     return name in BUILT_IN[group] or name in _installed(group)
 
 
 def names(group: str) -> list[str]:
-    """Everything that can be asked for in a group."""
+    """Returns all names of a group."""
     return sorted({*BUILT_IN[group], *_installed(group)})
 
 
 def load(group: str, name: str) -> object:
-    """The object behind a name; built-in names cannot be taken by another package."""
+    """Returns the object behind a name; built-in names cannot be taken by another package."""
     if name in BUILT_IN[group]:
         module, _, attribute = BUILT_IN[group][name].partition(":")
         return getattr(importlib.import_module(module), attribute)

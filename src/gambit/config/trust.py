@@ -1,4 +1,4 @@
-"""How far a scorer can be trusted, and which islands, swaps and warm-up suit that."""
+"""Trust in a scorer, and the islands, swaps and warm-up that suit it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from gambit.events import Json
@@ -15,13 +16,13 @@ from gambit.types import PoolSettings
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of a trace's thoughts
 HALFWAY = SHARES.index(0.5)
-THOUGHTS = (1, 2, 3, 4, 6, 8, 12, 16)  # a trace's first ones, by which the spread of scores is told
-FEWEST_TRACES = 8  # that a spread can be told from
+THOUGHTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of first thoughts after which the spread of scores is measured
+FEWEST_TRACES = 8  # for a spread
 LONGEST_TRACE = 100_000_000  # tokens; no model's context is as long
 
 
 def _by_share(raw: object) -> object:
-    """Returns the values at SHARES of an object such as {"0.25": 0.7, …}. NaN and null mean: nothing can be said."""
+    """Returns the values at SHARES of an object such as {"0.25": 0.7, …}. NaN and null: unknown."""
     if isinstance(raw, dict):
         if missing := [f"{share:g}" for share in SHARES if f"{share:g}" not in raw]:
             raise ValueError(f"no AUC at {', '.join(missing)} of a trace")
@@ -50,11 +51,11 @@ Widths = Annotated[
 
 
 class ScorerTrust(BaseModel):
-    """How often a scorer puts a right trace above a wrong one of the same problem, on problems it was not fitted to."""
+    """The AUC of a scorer: how often a right trace is above a wrong one of the same problem, on problems new to it."""
 
     model_config = ConfigDict(frozen=True, strict=True, populate_by_name=True, serialize_by_alias=True)
 
-    auc: Aucs  # at each of SHARES, averaged over problems; 0.5 is chance, None: nothing can be said
+    auc: Aucs  # at each of SHARES, averaged over problems; 0.5 is chance, None unknown
     num_problems: int = Field(ge=0, alias="problems")  # with right and wrong traces
     base_model: str | None = None
     source: str | None = None  # where the problems came from
@@ -71,7 +72,7 @@ class ScorerTrust(BaseModel):
 
     @property
     def is_judged(self) -> bool:
-        """Returns False for a figure of a handful of problems, which is a matter of luck."""
+        """Returns False if the figures are of a handful of problems, which is a matter of luck."""
         return self.num_problems >= FEWEST_PROBLEMS and None not in self.auc
 
     def to_json(self) -> dict[str, Json]:
@@ -114,14 +115,14 @@ RULES = (
 
 
 def rule_for(trust: ScorerTrust | None) -> TrustRule:
-    """The safest one for a scorer that nobody judged, or by too few problems."""
+    """Returns the rule for a scorer; the safest if it was never judged, or on too few problems."""
     if trust is None or not trust.is_judged:
         return RULES[-1]
     return next(rule for rule in RULES if trust.halfway >= rule.from_auc)
 
 
 def reason_for(trust: ScorerTrust | None) -> str:
-    """Half a sentence: why that rule."""
+    """Returns the reason for the rule, as half a sentence."""
     if trust is None:
         return "nobody has judged the scorer, so islands are small; `gambit scorer eval --write` judges it"
     found = f"the scorer's AUC at half-way is {trust.halfway:.2f} on {trust.num_problems} problems"
@@ -142,11 +143,11 @@ DOUBTED_SPREAD = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """When a search withdraws its trust in a scorer, and to which pool it falls back.
+    """The rule by which a search withdraws its trust in a scorer, and the pools to which it falls back.
 
-    A scorer that meets what it was not judged on is as sure of itself as ever; how far its scores lie apart in the pool
-    needs no labels and shows after two or three thoughts. What widens them without telling right from wrong is noise,
-    and noise lowers what the scorer has to say in the same proportion.
+    A scorer is as sure of itself on problems unlike those it was judged on. The spread of its scores in the pool needs
+    no labels and shows after two or three thoughts. Noise widens it, and lowers the AUC above chance in the same
+    proportion.
     """
 
     auc: float  # at half-way, as judged
@@ -155,11 +156,11 @@ class Doubt:
     pools: tuple[tuple[float, PoolSettings], ...]  # each with the least AUC that it suits, the most trusting first
 
     def scale(self, score: float) -> float:
-        """Chances as log-odds, where noise is as wide near 0 and 1 as in the middle."""
+        """Returns a chance as log-odds, in which noise is equally wide near 0 and in the middle; else the score."""
         return log_odds(score) if self.is_probability else score
 
     def auc_at(self, num_thoughts: int, spread: float) -> float:
-        """What the AUC at half-way comes to, given how far the pool's scores lie apart."""
+        """Returns the AUC at half-way that the spread of the pool's scores leaves."""
         known = self.spread[THOUGHTS.index(num_thoughts)]
         if not known or spread <= DOUBTED_SPREAD * known:
             return self.auc
@@ -171,13 +172,8 @@ class Doubt:
 
 
 def spread_of(scores: Sequence[Sequence[float]]) -> float:
-    """How far traces lie apart: the standard deviation around the mean of each thought; `scores`: [trace][thought].
+    """Returns the standard deviation of scores around the mean of each thought; `scores`: [trace][thought].
 
-    A first thought may be said alike by all and a last one differ most: only traces at the same thought are compared.
+    First thoughts may be alike and last ones differ most: only traces at the same thought are compared.
     """
-    return math.sqrt(sum(map(_variance, zip(*scores, strict=True))) / len(scores[0]))
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / len(values)
+    return math.sqrt(np.var(scores, axis=0).mean())

@@ -13,7 +13,7 @@ MERGE = "<<"
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Of a key that stands twice the last would count, and the first be lost without a word."""
+    """Rejects duplicate keys; YAML would silently keep the last."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # its name; the stubs say a dictionary
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -29,7 +29,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_mapping(path: Path, what: str) -> dict[str, object]:
-    """The options in a file, not yet checked; `what` it is called when it cannot be read."""
+    """Returns the options in a file, not yet checked; `what` the file is, is for the error message."""
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -40,7 +40,7 @@ def read_mapping(path: Path, what: str) -> dict[str, object]:
 
 
 def _mistake(error: Exception) -> str:
-    """YAML's own words without the lines that it quotes: there may be secrets in them."""
+    """Returns YAML's message without the lines that it quotes: there may be secrets in them."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem} (line {error.problem_mark.line + 1})"
     return " ".join(str(error).split())
