@@ -23,7 +23,6 @@ from gambit.policies.base import (
 from gambit.policies.doubt import Doubting, spread_in
 from gambit.policies.doubt import fallback as fallback_pool
 from gambit.policies.islands import Gambit, Islands
-from gambit.policies.margin import Margin
 from gambit.policies.tournament import Tournament
 from gambit.tree import TraceState
 from gambit.types import EndReason, Eviction, OnPressure, PressureAction, SearchStep, StopReason, ThoughtScore, TraceEnd
@@ -87,27 +86,30 @@ def test_a_pair_that_would_not_gain_is_dropped():
 @pytest.mark.parametrize(
     ("margin", "swaps"),
     [
-        (Margin(), [(0, 3), (1, 2)]),
-        (Margin(0.25), [(0, 3), (1, 2)]),
-        (Margin(0.35), [(0, 3)]),
-        (Margin(0.9), []),
-        (Margin(2.5, in_log_odds=True), [(0, 3)]),  # log-odds of 2.2, 0.4, -0.8 and -2.9
-        (Margin(5.2, in_log_odds=True), []),
+        ({}, [(0, 3), (1, 2)]),
+        ({"margin": 0.25}, [(0, 3), (1, 2)]),
+        ({"margin": 0.35}, [(0, 3)]),
+        ({"margin": 0.9}, []),
+        ({"margin": 2.5, "in_log_odds": True}, [(0, 3)]),  # log-odds of 2.2, 0.4, -0.8 and -2.9
+        ({"margin": 5.2, "in_log_odds": True}, []),
     ],
 )
 def test_a_pair_needs_a_clear_lead(margin, swaps):
-    round_ = decide(trace(0, 0.9), trace(1, 0.6), trace(2, 0.3), trace(3, 0.05), margin=margin)
+    round_ = decide(trace(0, 0.9), trace(1, 0.6), trace(2, 0.3), trace(3, 0.05), **margin)
     assert list(zip(parents(round_), pruned(round_), strict=True)) == swaps
 
 
 def test_certainty_is_a_lead_like_any_other():
-    assert Margin(13, in_log_odds=True).is_led(1.0, 0.0) and not Margin(30, in_log_odds=True).is_led(1.0, 0.0)
-    assert not Margin(0.5).is_led(0.2, 0.8)
+    def leads(margin, parent, victim, *, in_log_odds=True):
+        return Tournament(4, 2, 10, 50, margin, in_log_odds).leads(parent, victim)
+
+    assert leads(13, 1.0, 0.0) and not leads(30, 1.0, 0.0)
+    assert not leads(0.5, 0.2, 0.8, in_log_odds=False)
 
 
 def test_places_are_filled_without_a_margin():
     """Nobody gives way there."""
-    assert parents(decide(trace(0, 0.51), trace(1, 0.5), capacity=4, margin=Margin(3.0))) == [0, 1]
+    assert parents(decide(trace(0, 0.51), trace(1, 0.5), capacity=4, margin=3.0)) == [0, 1]
 
 
 def test_no_trace_is_parent_and_victim():
@@ -393,7 +395,7 @@ def test_settings_reach_the_policy():
     )  # fmt: skip
     policy = Gambit.from_settings(settings)
     tournament = Tournament(
-        6, 1, 7, 5, Margin(1.5, in_log_odds=True), 0.25, True, BranchPoint.LAST_BOUNDARY,
+        6, 1, 7, 5, 1.5, True, 0.25, True, BranchPoint.LAST_BOUNDARY,
         OnPressure(PressureAction.GHOST, spares_islands=True),
     )  # fmt: skip
     assert policy == Doubting(Gambit(Islands(3, 6, 9), tournament), DOUBT)

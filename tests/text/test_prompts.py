@@ -74,8 +74,8 @@ def test_boundaries_of_a_stream(stream: str, expected: list[int]) -> None:
 def test_without_a_think_tag_thoughts_count_everywhere() -> None:
     stream = [LETTERS.index(letter) for letter in "aTaN"]
     assert boundaries(RULE, stream)[0] == []
-    assert boundaries(rule_for(RULE, EncodedPrompt((), thinks=False, notes=())), stream)[0] == [3]
-    assert rule_for(RULE, EncodedPrompt((), thinks=True, notes=())) is RULE
+    assert boundaries(rule_for(RULE, thinks=False), stream)[0] == [3]
+    assert rule_for(RULE, thinks=True) is RULE
 
 
 @given(st.lists(st.lists(st.integers(0, 11), min_size=9, max_size=9), min_size=1, max_size=20), st.booleans())
@@ -236,7 +236,7 @@ def test_disabled_thinking_closes_the_block_and_counts_thoughts_everywhere() -> 
     prompt = encode_problem(tiny(), "let x = 5", enable_thinking=False)
     assert text_of(prompt).endswith("<think>\n\n</think>\n\n")
     assert not prompt.thinks
-    assert rule_for(boundary_rule(tiny()), prompt).think_end is None
+    assert rule_for(boundary_rule(tiny()), thinks=prompt.thinks).think_end is None
 
 
 def test_a_template_that_opens_the_block_is_left_alone() -> None:

@@ -31,7 +31,7 @@ class Policy(Protocol[State]):
 
     @property
     def wake(self) -> Wake:
-        """When it is called."""
+        """The moments at which it is called."""
 
     def initial_state(self) -> State:
         """Returns the first state, before any trace has been started."""
@@ -42,11 +42,11 @@ class Policy(Protocol[State]):
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """When a policy decides, besides once at the very start."""
+    """The moments at which a policy decides, besides once at the very start."""
 
     every_steps: int | None = None
     on_completion: bool = False  # also when a trace was pruned inside the engine
-    on_boundary: bool = False
+    on_boundary: bool = False  # a thought has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def top_up(
 
 
 class ScoreUse(StrEnum):
-    """When a policy looks at scores: those of a verifier have to be waited for."""
+    """The moments at which a policy looks at scores: those of a verifier have to be waited for."""
 
     ALWAYS = "always"  # whenever it decides
     ROUNDS = "rounds"  # every `Wake.every_steps` steps, and at boundaries where it wakes there
@@ -164,7 +164,7 @@ class ScoreUse(StrEnum):
 
 
 class SplitBy(StrEnum):
-    """What of a search may run on different engines, since it depends on nothing outside itself."""
+    """The shares of a search that may run on different engines, since each depends on nothing outside itself."""
 
     NOTHING = "nothing"
     ISLANDS = "islands"
@@ -173,7 +173,7 @@ class SplitBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a policy requires of a search; everything but scores is off by default, and then costs nothing."""
+    """The needs of a policy; everything but scores is off by default, and then costs nothing."""
 
     scores: ScoreUse = ScoreUse.ALWAYS
     has_fixed_size: bool = False  # it never creates more than num_traces traces: what is to come can be counted
@@ -187,12 +187,12 @@ class Requirements:
 
 
 def requirements_of(policy: Policy[State]) -> Requirements:
-    """Returns what a policy requires; a policy need not say."""
+    """Returns the requirements of a policy, which need not declare any."""
     return cast("Requirements", getattr(policy, "requirements", Requirements()))
 
 
 class ThoughtSplit(StrEnum):
-    """Where a thought ends."""
+    """The places where thoughts end."""
 
     MARKERS = "markers"  # before a discourse marker
     BLANK_LINES = "blank_lines"  # at the boundaries that scorers use
@@ -200,7 +200,7 @@ class ThoughtSplit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtNeed:
-    """How a policy that compares thoughts wants them."""
+    """The thoughts that a policy compares: how they are cut and embedded."""
 
     split: ThoughtSplit
     min_tokens: int

@@ -1,25 +1,30 @@
-"""Self-consistency: independent traces and an unweighted majority vote."""
+"""Sampling of independent traces: self-consistency, best-of-N, a single trace, and STEP."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from gambit.config.options import CheckedModel
 from gambit.config.presets import SearchSettings
-from gambit.policies.base import Decision, PoolView, Requirements, ScoreUse, SplitBy, Start, Wake, top_up
+from gambit.policies.base import Decision, PoolView, Requirements, ScoreUse, SplitBy, Wake, top_up
 from gambit.results.vote import VoteKind
 from gambit.types import OnPressure, PressureAction
 
 
 @dataclass(frozen=True, slots=True)
 class SelfConsistency:
-    """Self-Consistency (Wang et al. 2023). At most `capacity` traces run at once; under memory pressure the engine
-    queues and later recomputes them, as plain serving does."""
+    """Self-Consistency (Wang et al. 2023): independent traces and an unweighted majority vote.
+
+    At most `capacity` traces run at once. Under memory pressure the engine queues and later recomputes them, as plain
+    serving does.
+    """
 
     name: ClassVar[str] = "sc"
     default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
+    on_pressure: ClassVar[OnPressure] = OnPressure(PressureAction.QUEUE)
     num_traces: int
     capacity: int
 
@@ -39,7 +44,7 @@ class SelfConsistency:
         return None
 
     def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
-        return None, top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE))
+        return None, top_up(view, self.capacity, self.num_traces, self.on_pressure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +60,15 @@ class BestOfN(SelfConsistency):
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
+class Single(SelfConsistency):
     """Plain sampling: one trace, whatever `capacity` and `num_traces` say, and its answer."""
 
     name: ClassVar[str] = "single"
-    default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
     fixed_traces: ClassVar[int] = 1
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> Single:
-        return cls()
+    def from_settings(cls, settings: SearchSettings) -> Self:
+        return cls(cls.fixed_traces, cls.fixed_traces)
 
     @property
     def wake(self) -> Wake:
@@ -74,17 +78,9 @@ class Single:
     def requirements(self) -> Requirements:
         return Requirements(scores=ScoreUse.NEVER, has_fixed_size=True)
 
-    def initial_state(self) -> None:
-        return None
 
-    def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
-        return None, [] if view.num_created else [Start(1, OnPressure(PressureAction.QUEUE))]
-
-
-class StepOptions(BaseModel):
+class StepOptions(CheckedModel):
     """Options of STEP."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     pruned_vote: bool = Field(
         False, description="let a pruned trace vote if its text already has an answer, as the public code does"
@@ -92,7 +88,7 @@ class StepOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class StepPruning:
+class StepPruning(SelfConsistency):
     """STEP: memory-triggered pruning by hidden-state scores.
 
     A trace without a finished thought counts as 0 and goes first, then the lowest mean, the latest on a tie. What is
@@ -100,31 +96,19 @@ class StepPruning:
 
     Ours: the paper lets completed traces vote, its public code also pruned ones that had boxed an answer by then;
     both are here (`pruned_vote`). STEP's own scorer reads the state of the boundary token; with another scorer the
-    checkpoint says which state is read. Where `num_traces` is above `capacity`, the rest start as places become free.
+    checkpoint says which state is read. If `num_traces` is above `capacity`, the rest start as places become free.
     """
 
     name: ClassVar[str] = "step"
     default_vote: ClassVar[VoteKind] = VoteKind.SCORE
+    on_pressure: ClassVar[OnPressure] = OnPressure(PressureAction.PRUNE, unscored_first=True)
     Options: ClassVar[type[StepOptions]] = StepOptions
-    num_traces: int
-    capacity: int
     pruned_vote: bool = False
 
     @classmethod
-    def from_settings(cls, settings: SearchSettings) -> StepPruning:
+    def from_settings(cls, settings: SearchSettings) -> Self:
         return cls(settings.num_traces, settings.capacity, settings.options_of(StepOptions).pruned_vote)
-
-    @property
-    def wake(self) -> Wake:
-        return Wake(on_completion=True)
 
     @property
     def requirements(self) -> Requirements:
         return Requirements(has_fixed_size=True, pruned_answers=self.pruned_vote, split_by=SplitBy.TRACES)
-
-    def initial_state(self) -> None:
-        return None
-
-    def decide(self, state: None, view: PoolView) -> tuple[None, list[Decision]]:
-        pressure = OnPressure(PressureAction.PRUNE, unscored_first=True)
-        return None, top_up(view, self.capacity, self.num_traces, pressure)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from gambit.config.options import CheckedModel
 from gambit.config.presets import SearchSettings
 from gambit.policies.base import Decision, Discard, PoolView, Requirements, ScoreUse, TraceView, Wake, top_up
 from gambit.results.vote import VoteKind
@@ -16,10 +17,8 @@ from gambit.types import OnPressure, PressureAction, StopRule
 ROUNDING = 1e-5  # relative; a confidence depends on what else is in the batch by less than that
 
 
-class DeepConfOptions(BaseModel):
+class DeepConfOptions(CheckedModel):
     """Options of DeepConf."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     warmup_traces: int = Field(16, ge=1, description="traces that run in full and set the threshold")
     window_tokens: int = Field(2048, ge=1, description="tokens in a group; short traces need a short one")
@@ -30,10 +29,10 @@ class DeepConfOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class DeepConfState:
-    """What is known so far."""
+    """The threshold, once it is known, and how many traces were held against it."""
 
     threshold: float | None = None  # None during the warm-up
-    num_judged: int = 0  # finished traces that were seen
+    num_judged: int = 0  # finished traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class DeepConf:
         return DeepConfState(threshold, len(view.finished)), dropped + started
 
     def threshold(self, warmup: tuple[TraceView, ...]) -> float:
-        """Linear interpolation: at 90 % of 16 values, halfway between the 14th and the 15th."""
+        """Returns the percentile of the warm-up, interpolated: at 90 % of 16 values, between the 14th and the 15th."""
         exact = float(np.percentile([lowest(trace) for trace in warmup], self.options.percentile))
         return exact * (1 - ROUNDING)
 

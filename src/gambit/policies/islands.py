@@ -1,4 +1,4 @@
-"""Islands: a pool in parts, each with tournaments of its own. With one island it is the paper's method."""
+"""Gambit: a pool of islands, each with tournaments of its own. With one island it is the paper's method."""
 
 from __future__ import annotations
 
@@ -9,20 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gambit.config.presets import SearchSettings
-from gambit.policies.base import (
-    Decision,
-    PoolView,
-    Prune,
-    Requirements,
-    ScoreUse,
-    SplitBy,
-    Start,
-    TraceView,
-    Wake,
-)
+from gambit.config.presets import SearchPart, SearchSettings
+from gambit.policies.base import Decision, PoolView, Prune, Requirements, ScoreUse, SplitBy, Start, TraceView, Wake
 from gambit.policies.doubt import Doubting
-from gambit.policies.margin import Margin
 from gambit.policies.tournament import Tournament
 from gambit.results.vote import VoteKind
 from gambit.tree import LIVE
@@ -36,7 +25,7 @@ class Gambit:
 
     With several `islands` each root and its descendants compete with those of their own island alone, so that a
     scorer's mistake cannot take over the whole pool; all islands vote together. One island is the paper's method.
-    An island is over when its share of `num_traces` is complete. Where the scorer turns out to be less than its figures
+    An island is over when its share of `num_traces` is complete. If the scorer turns out to be less than its figures
     promise, islands are split into smaller ones, once or more often (`doubt`).
     """
 
@@ -55,10 +44,11 @@ class Gambit:
             pool.swap_size,
             pool.check_interval,
             pool.warmup_tokens,
-            Margin(pool.swap_margin, in_log_odds=settings.is_probability),
-            settings.hard_floor,
-            settings.ghost_parents,
-            settings.branch_point,
+            margin=pool.swap_margin,
+            in_log_odds=settings.is_probability,
+            hard_floor=settings.hard_floor,
+            ghost_parents=settings.ghost_parents,
+            branch_point=settings.branch_point,
         )
         policy = cls(Islands.of(settings), tournament).with_pool(pool)
         return policy if settings.doubt is None else Doubting(policy, settings.doubt)
@@ -95,6 +85,7 @@ class Gambit:
         return state, self.tournament.decide(view) if self.islands.count == 1 else self.on_islands(view)
 
     def on_islands(self, view: PoolView) -> list[Decision]:
+        """Decides for every island that has begun or may begin now, after what a split left over has been pruned."""
         members: dict[int, list[TraceView]] = {island: [] for island in self.islands}
         for trace in view.traces:
             members[trace.island].append(trace)
@@ -139,7 +130,7 @@ class Gambit:
 
 @dataclass(frozen=True, slots=True)
 class Islands:
-    """How a pool is divided: places, traces to complete and random numbers of each island.
+    """The division of a pool: places, traces to complete and random numbers of each island.
 
     An island shares the engine and the vote with the others, and nothing else. As many islands as places are
     self-consistency.
@@ -148,13 +139,13 @@ class Islands:
     count: int
     capacity: int
     num_traces: int
-    played: range | None = None  # those that are searched here; None: all
+    played: range | None = None  # those searched here; None: all
     first_noise: int = 0
 
     @classmethod
     def of(cls, settings: SearchSettings) -> Islands:
-        pool, part = (settings.pool.islands, settings.capacity, settings.num_traces), settings.part
-        return cls(*pool) if part is None else cls(*pool, part.islands, part.first_trace)
+        share = settings.part or SearchPart()
+        return cls(settings.pool.islands, settings.capacity, settings.num_traces, share.islands, share.first_trace)
 
     def __iter__(self) -> Iterator[int]:
         """Yields the islands that are searched here."""
@@ -162,11 +153,11 @@ class Islands:
 
     def places(self, island: int) -> int:
         """Returns how many of its traces are in the pool at most; islands differ by at most one."""
-        return _part(self.capacity, self.count, island)
+        return _share(self.capacity, self.count, island)
 
     def share(self, island: int) -> int:
         """Returns how many traces it has to complete."""
-        return _part(self.num_traces, self.count, island)
+        return _share(self.num_traces, self.count, island)
 
     def noise_id(self, island: int, ordinal: int) -> int:
         """Returns the random numbers of an island's next trace: the same whatever happens on other islands.
@@ -182,11 +173,9 @@ class Islands:
 
     def are_complete(self, completed: Iterable[int]) -> bool:
         """Returns whether each has its share; `completed` are the islands of the completed traces, one entry each."""
-        counts = [0] * self.count
-        for island in completed:
-            counts[island] += 1
+        counts = Counter(completed)
         return all(counts[island] >= self.share(island) for island in self)
 
 
-def _part(total: int, count: int, index: int) -> int:
+def _share(total: int, count: int, index: int) -> int:
     return total // count + (index < total % count)

@@ -12,10 +12,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from gambit.config.options import CheckedModel
 from gambit.config.presets import SearchSettings
-from gambit.errors import UserError
+from gambit.errors import UserError, first_line
 from gambit.policies.base import (
     Decision,
     PoolView,
@@ -43,16 +44,14 @@ Vectors = npt.NDArray[np.float64]
 
 
 class Variant(StrEnum):
-    """Which of two like traces goes."""
+    """The rule by which one of two like traces goes."""
 
     DIVERSITY = "diversity"  # the one whose own thoughts are more alike, per thought
     RANDOM = "random"  # a coin
 
 
-class SlimScOptions(BaseModel):
+class SlimScOptions(CheckedModel):
     """Options of Slim-SC."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     variant: Variant = Field(Variant.DIVERSITY, description="which of a pair goes: diversity or random")
     embedder: str = Field(STATES, description="states (the engine's own), or a sentence-transformers model by name")
@@ -79,7 +78,7 @@ class SlimScOptions(BaseModel):
 
     @property
     def lacking(self) -> str | None:
-        """What a search with these options needs and this machine does not have."""
+        """A package that these options need and this machine does not have; None if there is none."""
         return None if self.uses_states else lacking_for(self.embedder)
 
     @property
@@ -91,7 +90,7 @@ class SlimScOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SlimScState:
-    """The thoughts of the traces that still reason, and what the delay taught."""
+    """The thoughts of the traces that still reason, and the cosines that were seen during the delay."""
 
     thoughts: Mapping[int, Vectors] = field(default_factory=dict)  # trace -> [n, size]
     cosines: tuple[float, ...] = ()  # largest of each thought, during the delay
@@ -112,7 +111,7 @@ class SlimSc:
     Each new thought is compared by cosine with those of the other traces that still reason, the ones that came at the
     same time included. Above the threshold one of the two traces is pruned: in the diversity variant the one with the
     larger (mean pairwise cosine of its own thoughts ÷ their number), on a tie the one with fewer thoughts, then the one
-    whose new thought it is; in the random variant a coin decides. A trace is tested once it has said `delay_tokens`.
+    whose new thought it is; in the random variant a coin decides. A trace is tested once it has `delay_tokens` tokens.
     The survivors' majority wins, the answer of the shortest trace on a tie.
 
     Ours: the delay counts tokens, not seconds, so that a run can be repeated; every new thought is tested. As a prune
@@ -150,60 +149,48 @@ class SlimSc:
         return SlimScState(threshold=fixed if self.options.threshold is None else self.options.threshold)
 
     def decide(self, state: SlimScState, view: PoolView) -> tuple[SlimScState, list[Decision]]:
+        """Judges all new thoughts against those of the others.
+
+        All are there when the first is judged, and leave with their trace at the end: a trace that is to go still
+        covers what is like it, and a pair with one in it prunes no other.
+        """
         reasoning = {trace.id for trace in view.traces if trace.is_thinking and trace.state in LIVE}
         new = [thought for thought in view.thoughts if thought.trace in reasoning]
         known = {trace: vectors for trace, vectors in state.thoughts.items() if trace in reasoning}
-        round_ = _Round(self, _with(known, new), list(state.cosines), state.threshold)
+        thoughts, cosines, threshold = _with(known, new), list(state.cosines), state.threshold
+        pruned: list[int] = []
         for thought in new:
-            round_.judge(thought)
-        kept = {trace: vectors for trace, vectors in round_.thoughts.items() if trace not in round_.pruned}
+            found = nearest(thoughts, thought.trace, np.array(thought.vector))
+            if found is None:
+                continue
+            is_early = thought.num_tokens < self.options.delay_tokens
+            if threshold is None and (is_early or len(cosines) < FEWEST_COSINES):
+                cosines.append(round(found.cosine, DIGITS))  # it only teaches the threshold
+                continue
+            if threshold is None:
+                threshold = self.learned_threshold(cosines)
+            is_like = not is_early and found.cosine > threshold
+            if is_like and thought.trace not in pruned and found.trace not in pruned:
+                pruned.append(self.victim(thoughts, thought.trace, found.trace))
+        kept = {trace: vectors for trace, vectors in thoughts.items() if trace not in pruned}
         started = top_up(view, self.capacity, self.num_traces, OnPressure(PressureAction.QUEUE))
-        prunes = [Prune(trace, "similar") for trace in round_.pruned]
-        return SlimScState(kept, tuple(round_.cosines), round_.threshold), [*prunes, *started]
+        prunes = [Prune(trace, "similar") for trace in pruned]
+        return SlimScState(kept, tuple(cosines), threshold), [*prunes, *started]
+
+    def learned_threshold(self, cosines: Sequence[float]) -> float:
+        """Returns the percentile, less a digit: a thought that reaches it is too like, also where that is 1."""
+        return float(np.percentile(cosines, self.options.threshold_percentile) - 10**-DIGITS)
 
     def victim(self, thoughts: Mapping[int, Vectors], new: int, other: int) -> int:
-        """Which of two traces goes; `new` is the one whose thought was found too like the other's."""
+        """Returns which of two traces goes; a thought of `new` was found too like one of the other."""
         if self.options.variant is Variant.RANDOM:
             coin = random.Random(f"{self.seed}/{new}/{other}/{len(thoughts[new])}")
             return coin.choice((new, other))
         return max(new, other, key=lambda trace: (redundancy(thoughts[trace]), -len(thoughts[trace]), trace == new))
 
 
-@dataclass(slots=True)
-class _Round:
-    """One call of `decide`: all its thoughts are there when the first is judged, and leave with their trace at the end.
-
-    So a trace that is to go still covers what is like it: a pair with one in it prunes nobody else.
-    """
-
-    policy: SlimSc
-    thoughts: Mapping[int, Vectors]
-    cosines: list[float]
-    threshold: float | None
-    pruned: list[int] = field(default_factory=list)
-
-    def judge(self, thought: ThoughtView) -> None:
-        found = nearest(self.thoughts, thought.trace, np.array(thought.vector))
-        if found is None or not self._exceeds(found.cosine, thought.num_tokens):
-            return
-        if thought.trace not in self.pruned and found.trace not in self.pruned:
-            self.pruned.append(self.policy.victim(self.thoughts, thought.trace, found.trace))
-
-    def _exceeds(self, cosine: float, num_tokens: int) -> bool:
-        """Whether a thought is tested and found too like another; until then its cosine only teaches the threshold."""
-        options = self.policy.options
-        is_early = num_tokens < options.delay_tokens
-        if self.threshold is None and (is_early or len(self.cosines) < FEWEST_COSINES):
-            self.cosines.append(round(cosine, DIGITS))
-            return False
-        if self.threshold is None:
-            # A thought that reaches the percentile is too like: where the traces are much alike, that is a cosine of 1.
-            self.threshold = float(np.percentile(self.cosines, options.threshold_percentile)) - 10**-DIGITS
-        return not is_early and cosine > self.threshold
-
-
 def _with(known: Mapping[int, Vectors], new: Sequence[ThoughtView]) -> dict[int, Vectors]:
-    """The thoughts of each trace, the new ones last."""
+    """Returns the thoughts of each trace, the new ones last."""
     found = dict(known)
     for thought in new:
         vector = np.array([thought.vector])
@@ -212,7 +199,7 @@ def _with(known: Mapping[int, Vectors], new: Sequence[ThoughtView]) -> dict[int,
 
 
 def nearest(thoughts: Mapping[int, Vectors], trace: int, vector: npt.NDArray[np.float64]) -> Nearest | None:
-    """Among the thoughts of other traces; the lowest id on a tie."""
+    """Returns the nearest among the thoughts of other traces, the lowest id on a tie; None if there is no other."""
     largest = {other: float((known @ vector).max()) for other, known in thoughts.items() if other != trace}
     if not largest:
         return None
@@ -221,7 +208,7 @@ def nearest(thoughts: Mapping[int, Vectors], trace: int, vector: npt.NDArray[np.
 
 
 def redundancy(own: Vectors) -> float:
-    """Mean pairwise cosine of a trace's thoughts, divided by their number; 0 where there is no pair."""
+    """Returns the mean pairwise cosine of a trace's thoughts, divided by their number; 0 if there is no pair."""
     count = len(own)
     if count == 1:
         return 0.0
@@ -235,7 +222,7 @@ PACKAGE = "sentence_transformers"
 
 
 def lacking_for(name: str) -> str | None:
-    """What is missing on this machine to load a sentence model with."""
+    """Returns what to install to load a sentence model; None if all is there."""
     if find_spec(PACKAGE) is not None:
         return None
     return (f"embedder = {name!r}: {PACKAGE} is not installed: pip install sentence-transformers, "
@@ -244,7 +231,7 @@ def lacking_for(name: str) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def load_embedder(name: str) -> Embed:
-    """The embedder behind a hub name or a folder; it stays loaded for the next search."""
+    """Returns the embedder behind a hub name or a folder; it stays loaded for the next search."""
     if (missing := lacking_for(name)) is not None:
         raise UserError(missing)
     from sentence_transformers import SentenceTransformer
@@ -252,9 +239,9 @@ def load_embedder(name: str) -> Embed:
     try:
         model = SentenceTransformer(name)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the sentence model {name!r}: {str(error).partition(chr(10))[0]}") from error
+        raise UserError(f"cannot load the sentence model {name!r}: {first_line(error)}") from error
 
-    def embed(texts: Sequence[str]) -> list[tuple[float, ...]]:
+    def embed(texts: Sequence[str]) -> list[Vector]:
         vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
         return [tuple(map(float, vector)) for vector in vectors]
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from gambit.config.options import BranchPoint
 from gambit.policies.base import Branch, Decision, Evict, PoolView, Prune, Start, TraceView
-from gambit.policies.margin import Margin
+from gambit.stats import log_odds
 from gambit.tree import TraceState
 from gambit.types import OnPressure, PressureAction
 
-ANY_LEAD = Margin()
 AS_GHOST = OnPressure(PressureAction.GHOST)
 FLOOR_THOUGHTS = 8  # scored thoughts before the hard floor may act: a mean of fewer says little
 
@@ -22,15 +21,16 @@ class Tournament:
 
     The engine does the algorithm's *Generate* and *Schedule*: it scores thoughts as they end, and evicts the trace with
     the lowest score as a ghost when the KV cache is full (`on_pressure`). Ghosts count, are ranked and may be pruned.
-    Ours are the margin, which the paper has at 0, the hard floor, ghosts as parents and the branch point, all off or as
-    in the paper by default; docs/how-it-works.md has the points that the paper leaves open.
+    Ours are the margin, the hard floor, ghosts as parents and the branch point, all off or as in the paper by default.
+    docs/how-it-works.md has the points that the paper leaves open.
     """
 
     capacity: int  # C
     swap_size: int  # K
     check_interval: int  # Δ
     warmup_tokens: int  # w
-    margin: Margin = ANY_LEAD
+    margin: float = 0.0  # the least lead of a parent over the trace that it replaces
+    in_log_odds: bool = False  # of the margin: a lead from 0.01 to 0.07 is as clear as one from 0.5 to 0.88
     hard_floor: float | None = None  # δ
     ghost_parents: bool = False
     branch_point: BranchPoint = BranchPoint.LAST_TOKEN
@@ -48,9 +48,15 @@ class Tournament:
     def tournament(self, active: Sequence[TraceView], vacancies: int) -> list[Decision]:
         """Ranks the active traces and reallocates places; `vacancies` is C - N, or less."""
         ranked = self.ranked(active)
-        parents = [trace for trace in ranked if self.can_parent(trace)]
-        # Case 1, under capacity, or case 2, at capacity.
-        decisions = self.fill(parents, vacancies) if vacancies > 0 else self.swap(ranked, parents)
+        parents = [trace for trace in ranked if self.can_parent(trace)]  # B
+        decisions: list[Decision]
+        if vacancies > 0:  # case 1, under capacity: the best branch once each, as many as there are places
+            decisions = [self.branch(parent) for parent in parents[:vacancies]]
+        else:  # case 2, at capacity: the bottom K are pruned and the top K branch
+            swaps = self.swaps(ranked, parents)
+            # All prunes first: the pool must never hold more than its capacity, not even between two decisions.
+            decisions = [Prune(victim.id, "tournament") for _, victim in swaps]
+            decisions += [self.branch(parent) for parent, _ in swaps]
         return decisions + self.below_floor(ranked, decisions)
 
     def ranked(self, active: Sequence[TraceView]) -> list[TraceView]:
@@ -62,22 +68,23 @@ class Tournament:
         is_there = trace.state is TraceState.RUNNING or (self.ghost_parents and trace.state is TraceState.GHOST)
         return is_there and trace.is_thinking and trace.num_generated >= self.warmup_tokens
 
-    def fill(self, parents: Sequence[TraceView], vacancies: int) -> list[Decision]:
-        """Branches each of the best once, as many as there are places."""
-        return [self.branch(parent) for parent in parents[:vacancies]]
-
-    def swap(self, ranked: Sequence[TraceView], parents: Sequence[TraceView]) -> list[Decision]:
-        """Prunes the bottom K and branches the top K, best against worst; a pair that would not gain is dropped."""
+    def swaps(self, ranked: Sequence[TraceView], parents: Sequence[TraceView]) -> list[tuple[TraceView, TraceView]]:
+        """Pairs the top K with the bottom K, best with worst; a pair that would not gain is dropped."""
         top = parents[: self.swap_size]
         chosen = {trace.id for trace in top}
         bottom = [trace for trace in reversed(ranked) if trace.id not in chosen]
-        pairs = [
-            (parent, victim)
-            for parent, victim in zip(top, bottom, strict=False)
-            if self.margin.is_led(score_of(parent), score_of(victim))
-        ]
-        # All prunes first: the pool must never hold more than its capacity, not even between two decisions.
-        return [*(Prune(victim.id, "tournament") for _, victim in pairs), *(self.branch(parent) for parent, _ in pairs)]
+        pairs = zip(top, bottom, strict=False)
+        return [(parent, victim) for parent, victim in pairs if self.leads(score_of(parent), score_of(victim))]
+
+    def leads(self, parent: float, victim: float) -> bool:
+        """Returns True if a parent's score leads clearly enough. In the paper any lead is enough.
+
+        A branch is no independent voter. If scores say little, most leads are noise, and swaps by them cost the pool
+        its variety for nothing.
+        """
+        if self.margin == 0 or parent <= victim:
+            return parent > victim
+        return (log_odds(parent) - log_odds(victim) if self.in_log_odds else parent - victim) >= self.margin
 
     def branch(self, parent: TraceView) -> Branch:
         at_boundary = self.branch_point is BranchPoint.LAST_BOUNDARY

@@ -1,4 +1,4 @@
-"""One run wired together: a problem and its options become a search on the model's engine, and its result."""
+"""The solver: a problem and its options become a search on the model's engine, and its result."""
 
 from gambit.solver.solver import PendingSearch, Solver
 from gambit.types import Problem

@@ -21,18 +21,11 @@ from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system
 from gambit.engines.base import SearchSpec, check_prompt
 from gambit.errors import ToldOnce, UserError
 from gambit.policies.base import Policy, Requirements, ScoreUse, requirements_of
+from gambit.policies.slim_sc import load_embedder
 from gambit.results.record import SearchRecord
 from gambit.results.result import SearchResult
 from gambit.results.vote import VoteKind
-from gambit.search.choice import (
-    confidence_window,
-    embedder_of,
-    make_policy,
-    needs_scores,
-    policy_options,
-    vote_of,
-    with_fixed_pool,
-)
+from gambit.search.choice import check_end, load_policy, policy_options, vote_of, with_fixed_pool
 from gambit.search.loop import Search
 from gambit.search.parts import RunningPart
 from gambit.search.pool import Callbacks
@@ -41,17 +34,17 @@ from gambit.solver.parts import SolverParts
 from gambit.storage.identity import package_version
 from gambit.storage.run_folder import EventCallback, EventSink, check_writable
 from gambit.text.boundary import continued
-from gambit.text.prompts import EncodedPrompt, encode_problem, rule_for
+from gambit.text.prompts import encode_problem, rule_for
 from gambit.tree import TraceState
 from gambit.types import Aggregation, ChatMessage, Problem
 from gambit.verifiers.base import Question
 
-LAG_PARTS = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
+LAG_SHARES = 4  # of a check interval one is for the verifier, so that tournaments need not wait for it
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What a caller asked for."""
+    """The arguments of a caller for one search."""
 
     problem: Problem
     config: SearchConfig
@@ -63,7 +56,7 @@ class SearchRequest:
     part: RunningPart | None = None  # of a search that is spread over several engines; None: all of it
 
     def failed(self, error: Exception) -> SearchResult:
-        """The result of a search that an error ended before it had one."""
+        """Returns the result of a search that an error ended before it had one."""
         return SearchResult.failed(self.problem.id, self.config.policy, self.config.seed, str(error))
 
 
@@ -74,12 +67,11 @@ def request_of(
     extractor: Extractor | None,
     on_event: Callable[[ev.Event], None] | None,
 ) -> SearchRequest:
-    """Of one problem, from the arguments of a solver's call."""
+    """Returns the request for one problem."""
     problem = problem if isinstance(problem, Problem) else Problem(problem)
     callback: EventCallback | None = None if on_event is None else lambda _, event: on_event(event)
-    return SearchRequest(
-        problem, config or SearchConfig(), None if out_dir is None else Path(out_dir), extractor, callback
-    )
+    folder = None if out_dir is None else Path(out_dir)
+    return SearchRequest(problem, config or SearchConfig(), folder, extractor, callback)
 
 
 def requests_of(
@@ -90,28 +82,17 @@ def requests_of(
     on_event: EventCallback | None,
     concurrency: int = 1,
 ) -> Iterator[SearchRequest]:
-    """Of many problems, each with a folder of its own in `out_dir`."""
-    asked, folder = config or SearchConfig(), None if out_dir is None else Path(out_dir)
+    """Returns the requests for many problems, each with a folder of its own in `out_dir`."""
+    config, folder = config or SearchConfig(), None if out_dir is None else Path(out_dir)
     if folder is not None:
         check_writable(folder)
 
     def request(number: int, given: str | Problem) -> SearchRequest:
         problem = given if isinstance(given, Problem) else Problem(given, id=str(number))
         own_folder = None if folder is None else folder / problem.id
-        return SearchRequest(problem, asked, own_folder, extractor, on_event, concurrency, must_log=False)
+        return SearchRequest(problem, config, own_folder, extractor, on_event, concurrency, must_log=False)
 
     return itertools.starmap(request, enumerate(problems))
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedSearch:
-    """A search, ready to begin, with its log."""
-
-    search: Search
-    sink: EventSink
-    news: tuple[str, ...]  # notes that nobody was told before
-    notes: tuple[str, ...]
-    thinks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +103,17 @@ class SearchPlan:
     requirements: Requirements
     header: ev.RunStarted
     notes: tuple[str, ...]
-    thinks: bool  # whether its traces begin inside a think block
+    thinks: bool  # its traces begin inside a think block
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
-    """What a search on this solver's engine is made of."""
+class PreparedSearch:
+    """A search, ready to begin, with its log."""
 
-    prompt: EncodedPrompt
-    settings: SearchSettings
-    policy: Policy[object]
-    requirements: Requirements
-    verifier: VerifierUse | None
-    header: ev.RunStarted
-    notes: tuple[str, ...]
+    plan: SearchPlan
+    search: Search
+    sink: EventSink
+    news: tuple[str, ...]  # notes that no earlier search had
 
 
 class SearchBuilder:
@@ -147,119 +125,123 @@ class SearchBuilder:
         self._num_searches = 0
         self._told = ToldOnce()
 
-    def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
-        """What whoever spreads a search over several engines must know of it; `history` is of all of them."""
-        draft = self._draft(request, history, num_engines)
-        return SearchPlan(draft.settings, draft.requirements, draft.header, draft.notes, draft.prompt.thinks)
+    def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
+        """Resolves the settings of a search; `history` is of all engines that share it."""
+        parts, problem, config = self._parts, request.problem, request.config
+        parts.check_question(problem.last_message)
+        prompt = encode_problem(
+            parts.engine.tokenizer,
+            problem.question,
+            system_prompt=system_prompt_of(config, parts.defaults.preset),
+            enable_thinking=config.enable_thinking,
+        )
+        tokens = (*prompt.token_ids, *problem.prefix_tokens)
+        check_prompt(parts.engine.info, len(tokens))
+        if request.part is None:
+            settings, found = self._resolve(config, len(prompt.token_ids), problem, history)
+        else:
+            settings, found = request.part.settings, []
+        check_end(config, is_probability=parts.judge.is_probability)
+        policy = load_policy(config.policy).from_settings(settings)
+        requirements = requirements_of(policy)
+        at_once = max(settings.most_at_once, settings.num_first * request.concurrency)
+        found += self._crowding(-(-at_once // num_engines))
+        if self._needs_verifier(requirements, config):
+            found += self._short_verifier(len(tokens) + settings.max_new_tokens)
+        notes = (*prompt.notes, *found) if request.part is None else ()  # the whole search has the notes
+        header = self._header(problem, config, settings, policy, tokens)
+        return SearchPlan(settings, requirements, header, notes, prompt.thinks)
 
     def build(self, request: SearchRequest) -> PreparedSearch:
         parts, config, prefix = self._parts, request.config, request.problem.prefix_tokens
-        draft = self._draft(request, self.history)
-        embed = embedder_of(draft.requirements)
-        news = self._told.tell(draft.notes)
+        plan = self.plan(request, self.history)
+        settings, requirements, tokens = plan.settings, plan.requirements, plan.header.prompt_tokens
+        window = config.confidence_window if vote_of(config).needs_confidence else 0
+        window = requirements.confidence_window or window
+        thoughts = requirements.thoughts
+        embed = load_embedder(thoughts.embedder) if thoughts and thoughts.embedder else None
+        verifier = self._verifier_use(request.problem, tokens, plan, config)
+        news = self._told.tell(plan.notes)
         sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
         self._num_searches += 1
         spec = SearchSpec(
             self._num_searches,
-            draft.header.prompt_tokens,
-            continued(rule_for(parts.rule, draft.prompt), prefix),
+            tokens,
+            continued(rule_for(parts.rule, thinks=plan.thinks), prefix),
             parts.stop_ids,
-            keeps_histories=draft.settings.ghost_parents,
-            confidence_window=confidence_window(draft.requirements, config),
-            embedding_size=draft.requirements.embedding_size,
-            has_verifier=draft.verifier is not None,
+            keeps_histories=settings.ghost_parents,
+            confidence_window=window,
+            embedding_size=requirements.embedding_size,
+            has_verifier=verifier is not None,
         )
+        extract = request.extractor or extractor_for(config.answer)
         callbacks = Callbacks(
-            self._answer_reader(request.extractor or extractor_for(config.answer), prefix),
+            lambda own: extract(parts.text_of([*prefix, *own])),
             parts.grader.for_vote,
             sink.write,
             parts.engine.tokenizer.decode,
             embed,
-            *(() if request.part is None else (request.part.after_step,)),
+            None if request.part is None else request.part.after_step,
         )
-        search = Search(parts.engine, draft.policy, draft.settings, spec, draft.header, callbacks, draft.verifier)
-        return PreparedSearch(search, sink, news, draft.notes, draft.prompt.thinks)
-
-    def _draft(self, request: SearchRequest, history: LengthHistory, num_engines: int = 1) -> _Draft:
-        parts, problem, config = self._parts, request.problem, request.config
-        parts.check_question(problem.last_message)
-        prompt = self._encode(problem, config)
-        tokens = (*prompt.token_ids, *problem.prefix_tokens)
-        check_prompt(parts.engine.info, len(tokens))
-        if request.part is None:
-            settings, found = self._resolve(config, prompt, problem, history)
-        else:
-            settings, found = request.part.settings, []
-        policy = make_policy(config, settings, is_probability=parts.judge.is_probability)
-        requirements = requirements_of(policy)
-        verifier = None
-        if needs_scores(requirements, config):
-            verifier = self._verifier_use(problem, tokens, settings, only_ends=self._counts_ends(requirements, config))
-        at_once = max(settings.most_at_once, settings.num_first * request.concurrency)
-        found += self._crowding(-(-at_once // num_engines))
-        found += _short_context(verifier, len(tokens) + settings.max_new_tokens)
-        notes = (*prompt.notes, *found) if request.part is None else ()  # the whole has said what there is to say
-        header = run_header(parts, problem, config, settings, policy, tokens)
-        return _Draft(prompt, settings, policy, requirements, verifier, header, notes)
-
-    def _encode(self, problem: Problem, config: SearchConfig) -> EncodedPrompt:
-        return encode_problem(
-            self._parts.engine.tokenizer,
-            problem.question,
-            system_prompt=system_prompt_of(config, self._parts.defaults.preset),
-            enable_thinking=config.enable_thinking,
-        )
+        policy = load_policy(config.policy).from_settings(settings)
+        search = Search(parts.engine, policy, settings, spec, plan.header, callbacks, verifier)
+        return PreparedSearch(plan, search, sink, news)
 
     def _resolve(
-        self, config: SearchConfig, prompt: EncodedPrompt, problem: Problem, history: LengthHistory
+        self, config: SearchConfig, num_prompt_tokens: int, problem: Problem, history: LengthHistory
     ) -> tuple[SearchSettings, list[str]]:
+        """Returns the settings of a whole search, and warnings.
+
+        With a prefix, the answer's length is what the prefix leaves of it. Continuations of one trace, or of its
+        neighbours, must not be drawn alike: their seed is made of the seed and the problem's id.
+        """
         parts, defaults = self._parts, self._parts.defaults
         if config.preset is PresetSource.AUTO:
             defaults = history.added_to(defaults)
         settings, notes = resolve(
             with_fixed_pool(config),
             defaults,
-            parts.engine.info.context_tokens - len(prompt.token_ids),
+            parts.engine.info.context_tokens - num_prompt_tokens,
             is_probability=parts.judge.is_probability,
             trust=parts.judge.trust,
             policy_options=policy_options(config),
         )
-        if problem.prefix_tokens:
-            settings = _after_prefix(settings, problem)
-        # Continuations of one trace, or of its neighbours, must not be drawn alike.
-        if config.own_noise or problem.prefix_tokens:
-            settings = _with_own_noise(settings, problem)
-        return settings, notes
+        num_prefix = len(problem.prefix_tokens)
+        if num_prefix >= settings.max_new_tokens:
+            raise UserError(f"a prefix of {num_prefix} tokens leaves nothing of an answer of at most "
+                            f"{settings.max_new_tokens}: shorten it, or raise --max-new-tokens")  # fmt: skip
+        sampling = settings.sampling
+        if config.own_noise or num_prefix:
+            digest = hashlib.sha256(f"{sampling.seed} {problem.id}".encode()).digest()
+            sampling = dataclasses.replace(sampling, seed=int.from_bytes(digest[:6], "big"))
+        left = settings.max_new_tokens - num_prefix
+        return dataclasses.replace(settings, max_new_tokens=left, sampling=sampling), notes
 
-    def _counts_ends(self, requirements: Requirements, config: SearchConfig) -> bool:
-        """Whether of all that a verifier could read only complete traces count."""
-        aggregation, needs_last = self._parts.judge.aggregation, (VoteKind.SCORE, VoteKind.BEST)
-        is_last = aggregation is Aggregation.LAST and vote_of(config, aggregation) in needs_last
-        return is_last and requirements.scores is ScoreUse.NEVER
+    def _needs_verifier(self, requirements: Requirements, config: SearchConfig) -> bool:
+        """Returns False if there is no verifier, or neither policy nor vote looks at scores."""
+        if self._parts.verifier is None:
+            return False
+        return requirements.scores is not ScoreUse.NEVER or vote_of(config).needs_scores
 
     def _verifier_use(
-        self, problem: Problem, prompt_tokens: tuple[int, ...], settings: SearchSettings, *, only_ends: bool
+        self, problem: Problem, prompt_tokens: tuple[int, ...], plan: SearchPlan, config: SearchConfig
     ) -> VerifierUse | None:
-        parts, asked = self._parts, problem.question
-        if parts.verifier is None:
+        parts, options, question = self._parts, self._parts.config, problem.question
+        if parts.verifier is None or not self._needs_verifier(plan.requirements, config):
             return None
-        messages = (ChatMessage(role="user", content=asked),) if isinstance(asked, str) else tuple(asked)
+        messages = (ChatMessage(role="user", content=question),) if isinstance(question, str) else tuple(question)
+        lag, vote = options.verifier_lag, vote_of(config, parts.judge.aggregation)
+        is_last = parts.judge.aggregation is Aggregation.LAST and vote in (VoteKind.SCORE, VoteKind.BEST)
         return VerifierUse(
             parts.verifier,
             Question(messages, prompt_tokens),
             parts.engine.tokenizer.decode,
-            lag=_verifier_lag(parts.config.verifier_lag, settings),
-            is_async=parts.config.verifier_async,
-            is_optional=parts.config.verifier_optional,
-            # Without a verifier the engine's thoughts count.
-            only_ends=only_ends and not parts.config.verifier_optional,
+            lag=plan.settings.pool.check_interval // LAG_SHARES if lag is None else lag,
+            is_async=options.verifier_async,
+            is_optional=options.verifier_optional,
+            # If the verifier is lost, the engine's scores of thoughts count: then all thoughts are followed.
+            only_ends=is_last and plan.requirements.scores is ScoreUse.NEVER and not options.verifier_optional,
         )
-
-    def _answer_reader(self, extract: Extractor, prefix: tuple[int, ...]) -> Callable[[Sequence[int]], str | None]:
-        def answer_of(tokens: Sequence[int]) -> str | None:
-            return extract(self._parts.text_of([*prefix, *tokens]))
-
-        return answer_of
 
     def _crowding(self, num_traces: int) -> list[str]:
         info = self._parts.engine.info
@@ -270,61 +252,41 @@ class SearchBuilder:
         )
         return [f"of {num_traces} traces {info.most_traces} run at a time, the others wait{option}"]
 
+    def _short_verifier(self, num_tokens: int) -> list[str]:
+        assert self._parts.verifier is not None
+        context = self._parts.verifier.info.context_tokens
+        if context is None or num_tokens <= context:
+            return []
+        return [
+            f"the verifier reads at most {context} tokens: a trace that grows longer, up to {num_tokens} with its "
+            "prompt, keeps the score it has; lower --max-new-tokens, or take a verifier with a longer context"
+        ]
 
-def _verifier_lag(asked: int | None, settings: SearchSettings) -> int:
-    return settings.pool.check_interval // LAG_PARTS if asked is None else asked
-
-
-def _short_context(verifier: VerifierUse | None, num_tokens: int) -> list[str]:
-    context = None if verifier is None else verifier.thread.info.context_tokens
-    if context is None or num_tokens <= context:
-        return []
-    return [
-        f"the verifier reads at most {context} tokens: a trace that grows longer, up to {num_tokens} with its "
-        "prompt, keeps the score it has; lower --max-new-tokens, or take a verifier with a longer context"
-    ]
-
-
-def _after_prefix(settings: SearchSettings, problem: Problem) -> SearchSettings:
-    """With what is left of the answer's length."""
-    left = settings.max_new_tokens - len(problem.prefix_tokens)
-    if left < 1:
-        raise UserError(f"a prefix of {len(problem.prefix_tokens)} tokens leaves nothing of an answer of at most "
-                        f"{settings.max_new_tokens}: shorten it, or raise --max-new-tokens")  # fmt: skip
-    return dataclasses.replace(settings, max_new_tokens=left)
-
-
-def _with_own_noise(settings: SearchSettings, problem: Problem) -> SearchSettings:
-    """With a seed made of the seed and the problem's id."""
-    digest = hashlib.sha256(f"{settings.sampling.seed} {problem.id}".encode()).digest()
-    sampling = dataclasses.replace(settings.sampling, seed=int.from_bytes(digest[:6], "big"))
-    return dataclasses.replace(settings, sampling=sampling)
-
-
-def run_header(
-    parts: SolverParts,
-    problem: Problem,
-    config: SearchConfig,
-    settings: SearchSettings,
-    policy: Policy[object],
-    prompt_tokens: tuple[int, ...],
-) -> ev.RunStarted:
-    """`prompt_tokens` with the prefix that the problem's traces continue."""
-    question = problem.question if isinstance(problem.question, str) else json.dumps(list(problem.question))
-    return ev.RunStarted(
-        format=ev.LOG_FORMAT,
-        problem_id=problem.id,
-        question=question,
-        policy=policy.name,
-        vote=str(vote_of(config, parts.judge.aggregation)),
-        aggregation=str(parts.judge.aggregation),
-        seed=settings.sampling.seed,
-        capacity=settings.capacity,
-        num_traces=settings.num_traces,
-        prompt_tokens=prompt_tokens,
-        settings=settings.to_json(),
-        environment=_environment(parts),
-    )
+    def _header(
+        self,
+        problem: Problem,
+        config: SearchConfig,
+        settings: SearchSettings,
+        policy: Policy[object],
+        prompt_tokens: tuple[int, ...],
+    ) -> ev.RunStarted:
+        """Returns the header of the log; `prompt_tokens` with the prefix that the problem's traces continue."""
+        aggregation = self._parts.judge.aggregation
+        question = problem.question if isinstance(problem.question, str) else json.dumps(list(problem.question))
+        return ev.RunStarted(
+            format=ev.LOG_FORMAT,
+            problem_id=problem.id,
+            question=question,
+            policy=policy.name,
+            vote=str(vote_of(config, aggregation)),
+            aggregation=str(aggregation),
+            seed=settings.sampling.seed,
+            capacity=settings.capacity,
+            num_traces=settings.num_traces,
+            prompt_tokens=prompt_tokens,
+            settings=settings.to_json(),
+            environment=_environment(self._parts),
+        )
 
 
 def _environment(parts: SolverParts) -> dict[str, ev.Json]:
@@ -345,20 +307,20 @@ class LengthHistory:
     """Lengths of completed traces and of thoughts in this solver's runs so far, for `preset="auto"`."""
 
     def __init__(self) -> None:
-        self._has_told = False
+        self._has_warned = False
         self._lengths: deque[int] = deque(maxlen=4096)
         self._thoughts: deque[float] = deque(maxlen=4096)
 
     def remember(self, record: SearchRecord) -> tuple[str, ...]:
-        """Gives what there is to tell about them, once: that they are too short for the search's warm-up."""
+        """Takes in the lengths of a search; returns, once, the warning that they are too short for its warm-up."""
         for trace in record.tree.in_state(TraceState.FINISHED):
             self._lengths.append(trace.num_tokens)
             if trace.score.count:
                 self._thoughts.append(trace.boundary_tokens / trace.score.count)
         ended = record.early_ends
-        if self._has_told or ended is None or not ended.are_most:
+        if self._has_warned or ended is None or not ended.are_most:
             return ()
-        self._has_told = True
+        self._has_warned = True
         return ToldOnce().tell([ended.sentence("the traces")])
 
     def added_to(self, defaults: ModelDefaults) -> ModelDefaults:

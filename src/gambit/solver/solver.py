@@ -1,4 +1,4 @@
-"""A search that was asked for, until its caller has its result."""
+"""The solver, and a search that was submitted to it, until its caller has the result."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from gambit.verifiers.base import Verifier
 
 @dataclass(slots=True, eq=False)
 class PendingSearch:
-    """A search that was handed in, until its caller has its result."""
+    """A submitted search, until its caller has the result."""
 
     request: SearchRequest
     history: LengthHistory
     ticket: SearchTicket = field(init=False)
-    run: PreparedSearch | None = None  # once the engine's thread has taken it in
+    run: PreparedSearch | None = None  # set when the engine's thread begins it
 
     def cancel(self) -> None:
-        """End it within two engine steps, with the best vote so far."""
+        """Ends it within two engine steps, with the best vote so far."""
         self.ticket.cancel()
 
     @property
@@ -59,24 +59,22 @@ class PendingSearch:
 
     @property
     def record(self) -> SearchRecord:
-        """What its events say; it changes on the engine's thread until the search has ended."""
-        assert self.run is not None, "the search has not begun"
-        return self.run.search.record
+        """Its tree and counts; they change on the engine's thread until the search has ended."""
+        return self._begun.search.record
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Every warning about this search, those that an earlier one got too."""
-        return () if self.run is None else self.run.notes
+        """Every warning about this search, also those that an earlier search had."""
+        return () if self.run is None else self.run.plan.notes
 
     @property
     def thinks(self) -> bool:
-        """Whether its traces begin inside a think block."""
-        return self.run is not None and self.run.thinks
+        """True once it has begun, if its traces begin inside a think block."""
+        return self.run is not None and self.run.plan.thinks
 
     def live_tokens(self, trace: int, start: int = 0) -> Sequence[int]:
-        """What a live trace has said so far; to be called from `on_event`, on the engine's thread."""
-        assert self.run is not None, "the search has not begun"
-        return self.run.search.pool.tokens_of(trace, start)
+        """Returns the tokens of a live trace so far; to be called from `on_event`, on the engine's thread."""
+        return self._begun.search.pool.tokens_of(trace, start)
 
     def result(self) -> SearchResult:
         """Waits for it; an interrupted wait ends the search first, so that its log has an end."""
@@ -87,36 +85,38 @@ class PendingSearch:
             raise
 
     def result_or_error(self) -> SearchResult:
-        """What went wrong in this search alone is in its result."""
+        """Waits as `result` does; an error of this search alone is in its result."""
         try:
             return self.result()
         except Exception as error:
             if not self.ticket.failed_alone:
                 raise
-            return self._failed(error)
+            if self.run is not None and self.run.search.result is not None:
+                return self._finished(self.run.search.result)
+            return self.request.failed(error)
 
     def abandon(self) -> None:
-        """End it, and wait for that."""
+        """Ends it, and waits for the end."""
         self.ticket.cancel()
         self.ticket.result.exception()
         if self.run is not None:
             self.run.sink.close()
 
     def _finished(self, result: SearchResult) -> SearchResult:
-        assert self.run is not None
-        news = self.run.news
+        run = self._begun
+        news = run.news
         if not self.request.problem.prefix_tokens:  # the rest of a trace says little about the length of one
-            news += self.history.remember(self.run.search.record)
-        return self.run.sink.finish(dataclasses.replace(result, warnings=news))
+            news += self.history.remember(run.search.record)
+        return run.sink.finish(dataclasses.replace(result, warnings=news))
 
-    def _failed(self, error: Exception) -> SearchResult:
-        if self.run is not None and self.run.search.result is not None:
-            return self._finished(self.run.search.result)
-        return self.request.failed(error)
+    @property
+    def _begun(self) -> PreparedSearch:
+        assert self.run is not None, "the search has not begun"
+        return self.run
 
 
 class Solver:
-    """Holds one model on one engine and searches with it as often as asked.
+    """Holds one model on one engine and searches with it, any number of times.
 
     >>> solver = Solver()  # the bundled model
     >>> solver.solve("a = 17; b = 61; c = a + b; c?").answer
@@ -138,22 +138,22 @@ class Solver:
 
     @property
     def config(self) -> EngineConfig:
-        """With which it was made."""
+        """The options it was made with."""
         return self._parts.config
 
     @property
     def engine(self) -> Engine:
-        """What runs the model. Its calls belong to the solver's own thread: look, do not touch."""
+        """Read-only: the engine's methods may only be called on the solver's own thread."""
         return self._parts.engine
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The tokenizer of the model."""
         return self._parts.engine.tokenizer
 
     @property
     def most_traces(self) -> int | None:
-        """That run at a time; None: as many as the KV cache holds."""
+        """The number of traces that can run at a time; None: as many as the KV cache holds."""
         return self._parts.engine.info.most_traces
 
     def solve(
@@ -166,7 +166,7 @@ class Solver:
         on_event: Callable[[ev.Event], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> SearchResult:
-        """Search one problem to its end. With `out_dir`, the event log and the result are written there.
+        """Searches one problem to its end. With `out_dir`, the event log and the result are written there.
 
         Calls from several threads run in one batch. Callbacks are called on the solver's own thread.
         """
@@ -182,24 +182,24 @@ class Solver:
         extractor: Extractor | None = None,
         on_event: Callable[[ev.Event], None] | None = None,
     ) -> PendingSearch:
-        """Begin a search beside those that run, and come back at once; `AsyncSolver` and `gambit serve` build on it."""
+        """Begins a search beside those that run, and returns at once; `AsyncSolver` and `gambit serve` build on it."""
         return self._submit(request_of(problem, config, out_dir, extractor, on_event), lambda: False)
 
     def check_question(self, question: str) -> None:
-        """Refuse, before a search begins, a question that a bundled model was not made for."""
+        """Refuses, before a search begins, a question that a bundled model was not made for."""
         self._parts.check_question(question)
 
     def capacity_of(self, config: SearchConfig) -> int:
-        """How many traces a search runs at a time."""
+        """Returns how many traces a search runs at a time."""
         return resolved_capacity(with_fixed_pool(config), self._parts.defaults)
 
     @property
     def think_end(self) -> int | None:
-        """The token that ends a model's thinking; None where it has none."""
+        """The token that ends the model's thinking; None if it has none."""
         return self._parts.rule.think_end
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """What a trace said, without the token that ended it."""
+        """Returns the text of a trace, without the token that ended it."""
         return self._parts.text_of(tokens)
 
     def solve_many(
@@ -213,9 +213,9 @@ class Solver:
         on_event: EventCallback | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[SearchResult]:
-        """Search problems, up to `concurrency` at a time in one batch, and give results as they finish.
+        """Searches problems, up to `concurrency` at a time in one batch, and yields results as they finish.
 
-        A search begins once the engine has a place for a trace of it, so that `concurrency` may be large.
+        A search begins when the engine has a place for a trace of it, so that `concurrency` may be large.
         A problem that cannot be searched gives a result with `error` set; the others go on. Leaving the iteration
         early ends the searches that run.
         """
@@ -236,14 +236,8 @@ class Solver:
             for left in pending:
                 left.abandon()
 
-    def plan(
-        self,
-        problem: Problem,
-        config: SearchConfig,
-        history: LengthHistory,
-        num_engines: int = 1,
-    ) -> SearchPlan:
-        """How a search would go; for `SpreadSolver`."""
+    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
+        """Returns the settings that a search would have; for `SpreadSolver`."""
         return self._builder.plan(SearchRequest(problem, config, None, None, None), history, num_engines)
 
     def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> RunningPart:
@@ -256,15 +250,15 @@ class Solver:
         return part
 
     def equivalent(self, first: str, second: str) -> bool:
-        """Whether two answers are equal, as the votes decide it; what they have compared is remembered."""
+        """Returns True if two answers are equal, as votes decide it; comparisons are remembered."""
         return self._parts.grader.equivalent(first, second)
 
     def grade(self, answer: str | None, gold: str) -> bool:
-        """Whether an answer is right; no answer is wrong."""
+        """Returns True if an answer is right; no answer is wrong."""
         return self._parts.grader.grade(answer, gold)
 
     def close(self) -> None:
-        """End what runs and give back memory and processes; a second call does nothing."""
+        """Ends what runs and releases memory and processes; a second call does nothing."""
         self._parts.close()
 
     def __enter__(self) -> Solver:
@@ -286,6 +280,6 @@ class Solver:
 
 
 def _first_done(pending: Sequence[PendingSearch]) -> list[PendingSearch]:
-    """Waits for at least one."""
+    """Waits until a search is done; returns all that are."""
     wait([each.ticket.result for each in pending], return_when=FIRST_COMPLETED)
     return [each for each in pending if each.ticket.result.done()]
