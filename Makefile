@@ -5,19 +5,24 @@ BIN := $(VENV)/bin
 INSTALL := PYTHON="$(PYTHON)" sh scripts/install.sh $(VENV)
 SOURCES := pyproject.toml scripts/install.sh
 
-.PHONY: demo test test-fast lint docs clean
+.PHONY: demo test test-fast test-all lint docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/gambit demo
 
+# What a change has to pass: every test.
 test: lint
 	$(BIN)/python -m pytest -n 2
 
-# For everyday work: two minutes on 2 cores.
+# For everyday work: the tests without a model, in a minute on 2 cores.
 test-fast: $(VENV)/.ready-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m unit
+
+# For a schedule: every test, and property tests on many new examples.
+test-all: lint
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=long
 
 lint: $(VENV)/.ready-for-tests
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: a tiny model, and the material next to the repository where it is there."""
 
 import os
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,9 @@ hypothesis.settings.register_profile(
     derandomize=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-# To look for new examples: pytest --hypothesis-profile=explore
+# To look for new examples: pytest --hypothesis-profile=explore, or `long` for ten times as many (`make test-all`).
 hypothesis.settings.register_profile("explore", hypothesis.settings.get_profile("untimed"), derandomize=False)
+hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("explore"), max_examples=1000)
 # For mutation testing (scripts/mutants.py): the same few examples every time, a failing one not made smaller.
 hypothesis.settings.register_profile(
     "quick",
@@ -42,12 +44,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew", action="store_true", help="write what the tests of this file compare with anew")
 
 
+# The tier of a test follows from a mark on it or on its module, else from its folder, else from what it runs on.
+TIERS = ("unit", "contract", "system")
+SYSTEM, CONTRACT = ("cli", "cluster", "serve"), ("engines", "verifiers")  # folders
+MODELS = {"gate", "pawn_solver", "tiny_folder"}
+
+
+def tier_of(item: pytest.Item) -> str:
+    for mark in item.iter_markers():
+        if mark.name in TIERS:
+            return mark.name
+    if item.get_closest_marker("slow"):  # the former name of `system`
+        return "system"
+    folder = item.path.relative_to(ROOT / "tests").parts[0]
+    if folder in SYSTEM:
+        return "system"
+    return "contract" if folder in CONTRACT or MODELS & {*getattr(item, "fixturenames", ())} else "unit"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starting vLLM takes seconds: what runs on it is slow, whoever forgot to say so."""
     for item in items:
-        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if any(str(value).startswith("vllm") for value in parameters):
-            item.add_marker(pytest.mark.slow)
+        item.add_marker(tier_of(item))
+
+
+@pytest.fixture(autouse=True)
+def _no_language_model(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a unit test that runs a language model. These have an embedding, the networks of scorers have none."""
+    if request.node.get_closest_marker("unit") is None or "torch" not in sys.modules:
+        yield
+        return
+    import torch
+
+    def refuse(module: torch.nn.Module, _: object) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            raise AssertionError(f"{request.node.nodeid} runs a language model: mark it `contract` or `system`")
+
+    with torch.nn.modules.module.register_module_forward_pre_hook(refuse):
+        yield
 
 
 # What takes longest, by file or page of the docs, begins first: else one worker has it alone in the end.

@@ -40,7 +40,7 @@ def hostile(rng: random.Random) -> str:
     return rng.choice(PIECES) * rng.randrange(2, 400)
 
 
-@pytest.mark.slow
+@pytest.mark.contract
 def test_hostile_answers_in_pairs() -> None:
     rng = random.Random(SEED)
     answers = [hostile(rng) for _ in range(NUM_ANSWERS)]

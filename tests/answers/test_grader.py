@@ -18,6 +18,7 @@ from gambit.answers import grader as grading
 from gambit.errors import EngineError, UserError
 from gambit.results.vote import Ballot, tally
 
+pytestmark = pytest.mark.system  # it starts and kills processes
 READY = "print('{\"ready\": true}', flush=True);"
 ASK = READY + "\nimport json\nwhile True:\n    request = json.loads(input())\n    "
 EQUAL = "print(json.dumps({'equal': True}), flush=True)"

@@ -20,7 +20,7 @@ from gambit.cli.app import app
 from gambit.errors import GambitError
 from gambit.solver import Solver
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 SMALL = {
     "scorer": "constant", "engine": "local", "capacity": "6", "check_interval": "4", "warmup_tokens": "4",
     "max_new_tokens": "40", "kv_budget_tokens": "160",

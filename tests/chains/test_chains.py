@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -16,14 +17,21 @@ from gambit.chains.problems import split_of
 from gambit.chains.words import Draws, words_of
 from gambit.errors import UserError
 from support import ROOT
+from support.tables import table
 
 SPECS = ("chains:2", "chains:8", "chains:16", "chains:12,shuffled,idle=3", "chains:64,idle=16", "moves:2", "moves:12")
+COUNT = 12  # problems of each split
 # Hashes of the first 100 problems: whoever measures on these problems measures on the same ones.
 KEPT = {"chains:16": "96ccdc8b1c3d9eff", "moves:8": "1821c09c773e60a8"}
 
 
-def drawn(spec, count=25, seed=5):
-    return [row for split in SPLITS for row in generate(spec, split, count, seed)]
+@cache
+def problems(spec, split, count):
+    return generate(spec, split, count, seed=5)
+
+
+def drawn(spec, count=COUNT):
+    return [row for split in SPLITS for row in problems(spec, split, count)]
 
 
 # -- a second reader of the English ----------------------------------------------------------------------------
@@ -113,7 +121,7 @@ def after_queue_move(state, sentence, who):
 # -- what holds for every problem ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith("chains")])
+@table("spec", [spec for spec in SPECS if spec.startswith("chains")])
 def test_amounts_follow_from_the_sentences(spec):
     for row in drawn(spec):
         values, answer = answer_of_chain(row)
@@ -124,7 +132,7 @@ def test_amounts_follow_from_the_sentences(spec):
         assert len(row["idle"]) == parse_spec(spec).idle
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith("chains")])
+@table("spec", [spec for spec in SPECS if spec.startswith("chains")])
 def test_the_answer_of_a_chain_hangs_on_every_step(spec):
     """A slip of one in any step changes what comes out at the end."""
     for row in drawn(spec):
@@ -147,7 +155,7 @@ def test_slips_are_rarely_given_away():
     assert odd / len(rows) < 0.1
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith("moves")])
+@table("spec", [spec for spec in SPECS if spec.startswith("moves")])
 def test_places_follow_from_the_sentences(spec):
     for row in drawn(spec):
         assert answer_of_moves(row) == row["answer"], row["question"]
@@ -170,12 +178,12 @@ def test_moves_cannot_be_guessed():
         assert right / len(rows) < 0.26
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@table("spec", SPECS)
 def test_splits_share_neither_structures_nor_words(spec):
-    structures = [{structure(row) for row in generate(spec, split, 25)} for split in SPLITS]
-    assert all(len(found) == 25 for found in structures)
-    assert len(set.union(*structures)) == 25 * len(SPLITS)
-    assert len({row["id"] for row in drawn(spec)}) == 25 * len(SPLITS)
+    structures = [{structure(row) for row in problems(spec, split, COUNT)} for split in SPLITS]
+    assert all(len(found) == COUNT for found in structures)
+    assert len(set.union(*structures)) == COUNT * len(SPLITS)
+    assert len({row["id"] for row in drawn(spec)}) == COUNT * len(SPLITS)
 
 
 def structure(row):
@@ -206,7 +214,7 @@ def test_words_belong_to_one_split():
     assert {split_of(hashlib.sha256(bytes([i])).hexdigest()) for i in range(64)} == set(SPLITS)
 
 
-@pytest.mark.parametrize("spec", KEPT)
+@table("spec", KEPT)
 def test_the_first_hundred_problems_are_kept(spec):
     text = json.dumps([generate(spec, split, 100) for split in SPLITS], sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == KEPT[spec]
@@ -222,7 +230,7 @@ def test_prompts_end_with_how_to_write():
         assert prompt("Why?", phrase) == f"Why?\n\n{text}" and "\\boxed{}" in text
 
 
-@pytest.mark.parametrize(
+@table(
     ("spec", "reason"),
     [
         ("chain:8", "names no family"),

@@ -29,7 +29,7 @@ from gambit.scorers.checkpoint import save_checkpoint
 from gambit.scorers.mlp import MlpScorer
 from gambit.solver import Solver
 
-pytestmark = pytest.mark.slow  # every test runs a command
+pytestmark = pytest.mark.system  # every test runs a command
 REQUIRED = {"answer", "votes", "policy", "seed", "counts", "tokens", "seconds", "stop_reason", "out_dir"}
 SMALL = ("--capacity", "4", "--check-interval", "5", "--warmup-tokens", "5", "--max-new-tokens", "60")
 GAMBIT = (sys.executable, "-m", "gambit")

@@ -27,7 +27,7 @@ from gambit.training.train import Trained
 from gambit.types import Aggregation, StatePosition
 from support.collected import make_collection
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 
 
 class Outcome:

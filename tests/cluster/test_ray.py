@@ -26,7 +26,7 @@ from gambit.cluster.work import Work, WorkQueue, run_work
 from gambit.errors import EngineError, GambitWarning, UserError
 from gambit.training.storage import read_shards
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 PAWN = ("--benchmark", "pawn", "--limit", "4", "--capacity", "6", "--policies", "sc,gambit")
 NEEDS = EngineNeeds(cpus=1)
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}

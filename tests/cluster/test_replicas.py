@@ -29,7 +29,7 @@ from support.serving import CHAIN, EASY, KEY, OTHER_KEY, answer_of, serving
 QUESTION = "a = 17; b = 5; c = a * b; d = c - a; d?"
 LONG = {"policy": "sc", "capacity": 8, "num_traces": 5000}  # for as long as a test wants
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.filterwarnings("ignore:engine . died"),
 ]
 

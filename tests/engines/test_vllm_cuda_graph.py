@@ -55,7 +55,7 @@ def test_precision_is_lent_only():
     assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build")
 def test_a_worker_with_a_recording_says_the_same():
     engine = start_own_vllm(random_mlp())

@@ -22,7 +22,7 @@ CONTRACT = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed")
 @pytest.mark.skipif(not FOLDER.exists(), reason="Triton is not installed beside it: scripts/install.sh brings it")
 def test_the_contract_holds_on_the_second_model_runner():

@@ -8,7 +8,7 @@ from gambit.types import TraceKey
 from support.engine_setups import GREEDY, HAS_VLLM, finish, open_search, run, spec, start_own_vllm, tokens_of, worker_of
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed: scripts/install.sh brings its CPU build"),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]

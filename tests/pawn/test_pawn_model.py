@@ -20,6 +20,7 @@ from gambit.types import EndReason
 from support import ROOT
 from support.searching import make_header, make_settings
 
+pytestmark = pytest.mark.contract
 RESULTS = ROOT / "benchmarks" / "results"
 
 

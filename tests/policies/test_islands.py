@@ -190,6 +190,7 @@ def tokens_of(watched):
     return {trace.id: tree.tokens_of(trace.id) for trace in tree.traces}
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("num_traces", [8, 12])
 @pytest.mark.parametrize("kv_budget_tokens", [None, 16 * 12])
 def test_an_island_for_each_place_is_self_consistency(kv_budget_tokens, num_traces):
@@ -220,6 +221,7 @@ class Alone:
         return state, [d for d in decisions if not isinstance(d, Start) or d.island == self._island]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("island", range(3))
 def test_an_islands_traces_are_the_same_wherever_its_neighbours_run(island):
     together = searched("gambit", islands=3).search.record.tree

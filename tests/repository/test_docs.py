@@ -40,7 +40,7 @@ def to_run(page, *languages):
     return [code for _, note, code in blocks(page, *languages) if not note and code not in apart]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     """The blocks of one page build on each other, as a reader takes them."""
@@ -59,7 +59,7 @@ def on_free_ports(script):
     return script
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("page", [page for page in PAGES if to_run(page, "bash", "sh")], ids=lambda page: page.name)
 def test_shell_blocks_run(page, tmp_path, tmp_path_factory):
     environment = {
@@ -86,7 +86,7 @@ def shape(output):
     return [line for line, before in zip(lines, [None, *lines], strict=False) if line != before]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("block", list(shown(PAGES[0].read_text())), ids=lambda block: block.language)
 def test_the_readme_shows_what_its_blocks_print(block, tmp_path):
     """If it does not: `python scripts/shown_output.py`."""

@@ -11,7 +11,7 @@ import pytest
 
 import gambit
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 POLICY = '''
 """A toy: two traces, and whoever is complete first ends it."""
 

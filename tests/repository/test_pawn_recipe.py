@@ -24,6 +24,8 @@ from gambit.scorers.checkpoint import load_checkpoint, read_metadata
 from gambit.training.dataset import Dataset
 from support.collected import make_generated
 
+pytestmark = pytest.mark.contract
+
 
 def test_the_corpus_holds_training_puzzles_only() -> None:
     for bucket in make_corpus(40, seed=0, num_workers=1):

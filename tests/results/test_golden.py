@@ -79,6 +79,7 @@ def test_a_bench_is_reported_on_as_it_was_then(old: Path) -> None:
     assert len(list((old / "bench" / "trees").glob("*.html"))) == 2
 
 
+@pytest.mark.contract
 def test_a_stopped_bench_goes_on_to_the_same_answers(old: Path) -> None:
     def told(row: dict) -> dict:
         return {name: row[name] for name in ("variant", "problem", "seed", "answer", "generated", "stop_reason")}

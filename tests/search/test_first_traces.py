@@ -133,6 +133,7 @@ def test_a_share_counts_from_the_first_round_on():
     assert SearchConfig(first_traces=4, consensus_stop=0.8, consensus_min_traces=6).consensus == Consensus(0.8, 6)
 
 
+@pytest.mark.contract
 def test_without_an_end_that_a_vote_can_bring_it_is_refused():
     with pytest.raises(UserError, match="give consensus_stop too"):
         check_search(SearchConfig(first_traces=4))
@@ -150,6 +151,7 @@ def test_a_search_over_several_engines_refuses_it():
         split(make_settings(first_traces=2, consensus=Consensus(0.8, 2)), SplitBy.ISLANDS, 2)
 
 
+@pytest.mark.contract
 def test_pawn_needs_fewer_traces_for_an_easy_puzzle():
     with Solver("pawn") as solver, warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -23,7 +23,7 @@ from gambit.storage.files import append_synced, opened_to_append, whole_lines, w
 from gambit.training.storage import read_index
 from gambit.types import Problem
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 OPTIONS = {"capacity": 6, "swap_size": 2, "check_interval": 6, "warmup_tokens": 8, "max_new_tokens": 60,
            "temperature": 1.0, "top_p": 1.0, "top_k": 0}  # fmt: skip
 PROBLEMS = [Problem(f"a={i}", id=f"p{i}") for i in range(4)]

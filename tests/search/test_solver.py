@@ -135,6 +135,7 @@ def test_auto_learns_from_the_runs_so_far(tiny_folder):
     solver.close()
 
 
+@pytest.mark.contract
 def test_who_waits_longer_than_traces_live_is_told_once():
     """Nothing would branch, and nobody would know why."""
     puzzle = "a = 5; b = 9; c = a + b; d = c * a; d?"
@@ -180,6 +181,7 @@ def _open_files(path):
     return [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == path.resolve()]
 
 
+@pytest.mark.contract
 def test_a_scorer_beside_the_model_is_used_and_a_wrong_one_refused(tmp_path):
     folder = save_tiny(tmp_path / "model")
 

@@ -24,6 +24,7 @@ from gambit.types import StopReason
 from support.scripted import FunctionVerifier, ScriptedEngine, is_sound
 from support.searching import doubt_of, fallback, make_header, make_search, make_settings, plain, run_one
 
+pytestmark = pytest.mark.contract
 QUESTION = "a = 17; b = 5; c = a * b; d = c - a; d?"
 pools = st.fixed_dictionaries({
     "policy": st.sampled_from(["gambit", "gambit", "gambit", "sc", "best-of-n", "step"]),

@@ -16,6 +16,7 @@ from gambit.solver import Solver
 from gambit.types import Aggregation, Problem, StopReason
 from support.scripted import DyingVerifier, FunctionVerifier, HeldVerifier, is_sound
 
+pytestmark = pytest.mark.contract
 PUZZLES = [puzzle for puzzle, _ in zip(generate(Split.DEV, 0, Level.EASY), range(4), strict=False)]
 QUICK = {"capacity": 6, "swap_size": 2, "check_interval": 12, "warmup_tokens": 12, "islands": 1}
 

@@ -236,7 +236,7 @@ def test_a_client_that_leaves_frees_the_engine_within_two_steps(served, gate, is
     assert gate.num_steps - at <= 2 and served.kv_used == 0 and not served.solver._parts.host._tickets
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_two_hundred_clients_that_leave_at_random_leave_nothing_behind(served):
     rng = random.Random(0)
 

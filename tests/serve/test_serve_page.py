@@ -10,7 +10,7 @@ from support.serving import CHAIN, EASY, KEY, OTHER_KEY, serving
 
 BROWSER = find_browser()
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (looked for {', '.join(NAMES)})"),
 ]
 

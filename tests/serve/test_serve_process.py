@@ -15,7 +15,7 @@ import pytest
 from gambit.errors import ONE_WISH_SECONDS
 from support.serving import EASY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 
 
 class Process:

@@ -30,7 +30,7 @@ from gambit.training.train import TrainPlan, datasets_of
 from gambit.training.verifier.passages import Passages
 from gambit.types import Problem, StatePosition
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.system
 SEARCH = SearchConfig(max_new_tokens=40, temperature=1.0, top_p=1.0, top_k=0, seed=3)
 TASKS = [Task(Problem(f"a={i}", id=f"p{i}"), "78"[i % 2]) for i in range(6)]
 

@@ -36,7 +36,7 @@ def write_all(folder):
             time.sleep(0.002)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_kills_at_random_moments_lose_and_double_nothing(tmp_path):
     context, rng = multiprocessing.get_context("fork"), random.Random(7)
     num_kills, seen = 0, set()

@@ -32,6 +32,7 @@ from gambit.verifiers.lora_folder import Platt, read_info
 from support.collected import make_collection
 from support.verifiers import BAD, BREAK, EOS, GOOD, HIDDEN, NUM_THOUGHTS, save_qwen2, scorer, told_traces
 
+pytestmark = pytest.mark.contract
 CPU = torch.device("cpu")
 RECIPE = VerifierRecipe(rank=4, rate=1e-2, head_rate=1e-1, epochs=6, update_tokens=800)
 DIVISION = Division(0.2, 0.2)
@@ -483,7 +484,7 @@ def test_a_mistake_is_one_sentence(collection, model, tmp_path, monkeypatch, fla
     assert code == 2 and message in error, error
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_pawn_from_puzzles_to_a_verifier(tmp_path):
     flags = ("--engine", "local", "--device", "cpu", "--traces", "4")
     code, said, error = scorer("collect", "--problems", "pawn:scorer", "--limit", "5", "--out", tmp_path / "c", *flags)

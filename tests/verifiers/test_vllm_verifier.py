@@ -20,7 +20,7 @@ from gambit.verifiers.vllm import environment_for, memory_options, prepare_vllm_
 from support.verifiers import CLOSE, QUESTION, THOUGHTS, own, readings
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: scripts/install.sh brings it"),
 ]
 PUZZLE = next(generate(Split.DEV, 0, Level.EASY))

@@ -15,7 +15,7 @@ from support.browser import HOSTILE, LAST_STEP, NAMES, QUESTION, Browser, Story,
 
 BROWSER = find_browser()
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed (looked for {', '.join(NAMES)})"),
 ]
 
