@@ -27,21 +27,23 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.solver import Solver
 from gambit.storage.folders import locked
 from gambit.storage.problems import read_problem_file, shard_of
-from gambit.training.collect import Collector, CollectPlan, LocalEngines
+from gambit.training.collect import CollectPlan, LocalEngines, collect
 from gambit.training.sampling import Task
 
 
 class Run:
     """One shard of all parts."""
 
-    def __init__(self, options: argparse.Namespace, collector: Collector) -> None:
-        self._options, self._collector = options, collector
+    def __init__(self, options: argparse.Namespace, plan: CollectPlan, engines: LocalEngines) -> None:
+        self._options, self._plan, self._engines = options, plan, engines
         self._first, self._every = shard_of(options.shard)
         self._began = time.monotonic()
 
@@ -56,10 +58,8 @@ class Run:
     def collect(self, part: str, traces: int) -> None:
         folder = self.folder(part)
         with locked(folder):
-            summary = self._collector.collect(
-                self.tasks(part), folder, getattr(self._options, part).name, should_stop=self._is_late,
-                traces_per_problem=traces,
-            )  # fmt: skip
+            plan = replace(self._plan, out=folder, source=getattr(self._options, part).name, traces_per_problem=traces)
+            summary = collect(self.tasks(part), plan, engines=self._engines, should_stop=self._is_late)
         self.say(f"{part}: {summary}")
 
     def say(self, text: str) -> None:
@@ -150,9 +150,8 @@ def main() -> None:
         parser.error(f"unknown parts {', '.join(sorted(unknown))}: use {', '.join(parts)}")
     warnings.simplefilter("ignore")
     plan = plan_of(options)
-    engines = LocalEngines(plan)
-    with Collector(plan, engines) as collector:
-        run = Run(options, collector)
+    with closing(LocalEngines(plan)) as engines:
+        run = Run(options, plan, engines)
         run.say("the engine is there")
         if options.weights_at is not None:
             load_real_weights(engines.solver, options.weights_at, options.until)

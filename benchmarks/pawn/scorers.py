@@ -1,6 +1,7 @@
 """Pawn's scorers: traces collected, MLP and sequence scorers fitted and judged, all by `gambit.training`."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gambit.pawn.vocabulary import END, decode
 from gambit.scorers.checkpoint import load_checkpoint, save_checkpoint
 from gambit.stats import Ints
 from gambit.storage.folders import locked
-from gambit.training.collect import Collector, CollectPlan
+from gambit.training.collect import CollectPlan, LocalEngines, collect
 from gambit.training.dataset import Dataset, Division, load_dataset
 from gambit.training.evaluate import Rated, ScorerReport, compare, evaluate, rated_by
 from gambit.training.fit import Fitted, fit
@@ -62,11 +63,12 @@ def collect_splits(plan: ScorerPlan, model: Path, data: Path, device: str) -> tu
     how = CollectPlan(
         data, "", engine, search, plan.traces_per_puzzle, plan.traces_at_once, positions=(POSITION,), num_graders=6
     )
-    with Collector(how) as collector:
+    with closing(LocalEngines(how)) as engines:
         for split, count in ((Split.DEV, plan.dev_puzzles), (Split.SCORER, plan.train_puzzles)):
             name = split.name.lower()
             with locked(data / name):
-                collector.collect(pawn_tasks(name, count, plan.seed), data / name, PAWN_SOURCE + name)
+                tasks = pawn_tasks(name, count, plan.seed)
+                collect(tasks, replace(how, out=data / name, source=PAWN_SOURCE + name), engines=engines)
     return _load(data / "scorer"), _load(data / "dev")
 
 

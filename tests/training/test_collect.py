@@ -21,10 +21,10 @@ from gambit.pawn import Split, parse_puzzle
 from gambit.scorers.base import ScorerInfo
 from gambit.text.boundary import boundaries, boundary_rule
 from gambit.text.tokenizers import load_tokenizer
-from gambit.training.collect import Collector, CollectPlan, collect
+from gambit.training.collect import CollectPlan, collect
 from gambit.training.dataset import load_dataset
-from gambit.training.sampling import Task, generated_tasks, pawn_tasks
-from gambit.training.states import Reading, StateReader
+from gambit.training.sampling import SampledTrace, Task, generated_tasks, pawn_tasks
+from gambit.training.states import StateReader
 from gambit.training.storage import read_header, read_index, state_name
 from gambit.training.train import TrainPlan, datasets_of
 from gambit.training.verifier.passages import Passages
@@ -145,13 +145,13 @@ def test_without_layers_the_same_traces_lie_there_without_states(collected, tiny
 
 
 def test_padding_changes_no_state(tiny_folder):
-    readings = [Reading((3, 12, 13), tuple(range(12, 12 + n)), (2, n - 2)) for n in (5, 17, 9)]
-    together = StateReader(str(tiny_folder), device="cpu").read(readings)
-    alone = StateReader(str(tiny_folder), device="cpu", batch_tokens=1).read(readings)
+    traces = [SampledTrace((3, 12, 13), tuple(range(12, 12 + n)), boundaries=[2, n - 2]) for n in (5, 17, 9)]
+    together = StateReader(str(tiny_folder), device="cpu").read(traces)
+    alone = StateReader(str(tiny_folder), device="cpu", batch_tokens=1).read(traces)
     name = state_name(-1, "boundary")
     for one, other in zip(together, alone, strict=True):
         assert one[name].shape == (2, 32) and torch.allclose(one[name].float(), other[name].float(), atol=1e-2)
-    nothing = StateReader(str(tiny_folder), device="cpu").read([Reading((3,), (12, 13), ())])
+    nothing = StateReader(str(tiny_folder), device="cpu").read([SampledTrace((3,), (12, 13))])
     assert nothing[0][name].shape == (0, 32)
     with pytest.raises(UserError, match="layer 7: the model has 2"):
         StateReader(str(tiny_folder), device="cpu", layers=(7,))
@@ -180,8 +180,8 @@ def test_a_stop_keeps_whole_problems_only(tiny_folder, tmp_path):
 
 def test_what_was_begun_is_finished_once_no_more_may_begin(tiny_folder, tmp_path):
     asked = []
-    with Collector(plan_for(tiny_folder, tmp_path)) as collector:
-        summary = collector.collect(TASKS, tmp_path, "made", may_begin=lambda: asked.append(1) or len(asked) <= 4)
+    plan = plan_for(tiny_folder, tmp_path)
+    summary = collect(TASKS, plan, may_begin=lambda: asked.append(1) or len(asked) <= 4)
     assert (summary.num_problems, summary.num_traces, summary.was_stopped) == (4, 12, False)
     assert {problem.id for entry in read_index(tmp_path) for problem in entry.problems} == {"p0", "p1", "p2", "p3"}
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,9 @@ from gambit.errors import UserError
 from gambit.scorers.base import Scorer
 from gambit.stats import FEWEST_PROBLEMS, Floats, Interval, pairs_won, supports_claim
 from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines
-from gambit.training.collect import Collector, CollectPlan, LocalEngines
+from gambit.training.collect import CollectPlan, LocalEngines, collect, sample
 from gambit.training.dataset import Dataset, load_dataset
-from gambit.training.sampling import Grading, Sampled, SamplingOrder, Task, sample
+from gambit.training.sampling import Grading, Sampled, Task
 from gambit.training.scoring import thought_scores
 from gambit.training.storage import read_index
 from gambit.types import Aggregation, Problem, StatePosition
@@ -132,10 +133,10 @@ def run(
     should_stop: Callable[[], bool],
 ) -> list[str]:
     """Samples and continues what is not there yet; returns the problems that were refused, and why."""
-    engines = LocalEngines(collecting)
-    with Collector(collecting, engines) as collector:
-        add_environment(folder, stamp(engines.engine_info, identity_of(collecting.engine.model, "auto")))
-        refused = collector.collect(tasks, folder, collecting.source, on_traces, should_stop).refused
+    with closing(LocalEngines(collecting)) as engines:
+        add_environment(folder, stamp(engines.facts.engine, identity_of(collecting.engine.model, "auto")))
+        made = collect(tasks, collecting, engines=engines, on_progress=on_traces, should_stop=should_stop)
+        refused = made.refused
         if should_stop():
             return refused
         data, traces = collected(folder, tasks)
@@ -143,7 +144,7 @@ def run(
         done = read_rollouts(folder, plan.num_rollouts)
         by_id = {task.id: task for task in tasks}
         todo = [_continued(by_id[each.problem], each) for each in wanted.values() if each.id not in done]
-        order = SamplingOrder(collecting.search, plan.num_rollouts, collecting.traces_at_once)
+        continuing = dataclasses.replace(collecting, traces_per_problem=plan.num_rollouts)
         num_done = len(wanted) - len(todo)
         on_prefixes(num_done, len(wanted))
         drop_torn_line(folder / ROLLOUTS_FILE)
@@ -151,7 +152,7 @@ def run(
             Grading(collecting.search.answer, collecting.num_graders) as grading,
             opened_to_append(folder / ROLLOUTS_FILE) as file,
         ):
-            for one in _graded(sample(engines.sampler, todo, order, grading, refused, should_stop)):
+            for one in _graded(sample(engines, todo, continuing, grading, refused, should_stop)):
                 append_synced(file, one.model_dump_json())
                 num_done += 1
                 on_prefixes(num_done, len(wanted))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ from gambit.storage.run_folder import check_replaceable, check_replaceable_folde
 from gambit.text.boundary import check_boundary_rule
 from gambit.training import collect as collecting
 from gambit.training import train as training
-from gambit.training.collect import CollectEngines, CollectPlan
+from gambit.training.collect import CollectEngines, CollectPlan, LocalEngines
 from gambit.training.dataset import Division
 from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
 from gambit.training.networks import ARCHITECTURES
-from gambit.training.ray_sampling import CollectMaker, RayEngines
+from gambit.training.ray_sampling import RayEngines
 from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks
 from gambit.training.storage import merge as merge_collections
 from gambit.types import Aggregation, StatePosition
@@ -94,10 +95,9 @@ def _collect_on_ray(tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPl
         if options.traces_at_once is None:
             plan = dataclasses.replace(plan, traces_at_once=GPU_TRACES if needs.gpus else CPU_TRACES)
         solver = solver_maker(collecting.sampling_engine(plan), needs, collecting.thought_scorer(plan))
+        make = partial(LocalEngines, plan, solver)
         with (
-            EnginePool(
-                CollectMaker(solver, plan), cluster.num_engines, needs, jobs_per_engine=plan.most_problems_at_once
-            ) as pool,
+            EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.most_problems_at_once) as pool,
             progress_bar("collecting", is_quiet=options.quiet, lines=lambda: engine_lines(pool.slots)) as advance,
             StopSignal(lambda: None) as stop,
         ):

@@ -1,31 +1,29 @@
-"""Samples traces of many problems at once on any engine, and grades them meanwhile."""
+"""Problems with answers, the traces that searches sample for them, and the grades of those."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from functools import partial
+from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gambit import chains
 from gambit import events as ev
 from gambit.answers import AnswerKind, Extractor, Grader, extractor_for
-from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.pawn.puzzles import Split, generate
 from gambit.scorers.base import ScorerInfo, ThoughtBatch
-from gambit.solver import Solver
 from gambit.text.boundary import BLANK_LINE
-from gambit.types import Problem, StatePosition, StopReason
+from gambit.types import Problem, StatePosition
 
 if TYPE_CHECKING:
     import torch
 
 PAWN_SOURCE = "pawn:"  # then the name of a split
-WHOLE = (StopReason.COMPLETED, StopReason.EXHAUSTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Task:
 
 
 def pawn_tasks(split: str, count: int, seed: int) -> list[Task]:
-    """Puzzles of one of pawn's splits; a puzzle's id is made from the puzzle."""
+    """Returns puzzles of one of pawn's splits; a puzzle's id is made from the puzzle."""
     names = [known.name.lower() for known in Split]
     if split not in names:
         raise UserError(f"unknown split {split!r} of pawn's puzzles: use {', '.join(names)}")
@@ -50,7 +48,7 @@ def pawn_tasks(split: str, count: int, seed: int) -> list[Task]:
 
 
 def generated_tasks(name: str, count: int, seed: int) -> list[Task]:
-    """Word problems of long chains, of the split that the name gives, else of the train split."""
+    """Returns word problems of long chains, of the split in the name, else of the train split."""
     spec = chains.parse_spec(name)
     rows = chains.generate(name, spec.split or "train", count, seed)
     return [Task(Problem(f"{row['question']}\n\n{chains.HOW_TO_WRITE}", id=row["id"]), row["answer"]) for row in rows]
@@ -79,131 +77,70 @@ class ThoughtMeter:
 
 @dataclass(slots=True)
 class SampledTrace:
-    """A trace while it is being written."""
+    """A trace, complete once it has an end."""
 
+    prompt: tuple[int, ...]
     tokens: tuple[int, ...] = ()
     text: str = ""
     end: str = ""
-    boundaries: list[int] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)  # places of the boundary tokens among `tokens`
     confidences: list[float] = field(default_factory=list)
+
+    @property
+    def num_read(self) -> int:
+        """Returns how many tokens to read for its states: everything up to the last boundary."""
+        return len(self.prompt) + self.boundaries[-1] + 1 if self.boundaries else 0
 
 
 @dataclass(slots=True)
 class Sampled:
-    """The finished traces of one problem, and the grades that are on their way."""
+    """The finished traces of one problem, and the grades that are on their way.
+
+    There are no traces if the search failed or was stopped before all were there.
+    """
 
     task: Task
-    prompt: tuple[int, ...]
     traces: list[SampledTrace]
+    error: str | None = None
     grades: list[Future[tuple[str | None, bool]]] = field(default_factory=list)
     states: list[dict[str, torch.Tensor]] | None = None  # by trace, where the engine's process has read them
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(self.prompt) + len(trace.tokens) for trace in self.traces)
+        return sum(len(trace.prompt) + len(trace.tokens) for trace in self.traces)
 
 
 class Watch:
-    """Gathers traces from the events of running searches, until `take` hands over a problem."""
+    """Gathers traces from the events of running searches, until `take` returns those of a problem."""
 
     def __init__(self) -> None:
-        self._prompts: dict[str, tuple[int, ...]] = {}
-        self._traces: dict[str, dict[int, SampledTrace]] = {}
+        self._traces: dict[str, defaultdict[int, SampledTrace]] = {}
         self._last_text = ""
 
     def keep_text(self, text: str) -> str | None:
-        """As the searches' extractor: a search reads a trace's text right before it announces the trace's end.
+        """Serves as the searches' extractor: a search reads a trace's text right before the event of its end.
 
-        No answer is given, so that no vote compares answers: grading happens elsewhere, beside the engine.
+        It returns no answer, so that no vote compares answers: grading happens elsewhere, beside the engine.
         """
         self._last_text = text
         return None
 
     def on_event(self, problem_id: str, event: ev.Event) -> None:
         if isinstance(event, ev.RunStarted):
-            self._prompts[problem_id], self._traces[problem_id] = tuple(event.prompt_tokens), {}
+            self._traces[problem_id] = defaultdict(partial(SampledTrace, tuple(event.prompt_tokens)))
         elif isinstance(event, ev.Scored):
             for trace, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
-                mine = self._traces[problem_id].setdefault(trace, SampledTrace())
+                mine = self._traces[problem_id][trace]
                 mine.boundaries.append(num_tokens - 1)
                 mine.confidences.append(score)
         elif isinstance(event, ev.Finished):
-            mine = self._traces[problem_id].setdefault(event.trace, SampledTrace())
+            mine = self._traces[problem_id][event.trace]
             mine.tokens, mine.text, mine.end = event.tokens, self._last_text, str(event.reason)
 
-    def take(self, task: Task) -> Sampled:
-        traces = self._traces.pop(task.id, {})
-        return Sampled(task, self._prompts.pop(task.id, ()), [traces[i] for i in sorted(traces) if traces[i].end])
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOrder:
-    """How traces are sampled."""
-
-    config: SearchConfig
-    traces_per_problem: int
-    traces_at_once: int  # on one engine
-
-    @property
-    def search(self) -> SearchConfig:
-        """The search of one problem."""
-        count = self.traces_per_problem
-        # With one seed for all, traces of all problems would share their luck, and so would every figure made of them.
-        update = {"policy": "sc", "capacity": count, "num_traces": count, "own_noise": True}
-        return self.config.model_copy(update=update)
-
-    @property
-    def concurrency(self) -> int:
-        return max(1, self.traces_at_once // self.traces_per_problem)
-
-
-class Sampler(Protocol):
-    """Samples traces, with an engine here or many in a cluster."""
-
-    def sample(
-        self, tasks: Iterable[Task], order: SamplingOrder, refused: list[str], should_stop: Callable[[], bool]
-    ) -> Iterator[Sampled]:
-        """Problems as they finish, with all their traces; `refused` gathers those that cannot be sampled."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSampler:
-    solver: Solver
-
-    def sample(
-        self, tasks: Iterable[Task], order: SamplingOrder, refused: list[str], should_stop: Callable[[], bool]
-    ) -> Iterator[Sampled]:
-        watch = Watch()
-        begun: dict[str, Task] = {}
-
-        def problems() -> Iterator[Problem]:
-            for task in tasks:
-                begun[task.id] = task
-                yield task.problem
-
-        results = self.solver.solve_many(
-            problems(), order.search, concurrency=order.concurrency, extractor=watch.keep_text,
-            on_event=watch.on_event, should_stop=should_stop,
-        )  # fmt: skip
-        for result in results:
-            if result.error is not None:
-                refused.append(f"{result.problem_id}: {result.error}")
-            sampled = watch.take(begun.pop(result.problem_id))
-            if result.stop_reason in WHOLE and sampled.traces:
-                yield sampled
-
-
-def sample(
-    sampler: Sampler, tasks: Iterable[Task], order: SamplingOrder, grading: Grading, refused: list[str],
-    should_stop: Callable[[], bool], may_begin: Callable[[], bool] = lambda: True,
-) -> Iterator[Sampled]:  # fmt: skip
-    """Sampled problems with their grades on the way.
-
-    Once `may_begin` says no, those that were begun are finished and no more are.
-    """
-    for sampled in sampler.sample(takewhile(lambda _: may_begin(), tasks), order, refused, should_stop):
-        sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
-        yield sampled
+    def take(self, problem_id: str) -> list[SampledTrace]:
+        """Returns the finished traces of a problem and forgets them."""
+        traces = sorted(self._traces.pop(problem_id, {}).items())
+        return [trace for _, trace in traces if trace.end]
 
 
 class Grading:
@@ -216,6 +153,7 @@ class Grading:
         self._graders: list[Grader] = []
 
     def submit(self, text: str, gold: str) -> Future[tuple[str | None, bool]]:
+        """Returns the answer to come and whether it is right."""
         return self._threads.submit(self._grade, text, gold)
 
     def _grade(self, text: str, gold: str) -> tuple[str | None, bool]:
