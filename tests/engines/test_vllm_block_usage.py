@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.trace_table import BlockUsage
+from gambit.engines.vllm.scheduling import BlockUsage
 
 NUM_SEARCHES = 3
 MOVES = st.lists(
@@ -53,19 +53,23 @@ class World:
         elif kind == "end":
             del self.blocks[request], self.search_of[request]
         else:  # it is queued and comes back with other blocks
-            self.usage.forget([request])
+            self.usage.forget(request)
             self.blocks[request] = [0, *self._new(2)]
 
     def look(self, num_victims: int) -> None:
         running = {request: self.search_of[request] for request in self.blocks}
         self.usage.update(running, lambda request, start: self.blocks[request][start:])
-        simulation, left = self.usage.simulate_evictions(), dict(self.blocks)
-        assert simulation.used == self._used(left)
-        for victim in list(left)[:num_victims]:
+        left = dict(self.blocks)
+        assert self._held() == self._used(left)
+        for victim in list(left)[:num_victims]:  # the next update finds them again
             before = _distinct(left.values())
             del left[victim]
-            assert simulation.evict(victim) == before - _distinct(left.values())
-            assert {s: n for s, n in simulation.used.items() if n} == self._used(left)
+            assert self.usage.forget(victim) == before - _distinct(left.values())
+            assert self._held() == self._used(left)
+
+    def _held(self) -> dict[int, int]:
+        held = {search: self.usage.num_held(search) for search in range(NUM_SEARCHES)}
+        return {search: blocks for search, blocks in held.items() if blocks}
 
     def _used(self, blocks: dict[str, list[int]]) -> dict[int, int]:
         held = defaultdict(list)

@@ -323,10 +323,10 @@ def test_inner_states_of_the_wrong_rows_are_refused(monkeypatch):
 
 
 def test_a_wrong_victim_is_refused(monkeypatch):
-    from gambit.engines.vllm.trace_table import TraceTable
+    from gambit.engines.vllm.scheduling import TraceScheduling
 
-    right = TraceTable.eviction_order
-    monkeypatch.setattr(TraceTable, "eviction_order", lambda *args: right(*args)[::-1])
+    right = TraceScheduling.eviction_order
+    monkeypatch.setattr(TraceScheduling, "eviction_order", lambda *args: right(*args)[::-1])
     with pytest.raises(EngineError, match="instead of trace 2"):
         start_own_vllm(self_check=True)
 

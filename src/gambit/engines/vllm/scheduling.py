@@ -1,26 +1,32 @@
-"""What Gambit's scheduler decides and reports, step by step; `compat/scheduler.py` puts it into vLLM's."""
+"""Decisions and reports of Gambit's scheduler, step by step; `compat/scheduler.py` puts them into vLLM's."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from gambit.engines.base import SearchSpec
+from gambit.engines.eviction import Standing, action_on, eviction_order, most_over_quota, standing
 from gambit.engines.vllm.messages import (
     CloseSearch,
     Message,
     Regroup,
+    RowValues,
     SetScores,
     StepReport,
     ThoughtRows,
     TraceTask,
 )
-from gambit.engines.vllm.trace_table import BlocksFrom, StepOutput, TraceTable
+from gambit.engines.vllm.trace_table import ScheduledTrace, TraceTable
 from gambit.scorers.base import HistoryScorer, Scorer
 from gambit.scorers.memory import Histories
 from gambit.types import Admission, EndReason, Eviction, PressureAction, TraceEnd
 
+T = TypeVar("T")
+BlocksFrom = Callable[[str, int], Sequence[int]]  # the blocks of a request without its first so many
 FAILING_CHECK = 3  # self-check: after this many compared steps an allocation is made to fail
 
 
@@ -30,18 +36,18 @@ class TraceScheduling:
     def __init__(self, scorer: Scorer, num_blocks: int, block_tokens: int, *, is_async: bool) -> None:
         self.histories = RequestHistories(scorer.max_past) if isinstance(scorer, HistoryScorer) else None
         self.failing: str | None = None  # self-check: the next allocation of this request fails once
-        self._table = TraceTable(scorer, num_blocks, block_tokens)
+        self.num_steps = 0
+        self._table = TraceTable(scorer)
+        self._usage = BlockUsage()
+        self._aggregation = scorer.info.aggregation
+        self._num_blocks = num_blocks
+        self._block_tokens = block_tokens
         self._is_async = is_async  # a step is scheduled before the tokens of the one before were read
         self._report = StepReport()
-        self._scored: list[str] = []  # requests whose thoughts are in the report that was read last
         self._freed: list[str] = []
-        self._num_steps = 0
+        self._num_admissions = 0
         self._num_queued = 0
         self._num_compared = 0
-
-    @property
-    def has_begun(self) -> bool:
-        return self._num_steps > 0
 
     # -- searches and requests come and go ---------------------------------------------------------------------
 
@@ -57,20 +63,33 @@ class TraceScheduling:
                 if self.histories is not None:
                     self.histories.close(search)
             case SetScores(scores):
-                self._table.set_scores(scores)
+                for trace, score in self._known(scores):
+                    trace.eviction_score, trace.standing = score, None
             case Regroup(islands):
-                self._table.regroup(islands)
+                for trace, island in self._known(islands):
+                    trace.island, trace.standing = island, None
+
+    def _known(self, values: Mapping[str, T]) -> Iterator[tuple[ScheduledTrace, T]]:
+        """Yields traces with values that came by request, but for those that have ended in the meantime."""
+        for request, value in values.items():
+            if (trace := self._table.traces.get(request)) is not None:
+                yield trace, value
 
     def add(self, request: str, task: TraceTask) -> None:
-        self._table.add(request, task, self._num_steps)
+        self._table.add(request, task, self.num_steps)
         if self.histories is not None:
             self.histories.begin(request, task)
 
     def free(self, request: str) -> None:
-        """vLLM has freed a request. It stays in the table for now: its last token is read later."""
+        """Notes that vLLM has freed a request. It stays in the table for now: its last token is read later."""
         self._freed.append(request)
         if request in self._table.traces:
             self._table.traces[request].has_ended = True
+
+    def forget_freed(self) -> None:
+        for request in self._freed:
+            self._table.remove(request)
+        self._freed.clear()
 
     def release(self, requests: Sequence[str]) -> None:
         """Lets go of histories that the front no longer needs."""
@@ -83,99 +102,200 @@ class TraceScheduling:
     # -- before and while a step is scheduled ------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        self._num_steps += 1
-        self._forget_freed()
+        self.num_steps += 1
+        self.forget_freed()
         if self.histories is not None:
             self.histories.forget_released()
 
     def admit(self, request: str, num_cached: int, num_tokens: int) -> None:
-        """A request has got its blocks; both counts include the prompt."""
+        """Reports that a request has got its blocks, if it had none; both counts include the prompt."""
         trace = self._table.traces[request]
         if trace.is_running:
             return
-        self._table.admit(trace)
+        self._num_admissions += 1
+        trace.is_running, trace.admission, trace.standing = True, self._num_admissions, None
         length = num_tokens - trace.task.prompt_tokens
         reused = min(max(num_cached - trace.task.prompt_tokens, 0), length)
-        waited = max(self._num_steps - trace.waiting_since - 1, 0)
+        waited = max(self.num_steps - trace.waiting_since - 1, 0)
         self._report.of(trace.key.search).admitted.append(Admission(trace.key.trace, reused, length - reused, waited))
 
-    def eviction_order(self, running: Iterable[str], blocks_from: BlocksFrom, missing_blocks: int) -> list[str]:
-        return self._table.eviction_order(running, blocks_from, missing_blocks)
-
-    def lose_blocks(self, requests: Iterable[str] | None = None) -> None:
-        """The blocks of these are no longer what they were; None: of all."""
-        self._table.lose_blocks(self._table.traces if requests is None else requests)
-
-    def evict(self, request: str, *, is_last: bool) -> int | None:
-        """Report the loss of a request's blocks; returns its priority in the queue, or None where it ends.
-
-        `is_last`: nothing else runs. A trace that does not fit alone would be queued and evicted for ever.
-        """
-        trace = self._table.traces[request]
-        action, step = self._table.action_on(trace), self._report.of(trace.key.search)
-        if action is PressureAction.QUEUE and is_last:
-            step.finished.append(TraceEnd(trace.key.trace, EndReason.MEMORY, (), self._table.confidence_of(request)))
-            return None
-        step.evicted.append(Eviction(trace.key.trace, action, self._table.score_of(trace), 0, ()))
-        if action is not PressureAction.QUEUE:
-            return None
-        trace.is_running, trace.waiting_since = False, self._num_steps
-        self._num_queued += 1
-        return -self._num_queued  # ahead of everything that waits, the last queued first
-
     def rows_to_score(self, scheduled: list[str]) -> ThoughtRows | None:
-        """For a scorer with histories: the rows of a step that may end a thought."""
+        """Returns the rows of a step that may end a thought; None for a scorer without histories."""
         if self.histories is None:
             return None
         return self.histories.propose(self._table.may_end_thought(scheduled, knows_fed=not self._is_async))
 
     def add_seconds(self, seconds: float) -> None:
+        """Adds to the time that scheduling has taken."""
         self._report.seconds_scheduling += seconds
+
+    # -- memory pressure ---------------------------------------------------------------------------------------
+
+    def eviction_order(self, running: Iterable[str], blocks_from: BlocksFrom, missing_blocks: int) -> list[str]:
+        """Returns running requests in the order in which they would be evicted, by their scores of this moment.
+
+        Sorted only as far as it matters: those behind the ones that free the missing blocks come in any order.
+        """
+        by_search = defaultdict(list)
+        for request in running:
+            by_search[self._table.traces[request].key.search].append(request)
+        for search, candidates in by_search.items():
+            by_search[search] = eviction_order(candidates, self._standing, self._num_live(search))
+        if len(by_search) == 1:
+            return next(iter(by_search.values()))
+        self._usage.update({r: search for search, mine in by_search.items() for r in mine}, blocks_from)
+        quota = {search: self._quota(search) for search in by_search}
+        victims: list[str] = []
+        while by_search and missing_blocks > 0:  # each eviction changes how far its search is above its quota
+            used = {search: self._usage.num_held(search) * self._block_tokens for search in by_search}
+            search = most_over_quota(used, quota)
+            victims.append(by_search[search].pop(0))
+            missing_blocks -= self._usage.forget(victims[-1])
+            if not by_search[search]:
+                del by_search[search]
+        return [*victims, *(request for safe in by_search.values() for request in safe)]
+
+    def lose_blocks(self, requests: Iterable[str] | None = None) -> None:
+        """Forgets the blocks of requests that were evicted, or may have other blocks now; None: of all."""
+        for request in self._table.traces if requests is None else requests:
+            self._usage.forget(request)
+
+    def evict(self, request: str, *, is_last: bool) -> int | None:
+        """Reports the loss of a request's blocks; returns its priority in the queue, or None where it ends.
+
+        `is_last`: nothing else runs. A trace that does not fit alone would be queued and evicted for ever.
+        """
+        trace = self._table.traces[request]
+        num_live = self._num_live(trace.key.search)[trace.island]
+        action, step = action_on(trace.task.spec.on_pressure, num_live), self._report.of(trace.key.search)
+        if action is PressureAction.QUEUE and is_last:
+            step.finished.append(TraceEnd(trace.key.trace, EndReason.MEMORY, (), self._table.confidence_of(request)))
+            return None
+        step.evicted.append(Eviction(trace.key.trace, action, self._score_of(trace), 0, ()))
+        if action is not PressureAction.QUEUE:
+            return None
+        trace.is_running, trace.waiting_since = False, self.num_steps
+        self._num_queued += 1
+        return -self._num_queued  # ahead of everything that waits, the last queued first
+
+    def _quota(self, search: int) -> float:
+        """Returns how many tokens a search may hold before others."""
+        quota = self._table.searches[search].spec.kv_quota_tokens
+        return self._num_blocks * self._block_tokens / len(self._table.searches) if quota is None else quota
+
+    def _score_of(self, trace: ScheduledTrace) -> float | None:
+        """Returns the score that evictions go by: the verifier's, in a search that has one."""
+        has_verifier = self._table.searches[trace.key.search].spec.has_verifier
+        return trace.eviction_score if has_verifier else trace.score.value(self._aggregation)
+
+    def _num_live(self, search: int) -> Counter[int]:
+        """Counts the live traces of a search by island."""
+        traces = self._table.traces.values()
+        return Counter(trace.island for trace in traces if trace.key.search == search and not trace.has_ended)
+
+    def _standing(self, request: str) -> Standing:
+        trace = self._table.traces[request]
+        if trace.standing is None:
+            rule, score = trace.task.spec.on_pressure, self._score_of(trace)
+            trace.standing = standing(rule, trace.island, score, trace.key.trace, trace.admission)
+        return trace.standing
 
     # -- after a step ------------------------------------------------------------------------------------------
 
     def begin_report(self) -> StepReport:
-        """What has happened since the last one; later events go into the next."""
+        """Returns the report of what has happened so far; later events go into the next."""
         report, self._report = self._report, StepReport()
         return report
 
-    def read(self, report: StepReport, output: StepOutput) -> list[str]:
-        """Folds a step's output into the table and the report; returns the requests that their stop rules end."""
-        report.rows, report.tokens = list(output.tokens), list(output.tokens.values())
-        if output.values is not None:
-            report.seconds_scoring, report.seconds_waiting = output.values.seconds, output.values.waited
-            self._compare(report, output)
-        self._scored, unconfident = [], []
+    def read(
+        self,
+        report: StepReport,
+        ends: Mapping[str, EndReason],
+        values: RowValues | None,
+        thoughts: ThoughtRows | None,
+    ) -> list[str]:
+        """Folds the tokens in `report` into the table; adds thoughts and ends to the report.
+
+        `ends`: requests that vLLM has ended. `values`: the worker's, of the report's rows. `thoughts`: what
+        `rows_to_score` returned for the step. Returns the requests that are to be ended because of their stop rules.
+        """
+        if values is not None:
+            report.seconds_scoring, report.seconds_waiting = values.seconds, values.waited
+            if values.greedy is not None:
+                self._compare(report, values.greedy.astype(int).tolist())
+        scored, unconfident = [], []
         if report.rows:
-            self._scored = self._table.read(report, output)
-            unconfident = self._table.track_confidence(report, output)
-        stopped = {request: EndReason.CONFIDENCE for request in unconfident if request not in output.ends}
-        for request, reason in {**output.ends, **stopped}.items():
+            scored = self._table.read(report, values)
+            unconfident = self._table.track_confidence(report.rows, values)
+        if self.histories is not None and thoughts is not None:
+            self.histories.settle(thoughts, scored)
+        stopped = {request: EndReason.CONFIDENCE for request in unconfident if request not in ends}
+        for request, reason in {**ends, **stopped}.items():
             key, confidence = self._table.traces[request].key, self._table.confidence_of(request)
             report.of(key.search).finished.append(TraceEnd(key.trace, reason, (), confidence))
         return list(stopped)
 
-    def close(self, thoughts: ThoughtRows | None) -> None:
-        """After the requests that `read` named were stopped. `thoughts`: what `rows_to_score` gave for the step."""
-        if self.histories is not None and thoughts is not None:
-            self.histories.settle(thoughts, self._scored)
-        self._forget_freed()
-
-    def _compare(self, report: StepReport, output: StepOutput) -> None:
+    def _compare(self, report: StepReport, expected: list[int]) -> None:
         """Counts, in the self-check, the rows whose state does not make the token that was sampled for them."""
-        if output.values is None or output.values.greedy is None:
-            return
         report.checked = len(report.rows)
-        expected = output.values.greedy[output.rows(report.rows)].astype(int)
-        report.mismatches = int((expected != report.tokens).sum())
+        report.mismatches = sum(token != other for token, other in zip(report.tokens, expected, strict=True))
         self._num_compared += 1
         if self._num_compared == FAILING_CHECK:
             self.failing = report.rows[0]
 
-    def _forget_freed(self) -> None:
-        for request in self._freed:
-            self._table.remove(request)
-        self._freed.clear()
+
+# -- blocks ----------------------------------------------------------------------------------------------------------
+
+
+class BlockUsage:
+    """Blocks by trace and by search, updated with the blocks that traces got since the last update.
+
+    Valid only where a running trace keeps its blocks and new ones are appended: a trace may hold thousands.
+    """
+
+    def __init__(self) -> None:
+        self._search_of: dict[str, int] = {}
+        self._blocks: dict[str, list[int]] = {}
+        self._holders: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by search: traces that hold a block
+        self._all: Counter[int] = Counter()  # a prompt may be shared by several searches
+
+    def update(self, running: Mapping[str, int], blocks_from: BlocksFrom) -> None:
+        """Takes in new blocks. `running`: searches by request."""
+        for request in [request for request in self._blocks if request not in running]:
+            self.forget(request)
+        for request, search in running.items():
+            self._search_of[request] = search
+            blocks = self._blocks.setdefault(request, [])
+            if new := blocks_from(request, len(blocks)):
+                blocks += new
+                self._holders[search].update(new)
+                self._all.update(new)
+
+    def num_held(self, search: int) -> int:
+        """Counts the blocks of a search, each once."""
+        return len(self._holders.get(search, ()))
+
+    def forget(self, request: str) -> int:
+        """Takes out a trace until the next update; returns how many blocks no other trace holds."""
+        blocks = self._blocks.pop(request, None)
+        if blocks is None:
+            return 0
+        search = self._search_of.pop(request)
+        _release(self._holders[search], blocks)
+        if not self._holders[search]:
+            del self._holders[search]
+        return _release(self._all, blocks)
+
+
+def _release(holders: Counter[int], blocks: Iterable[int]) -> int:
+    """Takes one holder off each block; returns how many blocks have none now."""
+    num_free = 0
+    for block in blocks:
+        holders[block] -= 1
+        if not holders[block]:
+            del holders[block]
+            num_free += 1
+    return num_free
 
 
 # -- histories -------------------------------------------------------------------------------------------------------
@@ -220,17 +340,17 @@ class RequestHistories:
         self._released += [request for request in requests if request not in self._is_kept]
 
     def forget_released(self) -> None:
-        """Before a step is scheduled: branches that were sent before the release have arrived by then."""
+        """Ends released histories. Called before a step: branches sent before the release have arrived by then."""
         for request in self._released:
             self._histories.end(request)
         self._released.clear()
 
     def propose(self, requests: Sequence[str]) -> ThoughtRows:
-        """A slot for each row that may end a thought. Whether it does is known when the step is over."""
+        """Reserves a slot for each row that may end a thought. The end of the step shows which ones do."""
         return ThoughtRows(list(requests), self._histories.propose(requests, self._max_past))
 
     def settle(self, rows: ThoughtRows, scored: Collection[str]) -> None:
-        """After a step: a thought that ended joins its trace's history, the other slots are free again.
+        """Adds the thoughts that ended in a step to their traces' histories, and frees the other slots.
 
         A step that was scheduled in between has not seen the new thought, and need not: two tokens in a row do not
         both end a thought.

@@ -334,7 +334,7 @@ def self_check(engine: VllmEngine, vocab_size: int) -> None:
 
 def _generate(engine: VllmEngine, vocab_size: int) -> _Seen:
     engine.open(SearchSpec(SEARCH, (1 % vocab_size,), _NO_RULE, frozenset()))
-    engine.submit_checks([_spec(trace, vocab_size) for trace in range(len(SCORES))])
+    engine.submit([_spec(trace, vocab_size) for trace in range(len(SCORES))], is_check=True)
     seen = _Seen()
     while engine.progress(SEARCH) and len(seen.reports) < MOST_STEPS:
         report, steps = engine.step_report()
@@ -345,7 +345,7 @@ def _generate(engine: VllmEngine, vocab_size: int) -> _Seen:
         if seen.evicted and not seen.inherited:
             branches = _branches(engine)
             seen.inherited = {spec.key.trace: spec.inherited for spec in branches}
-            engine.submit_checks(branches)
+            engine.submit(branches, is_check=True)
     engine.close_search(SEARCH)
     return seen
 

@@ -15,7 +15,6 @@ from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, copy_pr
 from gambit.engines.vllm.messages import (
     DecodeAttention,
     GambitConfig,
-    RowValues,
     StepReport,
     TraceTask,
     WorkerStep,
@@ -25,7 +24,6 @@ from gambit.engines.vllm.messages import (
     unpacked,
 )
 from gambit.engines.vllm.scheduling import TraceScheduling
-from gambit.engines.vllm.trace_table import StepOutput
 
 
 class _GambitScheduling:
@@ -57,7 +55,7 @@ class _GambitScheduling:
     # -- requests come and go ----------------------------------------------------------------------------------
 
     def add_request(self, request: Any) -> None:
-        if not self._traces.has_begun:  # vLLM before 0.32 sets handlers of its own once the scheduler is made
+        if not self._traces.num_steps:  # vLLM before 0.32 sets handlers of its own once the scheduler is made
             ignore_interrupts()
         message = unpacked(request.sampling_params.extra_args)
         assert message is not None and not isinstance(message, StepReport), "a request that Gambit did not make"
@@ -140,13 +138,13 @@ class _GambitScheduling:
         report = self._traces.begin_report()
         tokens, outputs = self._take_tokens(scheduler_output, model_runner_output)
         began = time.perf_counter()
-        rows = model_runner_output.req_id_to_index
+        report.rows, report.tokens = list(tokens), list(tokens.values())
         ends, report.failure = access.finished(outputs)
-        output = StepOutput(tokens, ends, attached(model_runner_output, RowValues), rows)
+        values, step = access.row_values(model_runner_output, report.rows), attached(scheduler_output, WorkerStep)
+        stopped = self._traces.read(report, ends, values, None if step is None else step.thoughts)
         # A step that is already under way computes one more token of a stopped request, which is dropped.
-        access.stop_requests(self, self._traces.read(report, output))
-        step = attached(scheduler_output, WorkerStep)
-        self._traces.close(None if step is None else step.thoughts)
+        access.stop_requests(self, stopped)
+        self._traces.forget_freed()
         report.num_running = len(self.running)
         report.num_waiting = int(self.get_num_unfinished_requests()) - report.num_running
         report.kv_used_blocks = access.used_blocks(self)

@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from gambit.engines.vllm.compat.core import num_blocks
-from gambit.engines.vllm.messages import Sharing
+from gambit.engines.vllm.messages import RowValues, Sharing, attached
 from gambit.types import EndReason
 
 RUNNING = RequestStatus.RUNNING
@@ -130,6 +130,14 @@ def outputs_of(params: dict[str, Any]) -> dict[int, EngineCoreOutputs]:
 
 def new_tokens(outputs: Mapping[int, EngineCoreOutputs]) -> dict[str, int]:
     return {output.request_id: output.new_token_ids[0] for output in _outputs(outputs) if output.new_token_ids}
+
+
+def row_values(output: Any, requests: list[str]) -> RowValues | None:
+    """Returns the worker's values for these requests; None where it has sent none."""
+    values = attached(output, RowValues)
+    if values is None or requests == output.req_ids:
+        return values
+    return values.of_rows([output.req_id_to_index[request] for request in requests])
 
 
 def finished(outputs: Mapping[int, EngineCoreOutputs]) -> tuple[dict[str, EndReason], str | None]:
