@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gambit.engines.vllm.scoring import RecordedScorer, sizes_up_to, tensor_cores
+from gambit.engines.vllm.scoring import recorded, sizes_up_to, tensor_cores
 from gambit.scorers.base import ThoughtBatch
 from support.engine_setups import HAS_VLLM, open_search, random_mlp, spec, start_own_vllm, worker_of
 
@@ -28,7 +28,7 @@ def scores_of(scorer):
 
 def again(work):
     recording = Again(work)
-    return recording, recording.result
+    return recording.replay, recording.result
 
 
 @given(st.integers(1, 3000))
@@ -41,11 +41,11 @@ def test_every_batch_finds_a_size_and_little_of_it_is_padding(most):
 
 def test_scores_are_those_of_the_scorer_whatever_came_before():
     scorer = random_mlp()
-    recorded = RecordedScorer(scores_of(scorer), torch.zeros(1, 32), 100, again)
+    replayed = recorded(scores_of(scorer), torch.zeros(1, 32), 100, again)
     for rows in (100, 1, 7, 8, 9, 64, 3, 97):
         states = torch.randn(rows, 32)
         expected = scorer.score(ThoughtBatch(states, torch.zeros(rows)))
-        torch.testing.assert_close(recorded.score(states), expected)
+        torch.testing.assert_close(replayed(states), expected)
 
 
 def test_precision_is_lent_only():
@@ -61,8 +61,8 @@ def test_a_worker_with_a_recording_says_the_same():
     engine = start_own_vllm(random_mlp())
     worker = worker_of(engine)
     said = []
-    for recorded in (None, RecordedScorer(scores_of(worker._scoring.scorer), torch.zeros(1, 32), 64, again)):
-        worker._scoring.recorded = recorded
+    for replayed in (None, recorded(scores_of(worker._scoring.scorer), torch.zeros(1, 32), 64, again)):
+        worker._scoring.recorded = replayed
         open_search(engine, stops=())
         engine.submit([spec(i, tokens=50 + i) for i in range(12)])
         scored = []

@@ -36,8 +36,8 @@ def test_the_fused_scorer_is_the_scorer_whatever_the_shape(hidden, width, most, 
     for rows in (most, 1, most // 2, most):
         states = torch.randn(rows, hidden).to(dtype)
         asked.append((fused.score(states), scorer.score(ThoughtBatch(states, torch.zeros(rows)))))
-    for pending, expected in reversed(asked):  # several are under way at a time, each in memory of its own
-        torch.testing.assert_close(torch.from_numpy(pending.read()[0]), expected, rtol=1e-4, atol=1e-5)
+    for read, expected in reversed(asked):  # several are under way at a time, each in memory of its own
+        torch.testing.assert_close(torch.from_numpy(read()[0]), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_fused_scorer_that_is_wrong_is_not_used():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gambit.engines.vllm.compat.core import HAS_TRITON, device_view, tl, triton
 from gambit.engines.vllm.forest import ForestPlan
+from gambit.engines.vllm.messages import Floats
+from gambit.engines.vllm.scoring import ReadScores, Score
 from gambit.errors import GambitWarning
 from gambit.scorers.base import TwoLayers
 
@@ -28,7 +27,7 @@ def _two_layers(  # type: ignore[no-untyped-def]
     states, w1, w1_rest, b1, w2, sums, num_rows, hidden, width, states_stride, sums_stride,
     tile_rows: tl.constexpr, tile_width: tl.constexpr, tile_hidden: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile of rows, what a tile of the first layer's units adds to the result."""
+    """Computes what a tile of the first layer's units adds to the result of a tile of rows."""
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     units = tl.program_id(1) * tile_width + tl.arange(0, tile_width)
     parts = tl.arange(0, tile_hidden)
@@ -49,14 +48,6 @@ def _two_layers(  # type: ignore[no-untyped-def]
     tl.store(sums + tl.program_id(1) * sums_stride + rows, outer, mask=is_row)
 
 
-@dataclass(slots=True)
-class _Slot:
-    """Memory of the host for the sums of one launch, and how the device sees it."""
-
-    host: torch.Tensor  # [tiles, most rows]
-    device: torch.Tensor
-
-
 class FusedScorer:
     """A two-layer scorer as one kernel on the model's own stream, which writes its result into host memory.
 
@@ -65,7 +56,7 @@ class FusedScorer:
     """
 
     def __init__(self, layers: TwoLayers, most_rows: int, dtype: torch.dtype) -> None:
-        """`dtype`: of the states to come."""
+        """`dtype`: that of the states to come."""
         # Tensor cores take both factors in one dtype: what it cannot hold of a weight is a weight of its own.
         self._w1 = layers.w1.to(dtype).contiguous()
         self._w1_rest = (layers.w1 - self._w1.float()).to(dtype).contiguous()
@@ -75,23 +66,33 @@ class FusedScorer:
         self._most_rows = most_rows
         self._width, self._hidden = self._w1.shape
         self._num_tiles = -(-self._width // TILE_WIDTH)
-        self._slots = [self._new_slot() for _ in range(SLOTS)]
+        is_cuda = self._w1.is_cuda
+        self._sums = torch.zeros(SLOTS, self._num_tiles, most_rows, device="cpu", pin_memory=is_cuda)
+        self._sums_on_device = device_view(self._sums) if is_cuda else self._sums
         self._num_launches = 0
 
-    def score(self, states: torch.Tensor) -> _Pending:
-        """On the current stream."""
-        slot = self._slots[self._num_launches % SLOTS]
-        is_timed = states.is_cuda and self._num_launches % TIMED_EVERY == 0
+    def score(self, states: torch.Tensor) -> ReadScores:
+        """Launches the kernel on the current stream; returns a function that reads the scores and the seconds.
+
+        The scores are there as soon as anything is that was launched after them: a step's tokens.
+        """
+        slot, is_timed = self._num_launches % SLOTS, states.is_cuda and self._num_launches % TIMED_EVERY == 0
         self._num_launches += 1
         began = _mark() if is_timed else None
-        self._launch(states, slot.device)
-        return _Pending(self, slot.host, len(states), (began, _mark()) if began is not None else None)
+        self._launch(states, self._sums_on_device[slot])
+        ended = _mark() if is_timed else None
+        sums = self._sums[slot, :, : len(states)]
 
-    def finish(self, sums: torch.Tensor) -> npt.NDArray[np.float32]:
-        scores: npt.NDArray[np.float32] = sums.numpy().sum(0, dtype=np.float32) + self._b2
-        if not self._is_logit:
-            return scores
-        return ((np.tanh(scores / 2) + 1) / 2).astype(np.float32, copy=False)  # the sigmoid, without overflow
+        def read() -> tuple[Floats, float]:
+            scores: Floats = sums.numpy().sum(0, dtype=np.float32) + self._b2
+            if self._is_logit:  # the sigmoid, without overflow
+                scores = ((np.tanh(scores / 2) + 1) / 2).astype(np.float32, copy=False)
+            if began is None or ended is None:
+                return scores, 0.0
+            ended.synchronize()
+            return scores, TIMED_EVERY * began.elapsed_time(ended) / 1000
+
+        return read
 
     def _launch(self, states: torch.Tensor, sums: torch.Tensor) -> None:
         states = states if states.stride(-1) == 1 else states.contiguous()
@@ -102,10 +103,6 @@ class FusedScorer:
             num_warps=NUM_WARPS, num_stages=NUM_STAGES,
         )  # fmt: skip
 
-    def _new_slot(self) -> _Slot:
-        host = torch.zeros(self._num_tiles, self._most_rows, device="cpu", pin_memory=self._w1.is_cuda)
-        return _Slot(host, device_view(host) if self._w1.is_cuda else host)
-
 
 def _mark() -> Any:
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -113,36 +110,19 @@ def _mark() -> Any:
     return mark
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """Scores that are there as soon as anything is that was launched after them: a step's tokens."""
+def fused(layers: TwoLayers, most_rows: int, like: torch.Tensor, score: Score) -> FusedScorer | None:
+    """Returns the kernel if it compiles and scores random states as the scorer itself does; else None, with a warning.
 
-    scorer: FusedScorer
-    sums: torch.Tensor
-    num_rows: int
-    marks: tuple[Any, Any] | None
-
-    def read(self) -> tuple[npt.NDArray[np.float32], float]:
-        scores = self.scorer.finish(self.sums[:, : self.num_rows])
-        if self.marks is None:
-            return scores, 0.0
-        began, ended = self.marks
-        ended.synchronize()
-        return scores, TIMED_EVERY * began.elapsed_time(ended) / 1000
-
-
-def fused(
-    layers: TwoLayers, most_rows: int, like: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]
-) -> FusedScorer | None:
-    """The kernel, if it compiles and scores random states as the scorer itself does. `like`: [1, hidden]."""
+    `like`: [1, hidden], as the states to come.
+    """
     try:
         if not HAS_TRITON:
             raise RuntimeError("vLLM finds no Triton here")
         scorer = FusedScorer(layers, most_rows, like.dtype)
         for num_rows in sorted({1, most_rows // 2 + 1, most_rows}):
             states = torch.randn(num_rows, like.shape[1], device=like.device).to(like.dtype)
-            pending, expected = scorer.score(states), score(states).float().cpu().numpy()
-            found, _ = pending.read()
+            read, expected = scorer.score(states), score(states).float().cpu().numpy()
+            found, _ = read()
             error = float(np.abs(found - expected).max())
             if not error < MOST_ERROR * (1 if layers.is_logit else 1 + float(np.abs(found).max())):
                 raise RuntimeError(f"scores of {num_rows} rows are wrong by {error:.3g}")
@@ -163,7 +143,7 @@ TILE_HEADS = 8
 def _common_blocks_kernel(  # type: ignore[no-untyped-def]
     hashes, full_blocks, common, count, hashes_stride, num_halvings, tile: tl.constexpr
 ):
-    """Of one trace with a tile of traces, by binary search."""
+    """Counts the blocks that one trace has in common with each of a tile of traces, by binary search."""
     row = tl.program_id(0)
     others = tl.program_id(1) * tile + tl.arange(0, tile)
     is_trace = others < count
@@ -194,7 +174,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     partial, lse, parts, part_starts, merged, num_heads, partial_stride, partial_head_stride, lse_stride,
     merged_stride, merged_head_stride, tile_heads: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """Of one trace and a tile of heads: sums in float32, with the largest weight so far as the unit."""
+    """Merges one trace and a tile of heads: sums in float32, with the largest weight so far as the unit."""
     row = tl.program_id(0)
     heads = tl.program_id(1) * tile_heads + tl.arange(0, tile_heads)
     is_head = heads < num_heads

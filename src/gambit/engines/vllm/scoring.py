@@ -1,15 +1,14 @@
-"""Scores and embeddings of a step's rows, computed on the device from their hidden states."""
+"""Scores and embeddings of a step's rows, computed on the device from their hidden states, and their tokens."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ import torch
 
 from gambit.engines.sampling import Filters, filters_of, sample, uniforms
 from gambit.engines.states import LayerChoice, embed
-from gambit.engines.vllm.messages import RowValues, ThoughtRows, TraceTask
+from gambit.engines.vllm.messages import Floats, RowValues, ThoughtRows, TraceTask
 from gambit.errors import GambitWarning
 from gambit.scorers.base import HistoryScorer, Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.memory import ThoughtMemory, on_device
@@ -27,16 +26,8 @@ if TYPE_CHECKING:
 
 
 USUAL_THOUGHTS = 256  # of a trace: memory for so many is allocated at the start, for more it grows
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """What is asked for in one step."""
-
-    thoughts: ThoughtRows | None  # for a scorer with histories: the rows that may end a thought
-    row_ids: Callable[[], list[str]]  # requests in row order
-    embedding_size: int
-    is_reported: bool  # by this rank; others need not score with the fused kernel
+Score = Callable[[torch.Tensor], torch.Tensor]  # scores of states
+ReadScores = Callable[[], tuple[Floats, float]]  # scores that a kernel writes where the host reads them, and seconds
 
 
 class RowScoring:
@@ -45,23 +36,23 @@ class RowScoring:
     def __init__(self, scorer: Scorer, num_layers: int, device: torch.device, most_rows: int) -> None:
         self.scorer = scorer.to(device)
         self.layers = LayerChoice.of(self.scorer.info.layers, num_layers)
-        self.side = SideStream(device)
+        # What runs on a stream of its own holds up neither the sampling nor the next forward pass.
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.fused: FusedScorer | None = None
-        self.recorded: RecordedScorer | None = None
+        self.recorded: Score | None = None
         # Once: whether an object has a protocol takes Python long to find out.
         self._split = self.scorer if isinstance(self.scorer, SplitScorer) else None
         self._reads_states = self._split is not None or not self.scorer.info.needs_confidence
         self._most_rows = most_rows
-        self._memory = self._allocate_memory(self.scorer) if isinstance(self.scorer, HistoryScorer) else None
+        self._memory: ThoughtMemory | None = None
+        if isinstance(self.scorer, HistoryScorer):
+            self._memory = ThoughtMemory(self.scorer, most_rows * min(self.scorer.max_past + 1, USUAL_THOUGHTS))
         self._no_confidence = torch.zeros(1, device=device)
-
-    def _allocate_memory(self, scorer: HistoryScorer) -> ThoughtMemory:
-        return ThoughtMemory(scorer, self._most_rows * min(scorer.max_past + 1, USUAL_THOUGHTS))
 
     # -- faster ways to launch a scorer ------------------------------------------------------------------------
 
     def fuse(self, like: torch.Tensor) -> None:
-        """Make a scorer of two layers one kernel. `like`: [1, hidden], as the states to come."""
+        """Makes a scorer of two layers one kernel. `like`: [1, hidden], as the states to come."""
         layers = getattr(self.scorer, "two_layers", None)
         if layers is not None:
             from gambit.engines.vllm.kernels import fused  # needs vLLM's Triton
@@ -69,12 +60,11 @@ class RowScoring:
             self.fused = fused(layers, self._most_rows, like, self._plain_scores)
 
     def record(self, like: torch.Tensor) -> None:
-        """Make all its kernels one launch."""
-        if self.fused is not None or not self.side.is_apart or not getattr(self.scorer, "is_recordable", False):
+        """Makes all kernels of the scorer one launch, where they run on a stream of their own."""
+        if self.fused is not None or self.stream is None or not getattr(self.scorer, "is_recordable", False):
             return
         try:
-            recorder = cuda_recorder(self.side.stream)
-            self.recorded = RecordedScorer(self._plain_scores, like, self._most_rows, recorder)
+            self.recorded = recorded(self._plain_scores, like, self._most_rows, cuda_recorder(self.stream))
         except RuntimeError as error:
             warnings.warn(
                 f"the scorer is run kernel by kernel: it cannot be recorded ({error})", GambitWarning, stacklevel=2
@@ -82,40 +72,54 @@ class RowScoring:
 
     # -- one step ----------------------------------------------------------------------------------------------
 
-    def read(self, states: torch.Tensor, inner: list[torch.Tensor], rows: DeviceRows, asked: StepRows) -> None:
-        """On the model's own stream where one kernel makes the scores, else on a stream beside it."""
+    def read(
+        self,
+        states: torch.Tensor,
+        inner: list[torch.Tensor],
+        values: DeviceValues,
+        row_ids: Callable[[], list[str]],
+        thoughts: ThoughtRows | None,
+        *,
+        embedding_size: int,
+        is_reported: bool,
+    ) -> None:
+        """Computes the scores and embeddings of a step's rows and adds them to `values`.
+
+        One kernel runs on the model's own stream, anything else on a stream beside it. `row_ids`: the requests in row
+        order. `thoughts`: the rows that may end a thought, for a scorer with histories. `is_reported`: by this rank;
+        others need not score with the fused kernel.
+        """
         scored = self.layers.join(states, inner)
-        if self.fused is not None and asked.is_reported:
-            rows.expect(self.fused.score(scored))
-        if self.fused is None or asked.embedding_size:
-            with rows.computed(states, scored):
-                rows.send(self._columns(states, scored, asked))
+        if self.fused is not None and is_reported:
+            values.expect(self.fused.score(scored))
+        if self.fused is not None and not embedding_size:
+            return
+        with values.computed(states, scored):
+            columns = {}
+            if self.fused is None and self._reads_states:
+                columns["scores"] = self._scores(scored, row_ids, thoughts)
+            if embedding_size:
+                columns["embeddings"] = embed(states, embedding_size)
+            values.send(columns)
 
-    def _columns(self, states: torch.Tensor, scored: torch.Tensor, asked: StepRows) -> dict[str, torch.Tensor]:
-        """`scored` is what the scorer reads: states of its layers."""
-        columns = {}
-        if self.fused is None and self._reads_states:
-            columns["scores"] = self._scores(scored, asked)
-        if asked.embedding_size:
-            columns["embeddings"] = embed(states, asked.embedding_size)
-        return columns
-
-    def _scores(self, states: torch.Tensor, asked: StepRows) -> torch.Tensor:
-        """Of every row; a scorer that remembers thoughts looks only at rows that may end one."""
+    def _scores(
+        self, states: torch.Tensor, row_ids: Callable[[], list[str]], thoughts: ThoughtRows | None
+    ) -> torch.Tensor:
+        """Returns a score for every row; a scorer that remembers thoughts looks only at rows that may end one."""
         if self.recorded is not None:
-            return self.recorded.score(states)
+            return self.recorded(states)
         if self._memory is None:
             return self._plain_scores(states)
         scores = torch.zeros(len(states), device=states.device)
-        if (wanted := asked.thoughts) is not None and wanted.requests:
-            row_of = {request: row for row, request in enumerate(asked.row_ids())}
-            rows = on_device(np.array([row_of[request] for request in wanted.requests]), states.device)
-            thoughts = ThoughtBatch(states[rows], self._no_confidence.expand(len(rows)))
-            scores[rows] = self._memory.score(thoughts, wanted.past)
+        if thoughts is not None and thoughts.requests:
+            row_of = {request: row for row, request in enumerate(row_ids())}
+            rows = on_device(np.array([row_of[request] for request in thoughts.requests]), states.device)
+            batch = ThoughtBatch(states[rows], self._no_confidence.expand(len(rows)))
+            scores[rows] = self._memory.score(batch, thoughts.past)
         return scores
 
     def _plain_scores(self, states: torch.Tensor) -> torch.Tensor:
-        """Of a scorer that also needs confidences, the part of the states: the scheduler does the rest."""
+        """Returns scores of states alone; where confidences are needed too, the scheduler completes them."""
         if self._split is not None:
             return self._split.part(states)
         return self.scorer.score(ThoughtBatch(states, self._no_confidence.expand(len(states))))
@@ -138,64 +142,41 @@ class RowSampling:
     """Draws each row's token with the noise of its seed, trace and position."""
 
     def __init__(self, device: torch.device) -> None:
+        self.has_checks = False  # a trace of the self-check runs
+        self.needs_confidence = False  # a trace runs whose confidence is measured
+        self.embedding_size = 0  # the largest of those that run
         self._device = device
-        self._noise: dict[str, tuple[float, ...]] = {}  # the fields of NOISE
+        self._tasks: dict[str, TraceTask] = {}
         self._num_cached: Mapping[str, int] = {}  # tokens in the cache, by request of this step
         self._num_new: Mapping[str, int] = {}  # tokens that this step adds to them
         self._rows: list[str] = []
         self._table = np.zeros(0, NOISE)
         self._filters: Filters | None = None
-        self._checked: set[str] = set()  # requests of the self-check
-        self._measured: set[str] = set()  # requests whose confidence is measured
-        self._embedded: dict[str, int] = {}  # requests whose thoughts are embedded, and in how many numbers
 
-    @property
-    def wants_confidence(self) -> bool:
-        return bool(self._measured)
-
-    @property
-    def embedding_size(self) -> int:
-        return max(self._embedded.values(), default=0)
-
-    @property
-    def has_checks(self) -> bool:
-        return bool(self._checked)
-
-    def update(self, finished: Iterable[str], new: Mapping[str, object]) -> None:
+    def update(self, finished: Set[str], new: Mapping[str, object]) -> None:
         """Forgets requests that have ended and adds new ones, but for those that vLLM made to warm up."""
+        if not finished and not new:
+            return
         for request in finished:
-            self._noise.pop(request, None)
-            self._checked.discard(request)
-            self._measured.discard(request)
-            self._embedded.pop(request, None)
-        for request, task in new.items():
-            if isinstance(task, TraceTask):
-                self._add(request, task)
-
-    def _add(self, request: str, task: TraceTask) -> None:
-        asked = task.spec.sampling
-        self._noise[request] = (
-            task.noise_key, task.prompt_tokens, asked.temperature, asked.top_p, asked.top_k, asked.min_p
-        )  # fmt: skip
-        if task.is_check:
-            self._checked.add(request)
-        if task.confidence_window:
-            self._measured.add(request)
-        if task.embedding_size:
-            self._embedded[request] = task.embedding_size
+            self._tasks.pop(request, None)
+        self._tasks |= {request: task for request, task in new.items() if isinstance(task, TraceTask)}
+        tasks = self._tasks.values()
+        self.has_checks = any(task.is_check for task in tasks)
+        self.needs_confidence = any(task.confidence_window for task in tasks)
+        self.embedding_size = max((task.embedding_size for task in tasks), default=0)
 
     def place(self, num_cached: Mapping[str, int], num_new: Mapping[str, int]) -> None:
-        """Where the rows of a step stand, in tokens."""
+        """Sets where the rows of a step stand, in tokens."""
         self._num_cached, self._num_new = num_cached, num_new
 
     def known(self, rows: list[str]) -> list[str] | None:
-        """The rows; None for those that model runner V2 makes up to warm its kernels."""
-        return rows if rows and rows[0] in self._noise else None
+        """Returns the rows; None for those that model runner V2 makes up to warm its kernels."""
+        return rows if rows and rows[0] in self._tasks else None
 
     def draw(self, logits: torch.Tensor, rows: list[str]) -> torch.Tensor:
         if rows != self._rows or self._filters is None:
             self._rows = rows
-            self._table = np.array([self._noise[request] for request in rows], NOISE)
+            self._table = np.array([_noise_row(self._tasks[request]) for request in rows], NOISE)
             self._filters = filters_of(self._table, self._device)
         positions = self._column(self._num_cached) + self._column(self._num_new) - self._table["prompt_tokens"]
         uniform = torch.from_numpy(uniforms(self._table["noise_key"], positions)).float()
@@ -205,89 +186,70 @@ class RowSampling:
         return np.fromiter(map(numbers.__getitem__, self._rows), np.int64, len(self._rows))
 
 
+def _noise_row(task: TraceTask) -> tuple[float, ...]:
+    """Returns the fields of NOISE."""
+    given = task.spec.sampling
+    return task.noise_key, task.prompt_tokens, given.temperature, given.top_p, given.top_k, given.min_p
+
+
 # -- copies to the host ----------------------------------------------------------------------------------------------
 
 
-class SideStream:
-    """A stream of its own on a GPU: what runs there holds up neither the sampling nor the next forward pass."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    @property
-    def is_apart(self) -> bool:
-        return self._stream is not None
-
-    @property
-    def stream(self) -> torch.cuda.Stream:
-        assert self._stream is not None
-        return self._stream
-
-    @contextmanager
-    def reading(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """What follows runs on this stream, after what the main one has been given so far."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
-        for tensor in tensors:
-            tensor.record_stream(self._stream)  # its memory may be given away on the main stream meanwhile
-
-
-class PendingScores(Protocol):
-    """Scores that a kernel writes where the host reads them."""
-
-    def read(self) -> tuple[npt.NDArray[np.float32], float]:
-        """One per row, and the seconds they took."""
-
-
-class DeviceRows:
+class DeviceValues:
     """Row values of one step; reading them waits for their copy, and nothing before that waits."""
 
-    def __init__(self, side: SideStream) -> None:
-        self._side = side
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        """`stream`: on which they are computed; None on a CPU."""
+        self._stream = stream
         self._sent: list[tuple[tuple[str, ...], list[int], torch.Tensor]] = []  # names, widths, host memory
-        self._marks: list[Any] = []  # when a part began and ended on the device
-        self._scores: PendingScores | None = None
+        self._marks: list[Any] = []  # when work began and ended on the device, by turns
+        self._read_scores: ReadScores | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self._sent and self._scores is None
+        return not self._sent and self._read_scores is None
 
-    def expect(self, scores: PendingScores) -> None:
-        self._scores = scores
+    def expect(self, read_scores: ReadScores) -> None:
+        """Takes scores that a kernel will have written when the step's tokens are there."""
+        self._read_scores = read_scores
 
     @contextmanager
     def computed(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Work on these, timed."""
-        with self._side.reading(*tensors):
+        """Runs and times work on these, on the stream, after what the main one has been given so far."""
+        if self._stream is None:
+            self._marks.append(time.perf_counter())
+            yield
+            self._marks.append(time.perf_counter())
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             self._mark()
             yield
             self._mark()
+        for tensor in tensors:
+            tensor.record_stream(self._stream)  # its memory may be given away on the main stream meanwhile
 
     def send(self, columns: Mapping[str, torch.Tensor]) -> None:
-        """One number per row, or several (an embedding): all in one copy."""
+        """Copies columns to the host, all in one copy: one number per row each, or several (an embedding)."""
         if not columns:
             return
-        parts = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        wide = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
+        joined = wide[0] if len(wide) == 1 else torch.cat(wide, dim=1)
         host = joined.to("cpu", non_blocking=True)  # into pinned memory
-        self._sent.append((tuple(columns), [part.shape[1] for part in parts], host))
+        self._sent.append((tuple(columns), [column.shape[1] for column in wide], host))
 
     def values(self, waited: float = 0.0) -> RowValues:
-        """`waited`: seconds for which the host had nothing to do but wait for this step."""
-        if self._side.is_apart and self._marks:
+        """Returns what was sent. `waited`: seconds for which the host had nothing to do but wait for this step."""
+        if self._stream is not None and self._marks:
             self._marks[-1].synchronize()
-        found: dict[str, npt.NDArray[np.float32]] = {}
+        found: dict[str, Floats] = {}
         seconds = self._seconds()
         for names, widths, host in self._sent:
-            parts = np.split(host.numpy(), np.cumsum(widths)[:-1], axis=1) if len(names) > 1 else [host.numpy()]
-            found |= dict(zip(names, parts, strict=True))
-        flat = {name: part[:, 0] for name, part in found.items() if name != "embeddings"}
-        if self._scores is not None:
-            flat["scores"], seconds_scores = self._scores.read()
+            columns = np.split(host.numpy(), np.cumsum(widths)[:-1], axis=1) if len(names) > 1 else [host.numpy()]
+            found |= dict(zip(names, columns, strict=True))
+        flat = {name: column[:, 0] for name, column in found.items() if name != "embeddings"}
+        if self._read_scores is not None:
+            flat["scores"], seconds_scores = self._read_scores()
             seconds += seconds_scores
         return RowValues(
             flat.get("scores"),
@@ -299,19 +261,16 @@ class DeviceRows:
         )
 
     def _mark(self) -> None:
-        if not self._side.is_apart:
-            self._marks.append(time.perf_counter())
-            return
         # Waiting for one sleeps instead of asking the driver again and again.
         self._marks.append(torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
         self._marks[-1].record()
 
     def _seconds(self) -> float:
-        """Of the device, once it has passed the last mark."""
-        pairs = list(zip(self._marks[::2], self._marks[1::2], strict=True))
-        if self._side.is_apart:
-            return float(sum(begin.elapsed_time(end) for begin, end in pairs)) / 1000
-        return float(sum(end - begin for begin, end in pairs))
+        """Returns how long the device worked, once it has passed the last mark."""
+        pairs = zip(self._marks[::2], self._marks[1::2], strict=True)
+        if self._stream is None:
+            return float(sum(end - begin for begin, end in pairs))
+        return float(sum(begin.elapsed_time(end) for begin, end in pairs)) / 1000
 
 
 # -- CUDA graphs -----------------------------------------------------------------------------------------------------
@@ -320,35 +279,31 @@ class DeviceRows:
 
 
 SMALLEST = 8  # rows; batches are padded to the next recorded size
+Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]  # a replay, and its result
 
 
-class Recording(Protocol):
-    def replay(self) -> None: ...
+def recorded(score: Score, like: torch.Tensor, most_rows: int, record: Recorder) -> Score:
+    """Records a scorer of states alone for some batch sizes; returns a function that replays it.
 
+    What it returns is overwritten by the next call: copy it on the same stream. `like`: [1, hidden], of the dtype and
+    device of the states to come.
+    """
+    memory = like.new_zeros(most_rows, like.shape[1])
+    sizes = sizes_up_to(most_rows)
+    recordings = [record(partial(score, memory[:size])) for size in sizes]
 
-Score = Callable[[torch.Tensor], torch.Tensor]  # of states
-Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Recording, torch.Tensor]]
-
-
-class RecordedScorer:
-    """Scores of states alone. What it returns is overwritten by the next call: copy it on the same stream."""
-
-    def __init__(self, score: Score, like: torch.Tensor, most_rows: int, record: Recorder) -> None:
-        """`like`: [1, hidden], of the dtype and device of the states to come."""
-        self._states = like.new_zeros(most_rows, like.shape[1])
-        self._sizes = sizes_up_to(most_rows)
-        self._recordings = [record(partial(score, self._states[:size])) for size in self._sizes]
-
-    def score(self, states: torch.Tensor) -> torch.Tensor:
+    def replayed(states: torch.Tensor) -> torch.Tensor:
         rows = len(states)
-        self._states[:rows].copy_(states)
-        recording, scores = self._recordings[bisect_left(self._sizes, rows)]
-        recording.replay()
+        memory[:rows].copy_(states)
+        replay, scores = recordings[bisect_left(sizes, rows)]
+        replay()
         return scores[:rows]
+
+    return replayed
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """Powers of two and what lies halfway: at most half of a batch is padding, and there are few recordings."""
+    """Returns powers of two and what lies halfway: at most half of a batch is padding, and recordings are few."""
     sizes, size = [], SMALLEST
     while size < most:
         sizes += [size, size + size // 2]
@@ -357,10 +312,10 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 def cuda_recorder(stream: torch.cuda.Stream) -> Recorder:
-    """As CUDA graphs that share their memory: they are replayed on one stream, one after the other."""
+    """Returns a recorder of CUDA graphs that share their memory: they are replayed on one stream, one by one."""
     pool = torch.cuda.graph_pool_handle()
 
-    def record(work: Callable[[], torch.Tensor]) -> tuple[Recording, torch.Tensor]:
+    def record(work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         with torch.inference_mode(), tensor_cores():
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -368,14 +323,14 @@ def cuda_recorder(stream: torch.cuda.Stream) -> Recorder:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 result = work()
-        return graph, result
+        return graph.replay, result
 
     return record
 
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """float32 products with factors of 11 bits, and the states have 8 (bf16).
+    """Multiplies float32 with factors of 11 bits; the states have 8 (bf16).
 
     In full precision a few multiprocessors are busy with them for a third of a millisecond, beside the model's own.
     """

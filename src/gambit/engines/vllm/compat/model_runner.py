@@ -1,4 +1,4 @@
-"""What is read of vLLM's model runner between its forward pass and its sampler, and the hook before the sampler."""
+"""Reads vLLM's model runner between its forward pass and its sampler, and taps the sampler."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from gambit.engines.vllm.messages import RowValues, attach
 
 
 def sampled_states(runner: Any) -> torch.Tensor | None:
-    """Post-norm states of the rows about to be sampled; rows follow ModelRunnerOutput.req_ids."""
+    """Returns post-norm states of the rows about to be sampled, in the order of ModelRunnerOutput.req_ids.
+
+    None where nothing is to be sampled.
+    """
     state = getattr(runner, "execute_model_state", None)
-    if state is None:
-        return None
-    if state.hidden_states is None:  # V2 on a pipeline stage that is not the last
+    if state is None or state.hidden_states is None:  # V2 has none on a pipeline stage that is not the last
         return None
     if _is_v1(state) and state.aux_hidden_states is None:
         return state.sample_hidden_states
@@ -30,20 +31,20 @@ def _is_v1(state: Any) -> bool:
 
 
 def _last_tokens(runner: Any, state: Any) -> torch.Tensor:
-    """Where each row's last token stands among those of the step."""
+    """Returns where each row's last token stands among those of the step."""
     if _is_v1(state):  # V1 does not keep the indices by which it has picked the states
         return runner.query_start_loc.gpu[1 : len(state.sample_hidden_states) + 1] - 1
     return state.input_batch.logits_indices
 
 
-def ask_for_layers(runner: Any, layers: tuple[int, ...]) -> None:
-    """Have the model return the states of inner layers too. Before vLLM compiles it, which changes what it returns."""
+def request_layers(runner: Any, layers: tuple[int, ...]) -> None:
+    """Has the model return the states of inner layers too. Before vLLM compiles it, which changes what it returns."""
     runner.use_aux_hidden_state_outputs = True
     runner.get_model().set_aux_hidden_state_layers(layers)
 
 
 def inner_states(runner: Any) -> list[torch.Tensor]:
-    """Of the layers asked for, lowest first, the states of the rows about to be sampled."""
+    """Returns the states of the rows about to be sampled in each requested layer, lowest first."""
     state = runner.execute_model_state
     if state.aux_hidden_states is None:
         return []
@@ -52,7 +53,7 @@ def inner_states(runner: Any) -> list[torch.Tensor]:
 
 
 def row_ids(runner: Any) -> list[str]:
-    """Requests in row order, between the forward pass and the sampling of a step."""
+    """Returns the requests in row order, between the forward pass and the sampling of a step."""
     state = runner.execute_model_state
     batch = state.input_batch if hasattr(state, "input_batch") else runner.input_batch
     return [request for request in batch.req_ids if request is not None]
@@ -62,7 +63,7 @@ def row_ids(runner: Any) -> list[str]:
 
 
 def compute_logits(runner: Any, states: torch.Tensor) -> torch.Tensor | None:
-    """A second pass through the output layer; None on a rank that vLLM gives no logits."""
+    """Passes states through the output layer once more; returns None on a rank that vLLM gives no logits."""
     return runner.model.compute_logits(states)
 
 
@@ -82,7 +83,7 @@ class SamplerTap:
 
 
 def tap_sampler(runner: Any, see: Callable[[torch.Tensor], None]) -> None:
-    """V2 runners of 0.25 have no other place where logits can be seen."""
+    """Calls `see` with the logits before each sampling. V2 runners of 0.25 have no other place to see them."""
     runner.sampler = SamplerTap(runner.sampler, see)
 
 
@@ -90,7 +91,7 @@ def tap_sampler(runner: Any, see: Callable[[torch.Tensor], None]) -> None:
 
 
 def blocks_by_layer(runner: Any) -> list[torch.Tensor]:
-    """Views of all keys and values whose first dimension counts the scheduler's blocks."""
+    """Returns views of all keys and values whose first dimension counts the scheduler's blocks."""
     num_blocks = runner.kv_cache_config.num_blocks
     return [by_block(cache, num_blocks) for cache in runner.kv_caches]
 

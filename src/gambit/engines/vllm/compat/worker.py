@@ -21,7 +21,7 @@ from gambit.engines.vllm.messages import (
     attached,
     unpacked,
 )
-from gambit.engines.vllm.scoring import DeviceRows, RowSampling, RowScoring, StepRows
+from gambit.engines.vllm.scoring import DeviceValues, RowSampling, RowScoring
 from gambit.scorers.memory import on_device
 
 if current_platform.is_cpu():
@@ -33,15 +33,15 @@ else:
 class _AsyncRows(AsyncModelRunnerOutput):
     """An output that is still being computed, with the rows' values on their way beside it."""
 
-    def __init__(self, inner: Any, rows: DeviceRows) -> None:
+    def __init__(self, inner: Any, values: DeviceValues) -> None:
         self._inner = inner
-        self._rows = rows
+        self._values = values
 
     def get_output(self) -> Any:
         began = time.perf_counter()
         output = self._inner.get_output()
         waited = time.perf_counter() - began
-        return model_runner.attach_rows(output, self._rows.values(waited))
+        return model_runner.attach_rows(output, self._values.values(waited))
 
 
 class GambitWorker(Worker):
@@ -57,26 +57,26 @@ class GambitWorker(Worker):
         # Before vLLM measures what memory is left, so that the scorer is counted.
         self._scoring = RowScoring(config.scorer, num_layers(self.vllm_config), self.device, most_rows)
         if self._scoring.layers.inner:
-            model_runner.ask_for_layers(self.model_runner, self._scoring.layers.inner)
+            model_runner.request_layers(self.model_runner, self._scoring.layers.inner)
         self._forest: forest.ForestSwitch | None = None
         self._exact_noise = config.exact_noise
         self._sampling = RowSampling(self.device)
         self._thoughts: ThoughtRows | None = None  # of the step under way
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
-        # Always: a later search may ask for confidence, and where nothing is asked for it costs one call per step.
+        # Always: a later search may need confidences, and where nothing is needed it costs one call per step.
         model_runner.tap_sampler(self.model_runner, self._see_logits)
         return result
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
-        model = self.model_config
+        model, config = self.model_config, self.vllm_config.additional_config
         width = model.get_hidden_size() * len(self._scoring.layers.numbers)
         like = torch.zeros(1, width, dtype=model.dtype, device=self.device)
-        if self.vllm_config.additional_config.fused_scorer:
+        if config.fused_scorer:
             # Before vLLM is ready: from then on it warns of kernels that are compiled, and its seed is set.
             self._scoring.fuse(like)
-        if (wish := self.vllm_config.additional_config.attention) is not DecodeAttention.STOCK:
-            self._forest = forest.ForestSwitch(self.model_runner, wish)
+        if config.attention is not DecodeAttention.STOCK:
+            self._forest = forest.ForestSwitch(self.model_runner, config.attention)
             self._forest.check()
         result = super().compile_or_warm_up_model(*args, **kwargs)
         if not model.enforce_eager:
@@ -97,12 +97,13 @@ class GambitWorker(Worker):
 
     @torch.inference_mode()
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """After the steps that were launched before, and before the one to come: all are on one stream."""
+        """Copies blocks after the steps that were launched before and before the one to come: all on one stream."""
         sources, targets = on_device(np.array(copies).T.copy(), self.device)
         for blocks in model_runner.blocks_by_layer(self.model_runner):
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
     def _note_rows(self, scheduled: Any) -> None:
+        """Takes in which requests are new, which have ended, and where the rows of the step stand."""
         new = scheduled.scheduled_new_reqs
         tasks = {each.req_id: unpacked(each.sampling_params.extra_args) for each in new}
         self._sampling.update(scheduled.finished_req_ids, tasks)
@@ -117,49 +118,49 @@ class GambitWorker(Worker):
         states = model_runner.sampled_states(self.model_runner)
         if states is None:
             return super().sample_tokens(grammar_output)
-        rows = DeviceRows(self._scoring.side)
-        self._scoring.read(states, model_runner.inner_states(self.model_runner), rows, self._asked())
-        late = self._check(states)
-        if self._exact_noise or self._wants_confidence:
+        values = DeviceValues(self._scoring.stream)
+        self._scoring.read(
+            states,
+            model_runner.inner_states(self.model_runner),
+            values,
+            self._row_ids,
+            self._thoughts,
+            embedding_size=self._sampling.embedding_size,
+            is_reported=self.is_driver_worker,
+        )
+        late = {}
+        if self._sampling.has_checks:
+            # Not beside the model: its output layer may talk to other ranks.
+            logits = model_runner.compute_logits(self.model_runner, states)
+            if logits is not None:
+                late["greedy"] = logits.argmax(-1)
+        if self._exact_noise or self._needs_confidence:
             self._rows = self._sampling.known(self._row_ids())
         output = super().sample_tokens(grammar_output)
         self._rows = None
         if self._confidences is not None:
             late["confidences"], self._confidences = self._confidences, None
         if late:
-            with rows.computed(*late.values()):
-                rows.send(late)
-        return self._with_rows(output, rows)
-
-    def _with_rows(self, output: Any, rows: DeviceRows) -> Any:
-        if output is None or rows.is_empty or not self.is_driver_worker:
+            with values.computed(*late.values()):
+                values.send(late)
+        if output is None or values.is_empty or not self.is_driver_worker:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
-            return _AsyncRows(output, rows)
-        return model_runner.attach_rows(output, rows.values()) if output.req_ids else output
-
-    def _asked(self) -> StepRows:
-        return StepRows(self._thoughts, self._row_ids, self._sampling.embedding_size, self.is_driver_worker)
+            return _AsyncRows(output, values)
+        return model_runner.attach_rows(output, values.values()) if output.req_ids else output
 
     def _row_ids(self) -> list[str]:
         return model_runner.row_ids(self.model_runner)
 
-    def _check(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the states would make greedy. Not beside the model: its output layer may talk to other ranks."""
-        if not self._sampling.has_checks:
-            return {}
-        logits = model_runner.compute_logits(self.model_runner, states)
-        return {} if logits is None else {"greedy": logits.argmax(-1)}
-
     @property
-    def _wants_confidence(self) -> bool:
-        return self._scoring.scorer.info.needs_confidence or self._sampling.wants_confidence
+    def _needs_confidence(self) -> bool:
+        return self._scoring.scorer.info.needs_confidence or self._sampling.needs_confidence
 
     def _see_logits(self, logits: torch.Tensor) -> None:
-        """Between the forward pass and vLLM's sampler."""
-        if self._rows is None or logits is None:  # nothing is asked for, or this rank has no logits
+        """Runs between the forward pass and vLLM's sampler: measures confidences and draws the tokens."""
+        if self._rows is None or logits is None:  # nothing is needed, or this rank has no logits
             return
-        if self._wants_confidence:
+        if self._needs_confidence:
             self._confidences = token_confidence(logits)
         if self._exact_noise:
             tokens = self._sampling.draw(logits, self._rows)
