@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import queue
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
@@ -33,10 +32,10 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from gambit.engines.base import EngineInfo
-from gambit.engines.vllm.messages import GambitConfig, Message, StepReport, TraceTask, packed, unpacked
+from gambit.engines.vllm.messages import Message, StepReport, TraceTask, packed, unpacked
 from gambit.errors import EngineError
 
-__all__ = ["HAS_TRITON", "EngineSetup", "VllmCore", "device_view", "tl", "triton"]  # Triton as vLLM finds it
+__all__ = ["HAS_TRITON", "VllmCore", "device_view", "tl", "triton"]  # Triton as vLLM finds it
 _POLL_SECONDS = 0.5
 _KNOWN_PARAMS = 64  # ways to sample that are used at a time: one or two for each search
 
@@ -52,56 +51,35 @@ class VllmCore:
     # that only the last may.
     _here: ClassVar[list[VllmCore]] = []
 
-    def __init__(self, setup: EngineSetup, *, own_process: bool) -> None:
-        self._exact_noise = setup.gambit.exact_noise
-        self._seeds_vllm = not self._exact_noise and setup.has_seeded_noise
+    def __init__(self, config: Any, *, own_process: bool) -> None:
+        self._exact_noise = config.additional_config.exact_noise
+        self._seeds_vllm = not self._exact_noise and has_seeded_noise(config)
         self._num_added = 0
-        self._params = lru_cache(_KNOWN_PARAMS)(sampling_params)
         if own_process:  # vLLM caches the environment once it has started a core in this process
             disable_envs_cache()
-        self._client = EngineCoreClient.make_client(
-            multiprocess_mode=own_process,
-            asyncio_mode=False,
-            vllm_config=setup.raw,
-            executor_class=Executor.get_class(setup.raw),
-            log_stats=False,
-        )
+        self._client = start_client(config, own_process=own_process)
         if not own_process:
             self._here.append(self)
 
     def add(self, task: TraceTask, request_id: str, tokens: list[int], max_tokens: int, stop_ids: list[int]) -> None:
+        """Sends a trace; the scheduler unpacks its task from the request."""
+        given = task.spec.sampling
         # With Gambit's own noise the token is decided before vLLM samples, which then takes the highest logit.
-        asked = task.spec.sampling
-        sampling = (asked.temperature, asked.top_p, asked.top_k, asked.min_p)
-        params = self._new_params(task, (0.0, 1.0, 0, 0.0) if self._exact_noise else sampling, tuple(stop_ids))
+        sampling = GREEDY if self._exact_noise else (given.temperature, given.top_p, given.top_k, given.min_p)
+        params = copy(_params(*sampling, tuple(stop_ids)))  # a new one is checked field by field
         params.max_tokens = max_tokens
         if self._seeds_vllm:
             params.seed = task.noise_key >> 1  # signed there
-        self._add(request_id, tokens, params)
+        self._add(request_id, tokens, params, task)
 
     def send(self, message: Message) -> None:
-        """Sends a message in a request that the scheduler does not add."""
-        self._add(type(message).__name__, [0], self._new_params(message))
+        """Sends a message about no new trace, in a request that the scheduler does not add."""
+        self._add(type(message).__name__, [0], copy(_params(*GREEDY, ())), message)
 
-    def _new_params(self, message: Message, sampling: Any = (0.0, 1.0, 0, 0.0), stop_ids: tuple[int, ...] = ()) -> Any:
-        params = copy(self._params(*sampling, stop_ids))  # a new one is checked field by field
-        params.extra_args = packed(message)
-        return params
-
-    def _add(self, request_id: str, tokens: list[int], params: Any) -> None:
+    def _add(self, request_id: str, tokens: list[int], params: Any, message: Message) -> None:
         self._num_added += 1
-        request = EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=tokens,
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=float(self._num_added),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        self._client.add_request(request)
+        params.extra_args = packed(message)
+        self._client.add_request(new_request(request_id, tokens, self._num_added, sampling_params=params))
 
     def abort(self, request_ids: list[str]) -> None:
         self._client.abort_requests(request_ids)
@@ -141,98 +119,11 @@ class VllmCore:
             self._here.remove(self)
 
 
-# -- configuration ---------------------------------------------------------------------------------------------------
+GREEDY = (0.0, 1.0, 0, 0.0)  # temperature, top_p, top_k, min_p
 
 
-VERSION: str = vllm.__version__.partition("+")[0]
-
-
-def device_type() -> str:
-    """What this vLLM is built for: "cpu" or "cuda"."""
-    return str(current_platform.device_type)
-
-
-class EngineSetup:
-    """A vLLM engine that is about to be started, by its config."""
-
-    def __init__(self, options: Mapping[str, Any], kv_budget_tokens: int | None) -> None:
-        self.raw = _build(options, kv_budget_tokens)
-
-    @property
-    def gambit(self) -> GambitConfig:
-        return self.raw.additional_config
-
-    def use_vllm_noise(self) -> None:
-        self.raw.additional_config = replace(self.gambit, exact_noise=False)
-
-    @property
-    def has_seeded_noise(self) -> bool:
-        """Whether vLLM's sampler makes its noise from a request's seed and position: model runner V2 does."""
-        return has_model_runner_v2(self.raw)
-
-    @property
-    def architecture(self) -> str:
-        return str(self.raw.model_config.architecture)
-
-    @property
-    def num_layers(self) -> int:
-        return num_layers(self.raw)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.raw.model_config.get_vocab_size())
-
-    @property
-    def gives_inner_states(self) -> bool:
-        """Whether vLLM can have this model return states of inner layers: it does so for EAGLE-3's drafts."""
-        return supports_eagle3(get_model_cls(self.raw.model_config))
-
-    def info(self, model: str, versions: Mapping[str, str]) -> EngineInfo:
-        """Once the engine has started: only then vLLM knows how many blocks there are."""
-        config, block_tokens = self.raw, int(self.raw.cache_config.block_size)
-        return EngineInfo(
-            name="vllm",
-            model=model,
-            device=str(config.device_config.device_type),
-            dtype=str(config.model_config.dtype).removeprefix("torch."),
-            hidden_size=int(config.model_config.get_hidden_size()),
-            context_tokens=int(config.model_config.max_model_len),
-            kv_capacity_tokens=num_blocks(config) * block_tokens,
-            block_tokens=block_tokens,
-            versions={"vllm": VERSION, **versions},
-            most_traces=int(config.scheduler_config.max_num_seqs),
-            most_traces_option="max_num_seqs",
-        )
-
-
-def _build(options: Mapping[str, Any], kv_budget_tokens: int | None) -> Any:
-    # As vLLM's own offline class: its defaults for other uses are 128 sequences and 2,048 tokens a step.
-    config = EngineArgs(**options).create_engine_config(UsageContext.LLM_CLASS)
-    if options.get("async_scheduling"):
-        config.scheduler_config.async_scheduling = True  # vLLM switches it off on a CPU
-    if kv_budget_tokens is not None:
-        # vLLM refuses to start with a cache below one whole context; the scheduler holds back what is over the budget.
-        tokens = max(kv_budget_tokens, config.model_config.max_model_len)
-        config.cache_config.num_gpu_blocks_override = -(-tokens // config.cache_config.block_size) + 1
-    return config
-
-
-def num_blocks(config: Any) -> int:
-    """Those that traces may use: the first block is a placeholder, and a smaller budget leaves some unused."""
-    blocks = int(config.cache_config.num_gpu_blocks) - 1
-    budget = config.additional_config.kv_budget_tokens
-    return blocks if budget is None else min(blocks, budget // config.cache_config.block_size)
-
-
-def has_model_runner_v2(config: Any) -> bool:
-    return bool(getattr(config, "use_v2_model_runner", False))
-
-
-def num_layers(config: Any) -> int:
-    return int(config.model_config.hf_text_config.num_hidden_layers)
-
-
-def sampling_params(temperature: float, top_p: float, top_k: int, min_p: float, stop_ids: tuple[int, ...]) -> Any:
+@lru_cache(_KNOWN_PARAMS)
+def _params(temperature: float, top_p: float, top_k: int, min_p: float, stop_ids: tuple[int, ...]) -> Any:
     return SamplingParams(
         temperature=temperature,
         top_p=top_p,
@@ -245,6 +136,109 @@ def sampling_params(temperature: float, top_p: float, top_k: int, min_p: float, 
     )
 
 
+def start_client(config: Any, *, own_process: bool) -> Any:
+    """Starts an engine core and returns vLLM's client of it."""
+    return EngineCoreClient.make_client(
+        multiprocess_mode=own_process,
+        asyncio_mode=False,
+        vllm_config=config,
+        executor_class=Executor.get_class(config),
+        log_stats=False,
+    )
+
+
+def new_request(
+    request_id: str, tokens: list[int], number: int, *, sampling_params: Any = None, pooling_params: Any = None
+) -> EngineCoreRequest:
+    """Returns a request with these tokens. `number`: in the order of arrival."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=tokens,
+        mm_features=None,
+        sampling_params=sampling_params,
+        pooling_params=pooling_params,
+        arrival_time=float(number),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+# -- configuration ---------------------------------------------------------------------------------------------------
+
+
+VERSION: str = vllm.__version__.partition("+")[0]
+
+
+def device_type() -> str:
+    """Returns the kind of device that this vLLM is built for: "cpu" or "cuda"."""
+    return str(current_platform.device_type)
+
+
+def make_config(options: Mapping[str, Any]) -> Any:
+    """Returns the config of an engine that is about to be started; raises for options that vLLM refuses."""
+    # As vLLM's own offline class: its defaults for other uses are 128 sequences and 2,048 tokens a step.
+    config = EngineArgs(**options).create_engine_config(UsageContext.LLM_CLASS)
+    if options.get("async_scheduling"):
+        config.scheduler_config.async_scheduling = True  # vLLM switches it off on a CPU
+    if (budget := config.additional_config.kv_budget_tokens) is not None:
+        # vLLM refuses to start with a cache below one whole context; the scheduler holds back what is over the budget.
+        tokens = max(budget, config.model_config.max_model_len)
+        config.cache_config.num_gpu_blocks_override = -(-tokens // config.cache_config.block_size) + 1
+    return config
+
+
+def use_vllm_noise(config: Any) -> None:
+    config.additional_config = replace(config.additional_config, exact_noise=False)
+
+
+def has_seeded_noise(config: Any) -> bool:
+    """Returns True for model runner V2, whose sampler makes its noise from a request's seed and position."""
+    return bool(getattr(config, "use_v2_model_runner", False))
+
+
+def has_inner_states(config: Any) -> bool:
+    """Returns True if vLLM can have this model return states of inner layers: it does so for EAGLE-3's drafts."""
+    return supports_eagle3(get_model_cls(config.model_config))
+
+
+def architecture(config: Any) -> str:
+    return str(config.model_config.architecture)
+
+
+def num_layers(config: Any) -> int:
+    return int(config.model_config.hf_text_config.num_hidden_layers)
+
+
+def vocab_size(config: Any) -> int:
+    return int(config.model_config.get_vocab_size())
+
+
+def engine_info(config: Any, model: str, versions: Mapping[str, str]) -> EngineInfo:
+    """Describes an engine that has started: only then vLLM knows how many blocks there are."""
+    block_tokens = int(config.cache_config.block_size)
+    return EngineInfo(
+        name="vllm",
+        model=model,
+        device=str(config.device_config.device_type),
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        hidden_size=int(config.model_config.get_hidden_size()),
+        context_tokens=int(config.model_config.max_model_len),
+        kv_capacity_tokens=num_blocks(config) * block_tokens,
+        block_tokens=block_tokens,
+        versions={"vllm": VERSION, **versions},
+        most_traces=int(config.scheduler_config.max_num_seqs),
+        most_traces_option="max_num_seqs",
+    )
+
+
+def num_blocks(config: Any) -> int:
+    """Counts the blocks that traces may use. The first is a placeholder, and a smaller budget leaves some unused."""
+    blocks = int(config.cache_config.num_gpu_blocks) - 1
+    budget = config.additional_config.kv_budget_tokens
+    return blocks if budget is None else min(blocks, budget // config.cache_config.block_size)
+
+
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
@@ -252,14 +246,14 @@ SWITCH_SECONDS = 0.0002
 
 
 def ignore_interrupts() -> None:
-    """In a process of vLLM's: the front decides what Ctrl-C does."""
+    """Ignores Ctrl-C in a process of vLLM's: the front decides what it does."""
     if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@functools.cache  # scheduler and worker may share a process
+@cache  # scheduler and worker may share a process
 def join_front() -> None:
-    """In a process of vLLM's: end when the front ends, and give way to the thread that launches steps."""
+    """Has a process of vLLM's end when the front ends, and give way to the thread that launches steps."""
     ignore_interrupts()
     if (parent := multiprocessing.parent_process()) is None:
         return
@@ -277,5 +271,5 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def device_view(pinned: torch.Tensor) -> torch.Tensor:
-    """Pinned memory of the host as the device sees it: what a kernel writes there needs no copy."""
+    """Returns pinned memory of the host as the device sees it: what a kernel writes there needs no copy."""
     return get_accelerator_view_from_cpu_tensor(pinned)

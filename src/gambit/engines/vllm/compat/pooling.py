@@ -11,9 +11,8 @@ from vllm import ModelRegistry, PoolingParams
 from vllm.config import PoolerConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.core_client import EngineCoreClient
-from vllm.v1.executor.abstract import Executor
+
+from gambit.engines.vllm.compat.core import new_request, start_client
 
 HEADLESS = "GambitHeadless"
 HEADS = ("score.", "v_head.", "lm_head.", "classifier.")  # of verifiers: applied to the states afterwards
@@ -21,29 +20,28 @@ TASK = "embed"
 
 
 class StatePooler:
-    """States of last tokens. A model's own head is left out, so that every architecture with a causal LM works.
+    """Computes states of last tokens without a model's own head, so that every architecture with a causal LM works.
 
-    Through vLLM's engine core: its `LLM` wants a tokenizer even for token ids.
+    It uses vLLM's engine core, because its `LLM` needs a tokenizer even for token ids.
     """
 
     def __init__(self, folder: str, model_type: str, options: dict[str, Any]) -> None:
         _register_headless(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
         config = _config(folder, options)
-        self._core = EngineCoreClient.make_client(
-            multiprocess_mode=False,
-            asyncio_mode=False,
-            vllm_config=config,
-            executor_class=Executor.get_class(config),
-            log_stats=False,
-        )
+        self._core = start_client(config, own_process=False)
         self._params = PoolingParams(task=TASK, use_activation=False)  # a unit vector otherwise
         self._params.verify(config.model_config)
         self._num_requests = 0
         self.max_tokens = int(config.model_config.max_model_len)
 
     def states(self, sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, list[int]]:
-        """[n, hidden] in float32, and how many tokens were computed for each."""
-        requests = [self._add(tokens) for tokens in sequences]
+        """Returns [n, hidden] in float32, and how many tokens were computed for each."""
+        requests = []
+        for tokens in sequences:
+            self._num_requests += 1
+            requests.append(str(self._num_requests))
+            params = self._params.clone()
+            self._core.add_request(new_request(requests[-1], list(tokens), self._num_requests, pooling_params=params))
         found: dict[str, tuple[torch.Tensor, int]] = {}
         while len(found) < len(requests):
             for output in self._core.get_output().outputs:
@@ -53,24 +51,6 @@ class StatePooler:
                 found[output.request_id] = state, int(output.prefill_stats.num_computed_tokens)
         states, counts = zip(*(found[request] for request in requests), strict=True)
         return torch.stack(states), list(counts)
-
-    def _add(self, tokens: Sequence[int]) -> str:
-        self._num_requests += 1
-        request = str(self._num_requests)
-        self._core.add_request(
-            EngineCoreRequest(
-                request_id=request,
-                prompt_token_ids=list(tokens),
-                mm_features=None,
-                sampling_params=None,
-                pooling_params=self._params.clone(),
-                arrival_time=float(self._num_requests),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-            )
-        )
-        return request
 
 
 def _config(folder: str, options: dict[str, Any]) -> Any:
@@ -93,7 +73,7 @@ def _config(folder: str, options: dict[str, Any]) -> Any:
 
 
 def _register_headless(architecture: str) -> None:
-    """The causal LM with that name, which passes over the weights of heads it does not have."""
+    """Registers the causal LM with that name as one that passes over the weights of heads it does not have."""
     base = ModelRegistry.models[architecture].load_model_cls()
 
     class GambitHeadless(base):
