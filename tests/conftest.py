@@ -65,6 +65,9 @@ def tier_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(tier_of(item))
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if item.get_closest_marker("system") or any(str(each).startswith("vllm") for each in parameters):
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
