@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gambit.answers import Grader, worker
+from gambit.answers import Equivalent, Grader, worker
 from gambit.answers import grader as grading
 from gambit.errors import EngineError, UserError
-from gambit.results.vote import Ballot, tally
+from gambit.results.vote import Ballot, VoteKind, VoteResult, count_votes
 
 pytestmark = pytest.mark.system  # it starts and kills processes
 READY = "print('{\"ready\": true}', flush=True);"
@@ -87,6 +87,10 @@ def test_plain_comparisons_start_no_process(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # -- time -----------------------------------------------------------------------------------------------------
+
+
+def tally(answered: list[Ballot], equivalent: Equivalent) -> VoteResult:
+    return count_votes(answered, VoteKind.MAJORITY, equivalent)
 
 
 def ballots(*answers: str) -> list[Ballot]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gambit.config.options import SearchConfig, build
 from gambit.errors import UserError
-from gambit.results.vote import Ballot, Consensus, VoteKind, check_consensus, is_settled, tally
+from gambit.results.vote import Ballot, Consensus, VoteKind, check_consensus, count_votes, is_settled
 from gambit.search.choice import check_search
 from gambit.types import StopReason
 from support.scripted import ScriptedEngine
@@ -17,7 +17,7 @@ CERTAIN = Consensus(None, 1)
 
 def settled(consensus, kind, *votes, to_come=0):
     ballots = [Ballot(i, answer, weight, i) for i, (answer, weight) in enumerate(votes)]
-    return is_settled(consensus, kind, ballots, tally(ballots, lambda a, b: a == b), to_come)
+    return is_settled(consensus, kind, ballots, count_votes(ballots, kind, lambda a, b: a == b), to_come)
 
 
 def test_certain_means_that_all_that_come_could_agree_against_the_leader():

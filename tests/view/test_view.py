@@ -26,8 +26,8 @@ from gambit.text.tokenizers import load_tokenizer
 from gambit.tree import TraceState
 from gambit.types import StopReason
 from gambit.view import write_page
-from gambit.view.data import PageData, build
-from gambit.view.history import follow, pool_sizes
+from gambit.view.data import PageData, build, pool_columns
+from gambit.view.history import follow
 from gambit.view.text import model_name, read_tokens
 from support.browser import HOSTILE, LAST_STEP, QUESTION, Story
 from support.scripted import ScriptedEngine
@@ -108,15 +108,15 @@ def test_thoughts_lie_where_the_log_has_them_and_fold_to_the_scores(schedule, ch
 @given(schedules, options, st.integers(1, 6))
 def test_the_pool_is_the_size_that_samples_say(schedule, choice, swap):
     events = run_one(ScriptedEngine(**schedule), make(choice, swap)).events
-    pool = pool_sizes(follow(events))
+    pool = pool_columns(follow(events))
     later = {event.step: event for event in events if isinstance(event, ev.Sample)}  # the last of each step
     changed_after = {e.step for e, after in itertools.pairwise(events) if isinstance(e, ev.Sample)
                      and not isinstance(after, ev.Voted) and after.step == e.step}  # fmt: skip
     for step, sample in later.items():
-        size = next(size for size in reversed(pool) if size.step <= step)
+        at = max(place for place, changed in enumerate(pool.step) if changed <= step)
         if step not in changed_after or step == events[-2].step:
-            assert size.running + size.waiting == sample.running + sample.waiting
-            assert (size.ghosts, size.completed) == (sample.ghosts, sample.completed)
+            assert pool.running[at] + pool.waiting[at] == sample.running + sample.waiting
+            assert (pool.ghosts[at], pool.completed[at]) == (sample.ghosts, sample.completed)
 
 
 # -- texts -----------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_the_page_tells_how_many_traces_ended_in_which_way():
 def test_a_forged_step_number_takes_no_memory(tmp_path):
     story = Story(tmp_path)
     ordinary, forged = follow(story.events), follow([*story.events[:-3], ev.Stopped(10**15, StopReason.EXHAUSTED)])
-    assert pool_sizes(forged) == pool_sizes(ordinary) and pool_sizes(forged)[-1].step == LAST_STEP
+    assert pool_columns(forged) == pool_columns(ordinary) and pool_columns(forged).step[-1] == LAST_STEP
     assert forged.last_step == 10**15, "tens of petabytes, had every step its place"
 
 

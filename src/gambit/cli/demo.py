@@ -21,7 +21,7 @@ from gambit.events import Event
 from gambit.pawn import Level, Split, generate
 from gambit.results.record import SearchRecord, fold
 from gambit.results.result import SearchResult
-from gambit.results.vote import Ballot, VoteKind, ballots_of, tally
+from gambit.results.vote import Ballot, VoteKind, ballots_of, count_votes
 from gambit.storage.problems import new_run_folder
 from gambit.storage.run_folder import check_free, check_writable
 from gambit.types import Problem
@@ -112,7 +112,7 @@ def fair_comparison(mine: Searched, rival: Searched, gold: str, equivalent: Equi
     """Compares Gambit with plain voting over as many whole traces as Gambit's tokens pay for."""
     budget = mine.result.tokens.generated
     ballots = affordable(rival.record, budget)
-    fewer = tally(ballots, equivalent)
+    fewer = count_votes(ballots, VoteKind.MAJORITY, equivalent)
     costs = rival.result.tokens.generated / max(budget, 1) - 1
     plain = rival.result.counts.completed
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from gambit.types import Aggregation, PoolSettings, StopReason
 
 @dataclass(slots=True)
 class SearchRecord:
-    """Everything the events so far say about one search."""
+    """The state of one search after its events so far."""
 
     started: ev.RunStarted
     tree: TraceTree = field(init=False)
@@ -39,12 +39,14 @@ class SearchRecord:
     voted: ev.Voted | None = None
     verified: ev.VerifierTotals | None = None
     split: ev.IslandsSplit | None = None  # the last
+    num_events: int = 1
 
     def __post_init__(self) -> None:
         VoteKind(self.started.vote)  # one that there is not is found here, where its line is known
         self.tree = TraceTree(self.started.capacity, Aggregation(self.started.aggregation))
 
     def apply(self, event: ev.Event) -> None:
+        self.num_events += 1
         if isinstance(event, ev.Sample):
             self.sample = event
         elif isinstance(event, ev.Stopped):
@@ -58,7 +60,7 @@ class SearchRecord:
             self.tree.apply(event)
 
     def vote(self, equivalent: Equivalent) -> VoteResult:
-        """The vote among the traces that have finished so far."""
+        """Returns the vote among the traces that have finished so far."""
         return count_votes(self.ballots(), self.vote_kind, equivalent)
 
     def ballots(self) -> list[Ballot]:
@@ -70,7 +72,7 @@ class SearchRecord:
 
     @property
     def num_islands(self) -> int:
-        """Logs from before islands have one."""
+        """Returns the number of islands now; logs from before islands have one."""
         if self.split is not None:
             return self.split.islands
         found = self.started.settings.get("islands", 1)
@@ -78,7 +80,7 @@ class SearchRecord:
 
     @property
     def num_engines(self) -> int:
-        """That it was spread over."""
+        """Returns the number of engines that the search was spread over."""
         found = self.started.environment.get("engines", 1)
         return found if isinstance(found, int) else 1
 
@@ -147,7 +149,7 @@ class SearchRecord:
 
     @property
     def early_ends(self) -> EarlyEnds | None:
-        """Traces that ended before tournaments began; None where there are none, or no room for any trace to go on."""
+        """Returns the traces that ended before tournaments began; None without any, or if no trace could go on."""
         pool, most = self.pool, self.started.settings.get("max_new_tokens")
         if pool is None or (isinstance(most, int) and pool.warmup_tokens >= most):
             return None
@@ -155,7 +157,7 @@ class SearchRecord:
         return EarlyEnds.of((trace.num_tokens, pool.warmup_tokens) for trace in finished)
 
     def result(self, vote: VoteResult) -> SearchResult:
-        """The result; a log that was cut short counts as a failed run with the votes it has."""
+        """Returns the result; a log that was cut short counts as a failed run with the votes it has."""
         started = self.started
         return SearchResult(
             problem_id=started.problem_id,
@@ -178,21 +180,27 @@ class SearchRecord:
 
 
 def voted(vote: VoteResult) -> ev.Voted:
-    """The event that announces a vote."""
+    """Returns the event that announces a vote."""
     return ev.Voted(vote.answer, vote.margin, tuple(dataclasses.asdict(entry) for entry in vote.entries))
 
 
-IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # what an event that cannot be raises
+IMPOSSIBLE = (AssertionError, LookupError, ValueError, TypeError, AttributeError)  # raised by an event that cannot be
 
 
-def fold(events: Iterable[ev.Event], log: object = "the log") -> SearchRecord:
-    """The record of a whole log; an event that cannot follow those before it is named by its line."""
+def fold(
+    events: Iterable[ev.Event], log: object = "the log", on_event: Callable[[ev.Event], None] = lambda event: None
+) -> SearchRecord:
+    """Returns the record of a whole log; reports each event to `on_event` once it is known to be possible.
+
+    Raises UserError with the line of an event that cannot follow those before it.
+    """
     record: SearchRecord | None = None
     for number, event in enumerate(events, start=1):
         if record is None and not isinstance(event, ev.RunStarted):
             raise UserError(f"{log} does not begin with RunStarted: it is no log of a Gambit run")
         try:
             record = extended(record, event)
+            on_event(event)
         except IMPOSSIBLE as error:
             raise UserError(
                 f"line {number} of {log} cannot follow the lines before it ({error}): it, or one of them, was changed"
@@ -203,7 +211,7 @@ def fold(events: Iterable[ev.Event], log: object = "the log") -> SearchRecord:
 
 
 def extended(record: SearchRecord | None, event: ev.Event) -> SearchRecord:
-    """With one event more; asserts that it can follow."""
+    """Returns the record after one more event, which it asserts to be possible there."""
     if record is None:
         assert isinstance(event, ev.RunStarted)
         return SearchRecord(event)
@@ -225,7 +233,7 @@ class Replay:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Returns one sentence about the log."""
         if self.finding is not None:
             return f"not verified: {self.finding}"
         return (
@@ -234,23 +242,18 @@ class Replay:
 
 
 def replay_log(path: Path, equivalent: Equivalent) -> Replay:
-    """A log file, plain or .gz. Answers that the log held equal are so again; `equivalent` is asked for older logs."""
-    num_lines = 0
+    """Rebuilds a search from a log file, plain or .gz.
 
-    def counted() -> Iterator[ev.Event]:
-        nonlocal num_lines
-        for event in ev.read_log(path):
-            num_lines += 1
-            yield event
-
-    record = fold(counted(), path)
+    Answers that the log held equal are so again; `equivalent` decides for older logs, which do not say.
+    """
+    record = fold(ev.read_log(path), path)
     vote = _vote_again(record, equivalent)
     result = dataclasses.replace(record.result(vote), out_dir=str(path.parent))
-    return Replay(result, num_lines, _finding(record, vote))
+    return Replay(result, record.num_events, _finding(record, vote))
 
 
 def replay(path: Path, equivalent: Equivalent) -> SearchResult:
-    """The result, rebuilt from a log file alone."""
+    """Returns the result, rebuilt from a log file alone."""
     return replay_log(path, equivalent).result
 
 
@@ -268,9 +271,10 @@ def _finding(record: SearchRecord, vote: VoteResult) -> str | None:
     if record.voted is None:
         return "the log ends before the vote"
     again: list[dict[str, ev.Json]] = [json.loads(json.dumps(dataclasses.asdict(entry))) for entry in vote.entries]
-    known = [{name: entry.get(name) for name in told} for told, entry in zip(_recorded(record), again, strict=False)]
+    logged = _recorded(record)
+    known = [{name: entry.get(name) for name in before} for before, entry in zip(logged, again, strict=False)]
     is_same = (record.voted.answer, record.voted.margin) == (vote.answer, vote.margin)
-    if is_same and len(again) == len(_recorded(record)) and known == _recorded(record):
+    if is_same and len(again) == len(logged) and known == logged:
         return None
     if record.voted.answer == vote.answer:
         return (

@@ -29,7 +29,7 @@ STOP_WORDS: Mapping[StopReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the traces; `ghosts` are those still ghosts at the end, `evicted` all that ever were."""
+    """Numbers of traces by fate; `ghosts` are those still ghosts at the end, `evicted` all that ever were."""
 
     roots: int = 0
     branched: int = 0
@@ -42,7 +42,7 @@ class Counts:
 
     @property
     def by_end(self) -> dict[str, int]:
-        """All traces, by what became of them, as displays call it."""
+        """Returns the numbers of traces by their end, as displays call it."""
         return {
             "completed": self.completed, "pruned": self.pruned, "ghosts": self.ghosts, "cut off": self.cancelled,
         }  # fmt: skip
@@ -50,7 +50,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long traces waited for KV cache, over all their admissions."""
+    """The time that traces waited for KV cache, over all their admissions."""
 
     traces: int = 0  # that waited at all
     steps: int = 0  # of all traces together
@@ -79,7 +79,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class VerifierCost:
-    """What the second model read, and whether the search would go the same way again."""
+    """The work of the second model, and whether the search would go the same way again."""
 
     name: str
     thoughts: int
@@ -125,21 +125,20 @@ class TraceOutline:
 
 
 def outline_of(tree: TraceTree) -> tuple[TraceOutline, ...]:
-    """Of every trace, by number; one that has no end yet ends with the last step seen."""
+    """Returns the outline of every trace, by number; one that has no end yet ends with the last step seen."""
     last = max((max(trace.created_step, trace.ended_step or 0) for trace in tree.traces), default=0)
-    return tuple(_outline(tree, trace, last) for trace in tree.traces)
-
-
-def _outline(tree: TraceTree, trace: Trace, last: int) -> TraceOutline:
-    return TraceOutline(
-        parent=trace.parent,
-        state=trace.state,
-        begin_step=trace.created_step,
-        end_step=last if trace.ended_step is None else trace.ended_step,
-        num_tokens=trace.num_tokens,
-        score=tree.score_of(trace),
-        answer=trace.answer,
-        island=trace.island,
+    return tuple(
+        TraceOutline(
+            parent=trace.parent,
+            state=trace.state,
+            begin_step=trace.created_step,
+            end_step=last if trace.ended_step is None else trace.ended_step,
+            num_tokens=trace.num_tokens,
+            score=tree.score_of(trace),
+            answer=trace.answer,
+            island=trace.island,
+        )
+        for trace in tree.traces
     )
 
 
@@ -156,7 +155,7 @@ class EarlyEnds:
 
     @classmethod
     def of(cls, ended: Iterable[tuple[int, int]]) -> EarlyEnds | None:
-        """From the tokens of each completed trace and of its search's warm-up; None where none has completed."""
+        """Takes the tokens of each completed trace and of its search's warm-up; returns None if none has completed."""
         pairs = list(ended)
         if not pairs:
             return None
@@ -192,7 +191,7 @@ NOTHING_READ = SearchSharing()
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found and what it cost."""
+    """The outcome and the cost of a search."""
 
     problem_id: str
     answer: str | None
@@ -217,13 +216,13 @@ class SearchResult:
 
     @classmethod
     def failed(cls, problem_id: str, policy: str, seed: int, error: str) -> SearchResult:
-        """Of a search that has nothing to show but why."""
+        """Returns the result of a search that has nothing to show but its error."""
         return cls(
             problem_id, None, (), 0.0, 0, policy, seed, Counts(), Tokens(), Seconds(), StopReason.FAILED, error=error
         )
 
     def to_json(self) -> dict[str, ev.Json]:
-        """Plain values, ready for `json.dumps`; the traces are in the event log."""
+        """Returns plain values, ready for `json.dumps`; the traces are in the event log."""
         values = dataclasses.asdict(dataclasses.replace(self, traces=()))
         del values["traces"]
         return values
@@ -233,7 +232,7 @@ class SearchResult:
         return 1 if self.pool is None else self.pool.islands
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the answer, the vote table, the tree."""
+        """Returns the display of a notebook: the answer, the vote table, the tree."""
         return result_html(self)
 
 
@@ -242,12 +241,12 @@ class _Stint(NamedTuple):
 
     first_step: int
     num_steps: int
-    num_said: int  # own tokens before the first of them
+    num_before: int  # own tokens before the first of them
 
     @property
     def own_tokens(self) -> int:
-        """Read in these steps: all that it had said before each."""
-        return self.num_steps * self.num_said + self.num_steps * (self.num_steps - 1) // 2
+        """Returns the own tokens that these steps read: in each, all that the trace has written before."""
+        return self.num_steps * self.num_before + self.num_steps * (self.num_steps - 1) // 2
 
 
 class _Branch(NamedTuple):
@@ -258,9 +257,9 @@ class _Branch(NamedTuple):
 
 
 def sharing_of(tree: TraceTree, prompt_tokens: int) -> SearchSharing:
-    """Of an ended search, as if on one engine.
+    """Returns what the decode steps of an ended search read, as if it had run on one engine.
 
-    A trace is taken to decode one token in every step from its admission on, until it has said what the log gives it;
+    A trace is taken to decode one token in every step from its admission on, until it has as many as the log gives it;
     time as a ghost or in the queue is left out. The step that admits a trace counts like any other.
     """
     total = unique = 0
@@ -283,17 +282,17 @@ def sharing_of(tree: TraceTree, prompt_tokens: int) -> SearchSharing:
 
 
 def _stints(trace: Trace) -> Iterator[_Stint]:
-    said = 0
+    written = 0
     for step, until in zip(trace.admitted_steps, (*trace.queued_tokens, trace.num_own_tokens), strict=False):
-        if until > said:  # not so where it was never told what a trace had said: the log or the engine broke off
-            yield _Stint(step, until - said, said)
-            said = until
+        if until > written:  # not so if the log or the engine broke off before the trace's tokens were reported
+            yield _Stint(step, until - written, written)
+            written = until
 
 
 def _holder_of_last_inherited(tree: TraceTree, trace: Trace) -> Trace | None:
-    """Whose own token is the last that a trace inherited; None: it has the prompt alone.
+    """Returns the trace whose own token is the last that `trace` inherited; None if that has the prompt alone.
 
-    Not always its parent: a child may leave where its parent began, or before.
+    It is not always the parent: a child may leave where its parent began, or before.
     """
     holder = trace
     while holder.parent is not None:
@@ -304,7 +303,7 @@ def _holder_of_last_inherited(tree: TraceTree, trace: Trace) -> Trace | None:
 
 
 def _read_again(branches: Iterable[_Branch], covered: Steps) -> tuple[int, Steps]:
-    """Tokens of a stretch that branches read in steps that are not covered, and all the steps in which it is read.
+    """Returns the tokens of a stretch that branches read in steps not covered, and all steps in which it is read.
 
     The longest branch of a step reads what the others do. A trace that decodes is as long as any of its branches.
     """

@@ -1,10 +1,10 @@
-"""Votes: the answers of completed traces, weighted, become a winner, a margin and a vote table."""
+"""Votes: the weighted answers of completed traces make a winner, a margin and a vote table."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -15,7 +15,7 @@ from gambit.tree import Trace, TraceTree
 
 
 class VoteKind(StrEnum):
-    """Where a trace's weight comes from; the weights of equal answers add up, but for `best`."""
+    """The source of a trace's weight. The weights of equal answers add up, but for `best`."""
 
     MAJORITY = "majority"  # one each
     CONCISE = "concise"  # one each; a tie goes to the answer with the shortest trace (Slim-SC)
@@ -42,14 +42,14 @@ class VoteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
-    """When a vote is settled although traces are still to come."""
+    """The rule by which a vote is settled although traces are still to come."""
 
     fraction: float | None  # the winner's share of all weight; None: once nothing can change the winner any more
     min_traces: int  # completed before a fraction counts
 
     @classmethod
     def parse(cls, text: str | float, min_traces: int) -> Consensus | None:
-        """`off`, `certain` or a share."""
+        """Parses `off` (None), `certain` or a share; raises ValueError for anything else."""
         if text in ("off", "certain"):
             return None if text == "off" else cls(None, min_traces)
         try:
@@ -99,18 +99,17 @@ class VoteResult:
 
     @property
     def pools(self) -> Pools:
-        """Which answers were held equal: with it `tally_pools` repeats the vote without a grader."""
+        """Returns the answers that were held equal, with which `recount_votes` repeats the vote without a grader."""
         return tuple(entry.forms for entry in self.entries)
 
 
 NO_VOTE = VoteResult(None, (), 0.0, 0)
-Combine = Callable[[Iterable[float]], float]
 
 
-def tally(ballots: Sequence[Ballot], equivalent: Equivalent, combine: Combine = math.fsum) -> VoteResult:
-    """`combine` makes the weight of an answer from those of its traces."""
+def count_votes(ballots: Sequence[Ballot], kind: VoteKind, equivalent: Equivalent) -> VoteResult:
+    """Returns the vote, with answers pooled by `equivalent`."""
     answers = [ballot.answer for ballot in ballots if ballot.answer is not None and has_answer(ballot)]
-    return tally_pools(ballots, pools_of(answers, equivalent), combine)
+    return recount_votes(ballots, kind, pools_of(answers, equivalent))
 
 
 def has_answer(ballot: Ballot) -> bool:
@@ -118,7 +117,7 @@ def has_answer(ballot: Ballot) -> bool:
 
 
 def pools_of(answers: Iterable[str], equivalent: Equivalent) -> Pools:
-    """Equal answers together, in order of appearance, each way of writing once.
+    """Returns pools of equal answers in order of appearance, with each way of writing once.
 
     An answer joins the first pool to all of which it is equal: 12 cm and 12 m do not meet because both are 12.
     """
@@ -134,21 +133,21 @@ def pools_of(answers: Iterable[str], equivalent: Equivalent) -> Pools:
     return tuple(tuple(chain.from_iterable(pool.values())) for pool in pools)
 
 
-def tally_pools(ballots: Sequence[Ballot], pools: Pools, combine: Combine = math.fsum) -> VoteResult:
-    """The vote where it is known which answers are equal, as in a log."""
+def recount_votes(ballots: Sequence[Ballot], kind: VoteKind, pools: Pools) -> VoteResult:
+    """Returns the vote where it is known which answers are equal, as from a log (`VoteResult.pools`)."""
     assert all(math.isfinite(b.weight) and b.weight >= 0 for b in ballots), "vote weights are finite and not negative"
     answered = [ballot for ballot in ballots if has_answer(ballot)]
     # With all weights 0 the traces are counted instead, or the first answer would win.
     is_weightless = not any(ballot.weight for ballot in answered)
     sides = sorted(_sides(answered, pools), key=lambda side: min(ballot.tie_break for ballot in side))
-    entries = [_entry(side, None if is_weightless else combine) for side in sides]
+    entries = [_entry(side, kind, is_weightless=is_weightless) for side in sides]
     entries.sort(key=lambda entry: (-entry.weight, -entry.traces))  # stable, so what is left of a tie goes to the first
     winner = entries[0].answer if entries else None
     return VoteResult(winner, tuple(entries), _margin(entries), len(ballots) - len(answered))
 
 
 def _sides(answered: Sequence[Ballot], pools: Pools) -> Iterable[list[Ballot]]:
-    """The ballots of each pool, pools in order of appearance."""
+    """Returns the ballots of each pool, pools in order of appearance."""
     pool_of = {answer: number for number, pool in enumerate(pools) for answer in pool}
     sides: dict[int, list[Ballot]] = {}
     for ballot in answered:
@@ -161,9 +160,10 @@ def _sides(answered: Sequence[Ballot], pools: Pools) -> Iterable[list[Ballot]]:
     return sides.values()
 
 
-def _entry(side: Sequence[Ballot], combine: Combine | None) -> VoteEntry:
+def _entry(side: Sequence[Ballot], kind: VoteKind, *, is_weightless: bool) -> VoteEntry:
     written = Counter(ballot.answer for ballot in side if ballot.answer is not None)
-    weight = float(len(side)) if combine is None else combine(ballot.weight for ballot in side)
+    weights = [1.0 if is_weightless else ballot.weight for ballot in side]
+    weight = max(weights) if kind is VoteKind.BEST and not is_weightless else math.fsum(weights)
     answer = written.most_common(1)[0][0]  # ties: the first seen
     roots, islands = {ballot.root for ballot in side}, {ballot.island for ballot in side}
     return VoteEntry(answer, weight, len(side), len(roots), tuple(written), len(islands))
@@ -180,23 +180,10 @@ TOP_PERCENTILE = 90.0  # DeepConf's filtered votes: of the traces that have an a
 
 
 def ballots_of(tree: TraceTree, kind: VoteKind) -> list[Ballot]:
-    """One per voter, by id."""
+    """Returns a ballot for each voter, by id."""
     ballots = [_ballot(tree, trace, kind) for trace in tree.voters()]
     is_filtered = kind in (VoteKind.TOP_TAIL_CONFIDENCE, VoteKind.TOP_BOTTOM_CONFIDENCE)
     return _top(ballots) if is_filtered else ballots
-
-
-def count_votes(ballots: Sequence[Ballot], kind: VoteKind, equivalent: Equivalent) -> VoteResult:
-    return tally(ballots, equivalent, _combine(kind))
-
-
-def recount_votes(ballots: Sequence[Ballot], kind: VoteKind, pools: Pools) -> VoteResult:
-    """The vote again, with the answers held equal that were so the first time (`VoteResult.pools`)."""
-    return tally_pools(ballots, pools, _combine(kind))
-
-
-def _combine(kind: VoteKind) -> Combine:
-    return max if kind is VoteKind.BEST else math.fsum
 
 
 def _ballot(tree: TraceTree, trace: Trace, kind: VoteKind) -> Ballot:
@@ -220,9 +207,9 @@ def _confidence(trace: Trace, kind: VoteKind) -> float | None:
 
 
 def _top(ballots: Sequence[Ballot]) -> list[Ballot]:
-    """Those at or above the 90th percentile of the weights, interpolated, as in DeepConf's own code: ties included.
+    """Returns the ballots at or above the 90th percentile of the weights, interpolated as in DeepConf's own code.
 
-    Traces without an answer neither count nor are dropped, so that they are still seen to abstain.
+    Ties are included. Traces without an answer neither count nor are dropped, so that they are still seen to abstain.
     """
     import numpy as np  # not before it is needed: every command imports this module
 
@@ -232,14 +219,14 @@ def _top(ballots: Sequence[Ballot]) -> list[Ballot]:
 
 
 def most_weight(kind: VoteKind, *, is_probability: bool) -> float | None:
-    """The most one trace can add to its answer; None where there is no bound, or where weights do not add up."""
+    """Returns the most that one trace can add to its answer; None without a bound, or if weights do not add up."""
     if kind in (VoteKind.MAJORITY, VoteKind.CONCISE):
         return 1.0
     return 1.0 if kind in (VoteKind.SCORE, VoteKind.POSITION) and is_probability else None
 
 
 def check_consensus(consensus: Consensus | None, kind: VoteKind, *, is_probability: bool) -> None:
-    """Refuse to be certain where nobody can be."""
+    """Raises if `certain` is impossible for this vote."""
     if consensus is None or consensus.fraction is not None or most_weight(kind, is_probability=is_probability):
         return
     is_scored = kind in (VoteKind.SCORE, VoteKind.POSITION)
@@ -258,9 +245,9 @@ def is_settled(
     most_to_come: int,
     unseen: float = 0.0,
 ) -> bool:
-    """Whether to stop now, when at most `most_to_come` more traces will vote.
+    """Returns whether to stop now, when at most `most_to_come` more traces will vote.
 
-    `unseen`: what an answer that nobody has given yet has of the weight.
+    `unseen` is the weight of an answer that no trace has given yet.
     """
     weights = [entry.weight for entry in vote.entries]
     if not weights:

@@ -31,7 +31,7 @@ from gambit.serve.search import SearchStatus, ServedSearch, heard_within
 from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
 from gambit.tree import TraceState
 from gambit.view import data
-from gambit.view.history import GrowingHistory, History
+from gambit.view.history import History
 from gambit.view.page import SCRIPTS, asset, filled, inert_json
 from gambit.view.text import NoText, read_tokens
 
@@ -186,14 +186,14 @@ class LivePage:
         return EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
 
     async def _snapshots(self, search: ServedSearch) -> AsyncIterator[bytes]:
-        growing, at = GrowingHistory(), 0
+        history, at = History(), 0
         while not self.desk.is_draining:
             heard = search.log_bell.listen()
             is_last = search.is_over and search.pending is None
             lines = search.log.lines(at)
             at += len(lines)
             loop = asyncio.get_running_loop()  # on threads of their own: answers do not wait behind them
-            snapshot, cost = await loop.run_in_executor(self.painters, self._snapshot, search, growing, lines, is_last)
+            snapshot, cost = await loop.run_in_executor(self.painters, self._snapshot, search, history, lines, is_last)
             yield snapshot
             if is_last:
                 yield event({}, "end")
@@ -204,13 +204,13 @@ class LivePage:
                 heard = search.log_bell.listen()
 
     def _snapshot(
-        self, search: ServedSearch, growing: GrowingHistory, lines: Sequence[str], is_last: bool
+        self, search: ServedSearch, history: History, lines: Sequence[str], is_last: bool
     ) -> tuple[bytes, float]:
         """Returns the event and the processor seconds that it took; on a busy machine the clock would count more."""
         began = time.thread_time()
-        growing.add(map(ev.from_json, lines))
-        history = growing.history()
-        content, texts = ("null", "") if history is None else self._content(history, has_texts=is_last)
+        for line in lines:
+            history.add(ev.from_json(line))
+        content, texts = self._content(history, has_texts=is_last) if history.has_begun else ("null", "")
         rest = {"status": str(search.status), "question": search.ask.last_message, "texts": texts,
                 "error": None if search.error is None else search.error.message}  # fmt: skip
         snapshot = f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()

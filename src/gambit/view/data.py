@@ -6,15 +6,17 @@ import base64
 import itertools
 import json
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import add
 
 from gambit.answers import Equivalent
 from gambit.results.result import STOP_WORDS, SearchResult
 from gambit.results.vote import Ballot, VoteEntry, has_answer
 from gambit.tree import Trace, TraceState
 from gambit.types import StopReason
-from gambit.view.history import History, PoolSize, pool_sizes
+from gambit.view.history import History
 from gambit.view.text import TokenText, model_name
 
 STATES = tuple(TraceState)
@@ -122,9 +124,9 @@ class PageData:
 def build(
     history: History, text: TokenText, equivalent: Equivalent, problems: Sequence[str] = ()
 ) -> tuple[PageData, str]:
-    """The page's data and its text store: each trace's own text, deflated, base64, one behind the other.
+    """Returns the page's data and its text store: each trace's own text, deflated, base64, one behind the other.
 
-    `problems` says what could not be read, for the reader of the page; then `text` is token numbers.
+    `problems` are notices for readers of the page about what could not be read; then `text` is token numbers.
     """
     record = history.record
     vote = record.vote(equivalent)
@@ -153,14 +155,14 @@ def build(
         votes=_votes(vote.entries, record.ballots()),
         traces=_trace_columns(history, texts, [len(one) for one in stored]),
         thoughts=_thought_columns(history, texts),
-        pool=_pool_columns(pool_sizes(history)),
+        pool=pool_columns(history),
         kv=KvColumns([s.step for s in history.samples], [s.kv_used_tokens for s in history.samples]),
     )
     return data, "".join(stored)
 
 
 class _Texts:
-    """Where tokens lie in the text of a trace, inherited part included; positions in bytes."""
+    """The places of tokens in the text of a trace, inherited tokens included, in bytes."""
 
     def __init__(self, traces: Sequence[Trace], text: TokenText) -> None:
         self._traces = traces
@@ -174,7 +176,7 @@ class _Texts:
         return self._text.join(trace.own_tokens)
 
     def offset(self, trace_id: int, num_tokens: int) -> int:
-        """Bytes of the first `num_tokens` tokens, as far as the log has them (a killed run's may lack the last)."""
+        """Returns the bytes of the first `num_tokens` tokens, as far as the log of a killed run has them."""
         trace = self._traces[trace_id]
         while num_tokens < trace.inherited and trace.parent is not None:
             trace = self._traces[trace.parent]
@@ -187,7 +189,7 @@ def _packed(text: bytes) -> str:
 
 
 def _question(question: str) -> str:
-    """A conversation is logged as JSON; its turns are easier to read."""
+    """Returns the turns of a conversation, which is logged as JSON, and any other question as it is."""
     try:
         messages = json.loads(question)
         return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
@@ -213,7 +215,7 @@ def _trace_columns(history: History, texts: _Texts, sizes: list[int]) -> TraceCo
         own=column(lambda t: len(t.own_tokens)),
         reused=column(lambda t: t.reused),
         recomputed=column(lambda t: t.recomputed),
-        seen=[h.num_inherited_thoughts for _, h in pairs],
+        seen=[t.score.count - len(h.thought_scores) for t, h in pairs],
         thoughts=[len(h.thought_scores) for _, h in pairs],
         waits=[[NONE if step is None else step for wait in h.waits for step in wait] for _, h in pairs],
         reason=[h.reason for _, h in pairs],
@@ -242,14 +244,27 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{SCORE_DIGITS}g}")
 
 
-def _pool_columns(pool: Sequence[PoolSize]) -> PoolColumns:
-    return PoolColumns(
-        step=[size.step for size in pool],
-        running=[size.running for size in pool],
-        waiting=[size.waiting for size in pool],
-        ghosts=[size.ghosts for size in pool],
-        completed=[size.completed for size in pool],
-    )
+def pool_columns(history: History) -> PoolColumns:
+    """Returns the pool wherever it changed. It is made from whole lives, since only these show who really waited."""
+    changes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # step -> running, waiting, ghosts, completed
+    after = history.last_step + 1
+
+    def count(column: int, begin: int, end: int | None) -> None:
+        changes[begin][column] += 1
+        changes[after if end is None else end][column] -= 1
+
+    for trace, past in zip(history.record.tree.traces, history.traces, strict=True):
+        count(0, trace.created_step, trace.ended_step)
+        for begin, end in past.waits:
+            count(0, after if end is None else end, begin)  # not running meanwhile
+            count(1, begin, end)
+        if trace.was_evicted and trace.ended_step is not None:
+            count(2, trace.ended_step, past.left_step)
+        if trace.state is TraceState.FINISHED and trace.ended_step is not None:
+            count(3, trace.ended_step, None)
+    steps = [0, *(step for step in sorted(changes) if 0 < step < after and any(changes[step]))]
+    sizes = itertools.accumulate((changes[step] for step in steps), lambda size, change: [*map(add, size, change)])
+    return PoolColumns(steps, *map(list, zip(*sizes, strict=True)))
 
 
 # -- the vote and the facts ------------------------------------------------------------------------------------

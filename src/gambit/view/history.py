@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import add
 
 from gambit import events as ev
 from gambit.results.record import SearchRecord, extended, fold
-from gambit.tree import TraceState
 
 
 @dataclass(slots=True)
 class TraceHistory:
-    """One trace over time; thoughts are parallel lists, and those inherited are only counted."""
+    """One trace over time; parallel lists hold its own thoughts."""
 
-    num_inherited_thoughts: int = 0
     thought_steps: list[int] = field(default_factory=list)
     thought_scores: list[float] = field(default_factory=list)
     thought_tokens: list[int] = field(default_factory=list)  # length of the trace at the thought's boundary
@@ -26,71 +21,46 @@ class TraceHistory:
     reason: str = ""  # why it was pruned, evicted or finished
 
 
-@dataclass(slots=True)
 class History:
-    """A replayed run: its record, and what the tree of that does not keep."""
+    """A run over time, event by event: its record, and what the tree of that does not keep."""
 
-    record: SearchRecord
-    traces: list[TraceHistory]
-    samples: list[ev.Sample]
-    last_step: int
+    def __init__(self) -> None:
+        self.traces: list[TraceHistory] = []
+        self.samples: list[ev.Sample] = []
+        self.last_step = 0
+        self._record: SearchRecord | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        return self._record is not None
 
-@dataclass(slots=True)
-class _Watch:
-    """Notes what events say over time while they pass by."""
+    @property
+    def record(self) -> SearchRecord:
+        assert self._record is not None, "the history has no event yet"
+        return self._record
 
-    traces: list[TraceHistory] = field(default_factory=list)
-    samples: list[ev.Sample] = field(default_factory=list)
-    last_step: int = 0
+    def add(self, event: ev.Event) -> None:
+        """Takes the next event of a search that still runs."""
+        self._record = extended(self._record, event)
+        self._note(event)
 
-    def passing(self, events: Iterable[ev.Event]) -> Iterator[ev.Event]:
-        for event in events:
-            yield event  # first: it is the reader who finds out whether it can follow the ones before
-            _remember(self.traces, event)
-            if isinstance(event, ev.Sample):
-                self.samples.append(event)
-            if not isinstance(event, ev.RunStarted | ev.Voted):
-                self.last_step = max(self.last_step, event.step)
+    def read(self, events: Iterable[ev.Event], log: object) -> None:
+        """Takes a whole log, or as much as a kill left of it."""
+        self._record = fold(events, log, self._note)
 
-
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """The pool from one step on."""
-
-    step: int
-    running: int
-    waiting: int
-    ghosts: int
-    completed: int
+    def _note(self, event: ev.Event) -> None:
+        _remember(self.traces, event)
+        if isinstance(event, ev.Sample):
+            self.samples.append(event)
+        if not isinstance(event, ev.RunStarted | ev.Voted):
+            self.last_step = max(self.last_step, event.step)
 
 
 def follow(events: Iterable[ev.Event], log: object = "the log") -> History:
-    """The history of a whole log, or of as much as a kill left of it."""
-    watch = _Watch()
-    return _history(fold(watch.passing(events), log), watch)
-
-
-def _history(record: SearchRecord, watch: _Watch) -> History:
-    for trace, past in zip(record.tree.traces, watch.traces, strict=True):
-        past.num_inherited_thoughts = trace.score.count - len(past.thought_scores)
-    return History(record, watch.traces, watch.samples, watch.last_step)
-
-
-class GrowingHistory:
-    """The history of a search that still runs, event by event."""
-
-    def __init__(self) -> None:
-        self._watch = _Watch()
-        self._record: SearchRecord | None = None
-
-    def add(self, events: Iterable[ev.Event]) -> None:
-        for event in self._watch.passing(events):
-            self._record = extended(self._record, event)
-
-    def history(self) -> History | None:
-        """So far; None before the first event."""
-        return None if self._record is None else _history(self._record, self._watch)
+    """Returns the history of a whole log."""
+    history = History()
+    history.read(events, log)
+    return history
 
 
 def _remember(traces: list[TraceHistory], event: ev.Event) -> None:
@@ -120,30 +90,8 @@ def _leave(history: TraceHistory, event: ev.Pruned | ev.Evicted | ev.Finished | 
 
 
 def _end_wait(history: TraceHistory, step: int, *, was_long: bool = True) -> None:
-    """A trace that is admitted with the next engine step did not wait."""
+    """Ends the last wait; a trace that is admitted with the next engine step did not wait."""
     if history.waits and history.waits[-1][1] is None:
         begin, _ = history.waits.pop()
         if was_long and step > begin:
             history.waits.append((begin, step))
-
-
-def pool_sizes(history: History) -> list[PoolSize]:
-    """The pool wherever it changed; made from whole lives, because only these tell who really waited."""
-    changes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # step -> running, waiting, ghosts, completed
-
-    def count(column: int, begin: int, end: int | None) -> None:
-        changes[begin][column] += 1
-        changes[history.last_step + 1 if end is None else end][column] -= 1
-
-    for trace, past in zip(history.record.tree.traces, history.traces, strict=True):
-        count(0, trace.created_step, trace.ended_step)
-        for begin, end in past.waits:
-            count(0, end if end is not None else history.last_step + 1, begin)  # not running meanwhile
-            count(1, begin, end)
-        if trace.was_evicted and trace.ended_step is not None:
-            count(2, trace.ended_step, past.left_step)
-        if trace.state is TraceState.FINISHED and trace.ended_step is not None:
-            count(3, trace.ended_step, None)
-    steps = [0, *(step for step in sorted(changes) if 0 < step <= history.last_step and any(changes[step]))]
-    pools = itertools.accumulate((changes[step] for step in steps), lambda pool, change: [*map(add, pool, change)])
-    return [PoolSize(step, *pool) for step, pool in zip(steps, pools, strict=True)]

@@ -24,10 +24,10 @@ NO_TEXT = "Traces are shown as token numbers, because their tokenizer cannot be 
 
 
 def write_page(run_log: Path, out: Path, tokenizer: str | Tokenizer | None = None) -> None:
-    """Write the tree page of one event log, or of a folder that holds one.
+    """Writes the tree page of one event log, or of a folder that holds one.
 
     The text of the traces is decoded with the tokenizer that the log names, or with `tokenizer`: a folder, a hub name,
-    or a loaded one where many pages are written. Without any the page shows token numbers and says so.
+    or a loaded one where many pages are written. Without any the page shows token numbers and a notice.
     """
     log = find_log(run_log)
     history = follow(ev.read_log(log), log)
@@ -54,7 +54,7 @@ def _text_of(history: History, given: str | Tokenizer | None) -> tuple[TokenText
 
 
 def render(content: data.PageData, texts: str) -> str:
-    """The page; nothing in the data can end the element it stands in, and base64 has no markup."""
+    """Returns the page. Nothing in the data can end its element, and base64 has no markup."""
     parts = {
         "TITLE": html.escape(f"{content.run.problem} · Gambit"),
         "STYLE": asset("page.css"),
@@ -67,23 +67,23 @@ def render(content: data.PageData, texts: str) -> str:
 
 
 def filled(page: str, parts: Mapping[str, str]) -> str:
-    """A template with its {{NAMES}} replaced, each part as it is."""
+    """Replaces the {{NAMES}} of a template, each by its text as it is."""
     before, *rest = page.split("{{")
-    return before + "".join(parts[name] + after for name, _, after in (part.partition("}}") for part in rest))
+    return before + "".join(parts[name] + after for name, _, after in (piece.partition("}}") for piece in rest))
 
 
 def inert_json(content: data.PageData) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Returns JSON that cannot end the script element around it."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False, default=_fields)
     return text.replace("<", "\\u003c")
 
 
 def _fields(record: object) -> dict[str, object]:
-    """`dataclasses.asdict` would copy every number."""
+    """Returns the fields of a record as they are; `dataclasses.asdict` would copy every number."""
     assert dataclasses.is_dataclass(record), f"no page data: {type(record).__name__}"
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def asset(name: str) -> str:
-    """A file of the page."""
+    """Returns the text of a file of the page."""
     return (files("gambit.view") / "assets" / name).read_text(encoding="utf-8")

@@ -32,13 +32,13 @@ class TokenText:
         return b"".join(map(self._pieces.__getitem__, tokens))
 
     def offsets(self, tokens: Sequence[int]) -> NDArray[np.int64]:
-        """Where each token ends; the first entry is 0, before all of them."""
+        """Returns the end of each token; the first entry is 0, before all of them."""
         ids = np.fromiter(tokens, dtype=np.int64, count=len(tokens))
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self._lengths[ids])])
 
 
 class NoText(TokenText):
-    """Of traces whose texts are not wanted: every token is empty."""
+    """The text of traces that are shown without their texts: every token is empty."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -51,7 +51,7 @@ class NoText(TokenText):
 
 
 def read_tokens(tokens: Iterable[int], tokenizer: Tokenizer | None) -> TokenText:
-    """With a tokenizer their text, without one their numbers."""
+    """Returns the text of tokens, or without a tokenizer their numbers."""
     ids = sorted(set(tokens))
     if tokenizer is None:
         return TokenText({token: b"%d " % token for token in ids})
@@ -59,7 +59,7 @@ def read_tokens(tokens: Iterable[int], tokenizer: Tokenizer | None) -> TokenText
 
 
 def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[int, bytes]:
-    """Each id is decoded behind another one: SentencePiece tokenizers drop the space of whatever comes first."""
+    """Decodes each id behind another one, since SentencePiece tokenizers drop the space of what comes first."""
     anchor = tokenizer.encode("1", add_special_tokens=False)[-1:]
     rows = [anchor, *([*anchor, token] for token in ids)]
     lead, *texts = tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -70,13 +70,13 @@ def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[int, bytes]:
 
 
 def _raw_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[int, bytes]:
-    """Bytes of tokens that are no whole characters, read off the way the vocabulary writes them."""
+    """Returns the bytes of tokens that are no whole characters, as the vocabulary writes them."""
     if not ids:
         return {}
-    wanted, byte_of = set(ids), _byte_level_alphabet()
+    missing, byte_of = set(ids), _byte_level_alphabet()
     found: dict[int, bytes] = {}
     for name, token in tokenizer.get_vocab().items():
-        if token not in wanted:
+        if token not in missing:
             continue
         if match := BYTE_TOKEN.fullmatch(name):
             found[token] = bytes.fromhex(match[1])
@@ -86,7 +86,7 @@ def _raw_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[int, bytes]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes printable bytes as themselves and the others, in order, as the characters from 256 on."""
+    """Maps characters to the bytes that byte-level BPE writes as them: the unprintable ones in order from 256 on."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet, spare = set(ByteLevel.alphabet()), itertools.count(256)
@@ -94,7 +94,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 def tokenizer_of(started: RunStarted, given: str | None) -> Tokenizer:
-    """The tokenizer that the log names, or the one given instead."""
+    """Returns the tokenizer that the log names, or the one given instead."""
     engine = started.environment.get("engine")
     named = engine.get("model") if isinstance(engine, dict) else None
     if given is None and not isinstance(named, str):
@@ -103,12 +103,12 @@ def tokenizer_of(started: RunStarted, given: str | None) -> Tokenizer:
 
 
 def _moved(model: str) -> str:
-    """The bundled model lies elsewhere on every machine."""
+    """Returns the name of the bundled model, which lies elsewhere on every machine, for its path on another one."""
     return models.BUNDLED if _is_bundled(model) and not Path(model).is_dir() else model
 
 
 def model_name(model: str) -> str:
-    """As a reader knows it: pages are shown to others, whom the folders of a machine do not concern."""
+    """Returns a model's name for pages, which are shown to people whom the folders of this machine do not concern."""
     return models.BUNDLED if _is_bundled(model) else Path(model).name if Path(model).is_absolute() else model
 
 
