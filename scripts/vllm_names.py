@@ -93,7 +93,7 @@ def declared_uses() -> dict[str, set[Use]]:
     found: dict[str, set[Use]] = defaultdict(set)
     for touched in TOUCHED:
         for name, use in touched.uses():
-            found[name] |= {Use.READ, Use.SET} if use is Use.REPLACED else {use}
+            found[name] |= {"read", "set"} if use == "replaced" else {use}
     return dict(found)
 
 
@@ -111,19 +111,19 @@ def used_names(files: list[Path]) -> dict[str, set[Use]]:
 
 def _uses(node: ast.AST, called: set[int]) -> Iterator[tuple[str, Use]]:
     if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
-        yield from ((alias.name, Use.IMPORTED) for alias in node.names)
+        yield from ((alias.name, "imported") for alias in node.names)
     elif isinstance(node, ast.ClassDef):
-        yield from ((name, Use.OVERRIDDEN) for name in _overrides(node))
+        yield from ((name, "overridden") for name in _overrides(node))
     elif isinstance(node, ast.Attribute) and not _is_super(node.value):
         is_set = isinstance(node.ctx, ast.Store)
-        yield node.attr, Use.SET if is_set else Use.CALLED if id(node) in called else Use.READ
+        yield node.attr, "set" if is_set else "called" if id(node) in called else "read"
     elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
-        yield node.target.attr, Use.READ
+        yield node.target.attr, "read"
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
-        yield from ((name, Use.READ) for name in _strings(node.args[1]))
+        yield from ((name, "read") for name in _strings(node.args[1]))
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Attribute):
         is_exports = isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
-        yield from ((name, Use.READ) for name in (() if is_exports else _strings(node.value)))  # for getattr
+        yield from ((name, "read") for name in (() if is_exports else _strings(node.value)))  # for getattr
 
 
 def _strings(node: ast.AST) -> list[str]:
@@ -134,7 +134,7 @@ def _strings(node: ast.AST) -> list[str]:
 def _overrides(node: ast.ClassDef) -> Iterator[str]:
     """Methods of a class that calls its base, or has a base of vLLM's."""
     bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-    imported = {name for name, uses in declared_uses().items() if Use.IMPORTED in uses}
+    imported = {name for name, uses in declared_uses().items() if "imported" in uses}
     if bases & imported or any(_is_super(each) for each in ast.walk(node)):
         yield from (each.name for each in node.body if isinstance(each, ast.FunctionDef))
 
@@ -155,7 +155,7 @@ def _row(touched: Touched) -> str:
     by_use: dict[Use, list[str]] = defaultdict(list)
     for name, use in touched.uses():
         by_use[use].append(f"`{name}`")
-    uses = "; ".join(f"{use.value}: {', '.join(names)}" for use, names in by_use.items())
+    uses = "; ".join(f"{use}: {', '.join(names)}" for use, names in by_use.items())
     partly = {name: touched.versions(name) for name, _ in touched.uses() if touched.versions(name) != VERSIONS}
     versions = ["all", *(f"`{name}`: {', '.join(known)}" for name, known in sorted(partly.items()))]
     owner = f"`{touched.module}`" + (f" `{touched.owner}`" if touched.owner else "")

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from gambit.engines.vllm.forest import (
     MEAN_DEPTH,
-    PlanMemory,
     common_blocks,
     full_blocks,
+    plan_holder,
     prefix_hashes,
     queries_per_group,
     refreshed,
@@ -116,17 +116,17 @@ def test_a_refreshed_plan_has_the_tokens_that_came_since(forest, grown, group):
 
 
 def test_plans_of_as_many_traces_are_at_the_same_addresses():
-    memory = PlanMemory(30, 100, 4, torch.device("cpu"))
+    hold = plan_holder(30, 100, 4, torch.device("cpu"))
     places, tensors = set(), ("query_rows", "query_starts", "num_keys", "block_table", "parts", "part_starts")
     for seed in range(3):
         forest = grow(20, 10, seed=seed)
         plan = planned(forest)
-        held = memory.hold(plan)
+        held = hold(plan)
         assert all(torch.equal(getattr(held, name), getattr(plan, name)) for name in tensors if name != "block_table")
         found = covered(forest, held)
         assert all(len(at) == -(-int(forest.num_tokens[row]) // 16) for row, at in found.items())
         places.add(tuple((getattr(held, name).data_ptr(), getattr(held, name).stride()) for name in tensors))
-        again = memory.hold(refreshed(held, forest.table, forest.num_tokens, block_tokens=16, most_tokens=999))
+        again = hold(refreshed(held, forest.table, forest.num_tokens, block_tokens=16, most_tokens=999))
         assert torch.equal(again.num_keys, plan.num_keys) and again.num_keys.data_ptr() == held.num_keys.data_ptr()
     assert len(places) == 1
 

@@ -1,6 +1,7 @@
 """The list of what Gambit uses of vLLM: complete, true of the installed version, in the docs; none outside `compat`."""
 
 import ast
+import contextlib
 import functools
 import logging
 import multiprocessing
@@ -19,7 +20,7 @@ import torch
 from scripts import vllm_names
 
 from gambit.engines.vllm import installed
-from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched, Use
+from gambit.engines.vllm.compat.names import TOUCHED, VERSIONS, Touched
 
 SOURCE = vllm_names.ROOT / "src" / "gambit"
 COMPAT = sorted(vllm_names.COMPAT.glob("*.py"))
@@ -27,6 +28,7 @@ OUTSIDE = sorted(set(SOURCE.rglob("*.py")) - set(COMPAT))
 LIBRARIES = (
     dict, list, set, str, tuple, torch, torch.Tensor, torch.dtype, np, np.ndarray, time, queue, queue.Queue, logging,
     logging.Logger, functools, multiprocessing, os, signal, sys, threading,
+    contextlib.ExitStack,
 )  # fmt: skip
 
 
@@ -89,8 +91,8 @@ def test_the_scan_finds_what_it_is_for(tmp_path):
     file.write_text("from vllm.v1.request import Request\nx.running += 1\nx.call_me(getattr(x, 'hidden'))\n"
                     "class S(Scheduler):\n    def schedule(self):\n        super().base_call()\n")  # fmt: skip
     assert vllm_names.used_names([file]) == {
-        "Request": {Use.IMPORTED}, "running": {Use.READ, Use.SET}, "call_me": {Use.CALLED}, "hidden": {Use.READ},
-        "schedule": {Use.OVERRIDDEN},
+        "Request": {"imported"}, "running": {"read", "set"}, "call_me": {"called"}, "hidden": {"read"},
+        "schedule": {"overridden"},
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Which keys a decode step reads for which traces, so that a block shared by several traces is read once.
+"""Plans which keys a decode step reads for which traces, so that a block shared by several traces is read once.
 
 The block tables of the traces form a forest. Every path-compressed node of it becomes a *virtual sequence*: its keys
 are the node's blocks, its queries those of the traces below it. A variable-length attention kernel takes all virtual
@@ -10,8 +10,10 @@ the host need not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -47,41 +49,37 @@ class ForestPlan:
         return len(self.part_starts) - 1
 
 
-class PlanMemory:
-    """Where plans are put, so that every plan of as many traces is at the same addresses: CUDA graphs need that."""
+def plan_holder(
+    most_traces: int, most_blocks: int, group: int, device: torch.device
+) -> Callable[[ForestPlan], ForestPlan]:
+    """Returns a function that puts every plan of as many traces at the same addresses: CUDA graphs need that."""
+    parts, sequences = most_parts(most_traces), most_sequences(most_traces, group)
+    zeros = partial(torch.zeros, dtype=torch.int32, device=device)
+    table_memory = zeros(sequences, most_blocks)
+    memories = {
+        "query_rows": torch.zeros(parts, dtype=torch.int64, device=device),
+        "query_starts": zeros(sequences + 1),
+        "num_keys": zeros(sequences),
+        "parts": zeros(parts),
+        "part_starts": zeros(most_traces + 1),
+    }
 
-    def __init__(self, most_traces: int, most_blocks: int, group: int, device: torch.device) -> None:
-        parts, sequences = most_parts(most_traces), most_sequences(most_traces, group)
-        self._query_rows = torch.zeros(parts, dtype=torch.int64, device=device)
-        self._query_starts = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
-        self._num_keys = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self._table = torch.zeros(sequences, most_blocks, dtype=torch.int32, device=device)
-        self._parts = torch.zeros(parts, dtype=torch.int32, device=device)
-        self._part_starts = torch.zeros(most_traces + 1, dtype=torch.int32, device=device)
-
-    def hold(self, plan: ForestPlan) -> ForestPlan:
-        table = self._table[: len(plan.block_table)]
+    def hold(plan: ForestPlan) -> ForestPlan:
+        table = table_memory[: len(plan.block_table)]
         table[:, : plan.block_table.shape[1]] = plan.block_table  # cells after the last block may be anything
-        return replace(
-            plan,
-            query_rows=_copied(plan.query_rows, self._query_rows),
-            query_starts=_copied(plan.query_starts, self._query_starts),
-            num_keys=_copied(plan.num_keys, self._num_keys),
-            block_table=table,
-            parts=_copied(plan.parts, self._parts),
-            part_starts=_copied(plan.part_starts, self._part_starts),
-        )
+        held: dict[str, Any] = {"block_table": table}
+        for name, memory in memories.items():
+            values = getattr(plan, name)
+            is_there = values.data_ptr() == memory.data_ptr()  # in the plan of an earlier step that was refreshed
+            held[name] = values if is_there else memory[: len(values)].copy_(values)
+        return replace(plan, **held)
 
-
-def _copied(values: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    if values.data_ptr() == memory.data_ptr():  # of a plan that is here already
-        return values
-    return memory[: len(values)].copy_(values)
+    return hold
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """The forest's nodes, longest first; unused places have no members."""
+    """Nodes of the forest, longest first; unused places have no members."""
 
     owner: torch.Tensor  # a member, whose block table is read
     start: torch.Tensor  # first block
@@ -91,7 +89,7 @@ class _Nodes:
 
 
 def queries_per_group(heads_per_kv_head: int) -> int:
-    """More queries than that would take a larger tile, which computes more than it loads."""
+    """Returns how many queries fill a tile. More would take a larger one, which computes more than it loads."""
     return max(TILE_ROWS // heads_per_kv_head, 1)
 
 
@@ -100,7 +98,10 @@ def most_parts(num_traces: int) -> int:
 
 
 def most_sequences(num_traces: int, group: int) -> int:
-    """A forest has fewer than two nodes a trace; cutting them into groups adds one for each group that is full."""
+    """Returns the room for sequences.
+
+    A forest has fewer than two nodes a trace; cutting them into groups adds one for each group that is full.
+    """
     return 2 * num_traces + -(-most_parts(num_traces) // group)
 
 
@@ -108,9 +109,14 @@ def make_plan(
     block_table: torch.Tensor, num_tokens: torch.Tensor, shared: torch.Tensor, *, block_tokens: int, group: int,
     most_tokens: int, finest_tokens: int = FINEST_TOKENS,
 ) -> ForestPlan:  # fmt: skip
-    """`num_tokens`: of each trace, the one being computed included; 0 in padding. `shared`: blocks by pair."""
+    """Makes the plan of a step.
+
+    `num_tokens`: of each trace, the one being computed included; 0 in padding. `shared`: blocks that each pair of
+    traces has in common.
+    """
     count = len(num_tokens)
-    common, order = shared.masked_fill(_eye(shared), _FAR).sort(dim=1, descending=True, stable=True)
+    own = torch.eye(count, dtype=torch.bool, device=shared.device)
+    common, order = shared.masked_fill(own, _FAR).sort(dim=1, descending=True, stable=True)
     step = _step_blocks(common, max(finest_tokens // block_tokens, 1), most_parts(count))
     nodes = _nodes(common // step * step, order, num_tokens, block_tokens)
     members_end = nodes.num_members.cumsum(0)
@@ -136,7 +142,7 @@ def make_plan(
 def refreshed(
     plan: ForestPlan, block_table: torch.Tensor, num_tokens: torch.Tensor, *, block_tokens: int, most_tokens: int
 ) -> ForestPlan:
-    """The plan of a later step of the same traces in the same rows: nothing but their ends has changed."""
+    """Returns the plan of a later step of the same traces in the same rows: nothing but their ends has changed."""
     tails = num_tokens[plan.owner] - plan.start * block_tokens
     return replace(
         plan,
@@ -146,12 +152,11 @@ def refreshed(
     )
 
 
-def _eye(like: torch.Tensor) -> torch.Tensor:
-    return torch.eye(len(like), dtype=torch.bool, device=like.device)
-
-
 def _step_blocks(common: torch.Tensor, finest: int, room: int) -> torch.Tensor:
-    """The finest step to which cuts are rounded down so that there is room; the coarsest leaves nothing shared."""
+    """Returns the finest step to which cuts can be rounded down so that there is room.
+
+    The coarsest leaves nothing shared.
+    """
     steps = finest << (COARSER * torch.arange(NUM_STEPS, device=common.device))
     cuts = common[None, :, 1:] // steps[:, None, None]
     depths = (cuts > pad(cuts[..., 1:], (0, 1))).sum((1, 2)) + len(common)
@@ -159,7 +164,7 @@ def _step_blocks(common: torch.Tensor, finest: int, room: int) -> torch.Tensor:
 
 
 def _nodes(cuts: torch.Tensor, order: torch.Tensor, num_tokens: torch.Tensor, block_tokens: int) -> _Nodes:
-    """`cuts[i]`: the blocks that trace i shares with the trace `order[i]`, itself first, descending.
+    """Finds the nodes. `cuts[i]`: the blocks that trace i shares with those in `order[i]`, itself first, descending.
 
     Where a cut is larger than the next one, a node ends: the traces so far are below it. The one with the lowest
     number has it in its own row too and owns it. The first cut is the trace's own tail.
@@ -181,7 +186,7 @@ def _nodes(cuts: torch.Tensor, order: torch.Tensor, num_tokens: torch.Tensor, bl
 
 
 def _first_places(flags: torch.Tensor, size: int) -> torch.Tensor:
-    """Where the flags are set, then -1: as `nonzero`, whose size the host would have to wait for."""
+    """Returns where the flags are set, then -1. The host would have to wait for the size of `nonzero`."""
     target = (flags.cumsum(0) - 1).where(flags, size)
     found = torch.full((size + 1,), -1, dtype=torch.int64, device=flags.device)
     return found.scatter_(0, target, torch.arange(len(flags), device=flags.device))[:size]
@@ -190,7 +195,10 @@ def _first_places(flags: torch.Tensor, size: int) -> torch.Tensor:
 def _sequences(
     nodes: _Nodes, members_end: torch.Tensor, group: int, most: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cuts nodes into groups of members: each sequence's node, where its queries begin, its number of keys."""
+    """Cuts nodes into groups of members.
+
+    Returns each sequence's node, where its queries begin, and its number of keys.
+    """
     groups = (nodes.num_members + group - 1) // group
     groups_end = groups.cumsum(0)
     number = torch.arange(most, device=groups.device)
@@ -203,7 +211,7 @@ def _sequences(
 
 
 def _members(nodes: _Nodes, members_end: torch.Tensor, order: torch.Tensor, most: int) -> torch.Tensor:
-    """The traces below each node, one node after the other; then a number that no trace has."""
+    """Returns the traces below each node, one node after the other; then a number that no trace has."""
     number = torch.arange(most, device=order.device)
     node = torch.searchsorted(members_end, number, right=True).clamp(max=len(members_end) - 1)
     place = (number - members_end[node] + nodes.num_members[node]).clamp(max=len(order) - 1)
@@ -211,7 +219,7 @@ def _members(nodes: _Nodes, members_end: torch.Tensor, order: torch.Tensor, most
 
 
 def _tables(block_table: torch.Tensor, owner: torch.Tensor, start: torch.Tensor, width: int) -> torch.Tensor:
-    """Of each sequence, its owner's table from its first block on."""
+    """Returns for each sequence its owner's table from its first block on."""
     columns = start[:, None] + torch.arange(width, device=start.device)
     return block_table[owner[:, None], columns.clamp(max=block_table.shape[1] - 1)]
 
@@ -223,7 +231,9 @@ _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # odd
 
 
 def prefix_hashes(block_table: torch.Tensor, most_blocks: int) -> torch.Tensor:
-    """[traces, most_blocks + 1]: of each trace's first 0, 1, 2, … blocks. Cells after its last block do not matter.
+    """Returns [traces, most_blocks + 1]: hashes of each trace's first 0, 1, 2, … blocks.
+
+    Cells after a trace's last block do not matter.
 
     A block may be in two tables behind different blocks of equal content, and comparing the blocks themselves would
     then not be monotone: hashes of whole prefixes are, up to chance in 64 bits.
@@ -235,7 +245,10 @@ def prefix_hashes(block_table: torch.Tensor, most_blocks: int) -> torch.Tensor:
 
 
 def common_blocks(hashes: torch.Tensor, full_blocks: torch.Tensor) -> torch.Tensor:
-    """[traces, traces], by binary search. `full_blocks`: of each trace, how many may be shared."""
+    """Counts the blocks that each pair of traces has in common: [traces, traces], by binary search.
+
+    `full_blocks`: of each trace, how many may be shared.
+    """
     high = full_blocks.minimum(full_blocks[:, None]).long()
     low = torch.zeros_like(high)
     for _ in range((hashes.shape[1] - 1).bit_length()):
@@ -247,7 +260,7 @@ def common_blocks(hashes: torch.Tensor, full_blocks: torch.Tensor) -> torch.Tens
 
 
 def full_blocks(num_tokens: torch.Tensor, block_tokens: int) -> torch.Tensor:
-    """Blocks of computed tokens; the token being computed is not among them."""
+    """Counts the blocks of computed tokens; the token being computed is not among them."""
     return ((num_tokens - 1) // block_tokens).clamp(min=0)
 
 
@@ -282,19 +295,17 @@ class LayerKind:
 
 
 def saved_ms(sharing: Sharing, kinds: Iterable[LayerKind], *, has_graphs: bool) -> float:
-    """Milliseconds by which forest attention makes a decode step shorter; below 0: longer."""
-    return sum(kind.num_layers * _saved_ms(sharing, kind, has_graphs) for kind in kinds) - STEP_MS
+    """Returns the milliseconds by which forest attention makes a decode step shorter; below 0: longer."""
+    own_ms = LAYER_MS + TRACE_MS * sharing.num_traces + (0 if has_graphs else LAUNCH_MS)
+    saved = -STEP_MS
+    for kind in kinds:
+        read_ms = sharing.unique_tokens * kind.token_bytes / READ_RATE
+        again_ms = READ_AGAIN * sharing.duplicated_tokens * kind.token_bytes / READ_RATE
+        # How long the longest stretch is, only the plan on the GPU knows; at most as long as the longest trace.
+        stretch_ms = sharing.longest_tokens * kind.token_bytes / kind.num_kv_heads / STRETCH_RATE
+        saved += kind.num_layers * (read_ms + again_ms - max(read_ms, stretch_ms) - own_ms)
+    return saved
 
 
 def pays(sharing: Sharing, kinds: Iterable[LayerKind], *, has_graphs: bool) -> bool:
     return sharing.num_traces >= FEWEST_TRACES and saved_ms(sharing, kinds, has_graphs=has_graphs) > 0
-
-
-def _saved_ms(sharing: Sharing, kind: LayerKind, has_graphs: bool) -> float:
-    """Of one layer."""
-    read_ms = sharing.unique_tokens * kind.token_bytes / READ_RATE
-    again_ms = READ_AGAIN * sharing.duplicated_tokens * kind.token_bytes / READ_RATE
-    # How long the longest stretch is, only the plan on the GPU knows; at most as long as the longest trace.
-    stretch_ms = sharing.longest_tokens * kind.token_bytes / kind.num_kv_heads / STRETCH_RATE
-    own_ms = LAYER_MS + TRACE_MS * sharing.num_traces + (0 if has_graphs else LAUNCH_MS)
-    return read_ms + again_ms - max(read_ms, stretch_ms) - own_ms

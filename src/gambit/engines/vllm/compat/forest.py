@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,13 +23,14 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from gambit.engines.vllm import kernels
 from gambit.engines.vllm.forest import (
     FEWEST_TRACES,
+    FINEST_TOKENS,
     ForestPlan,
     LayerKind,
-    PlanMemory,
     common_blocks,
     full_blocks,
     make_plan,
     pays,
+    plan_holder,
     prefix_hashes,
     queries_per_group,
     refreshed,
@@ -44,7 +46,7 @@ _PLAN = "gambit_forest"  # the attribute that Gambit adds to a step's attention 
 
 
 def why_not() -> str | None:
-    """Why forest attention cannot be used on this machine; None if it can."""
+    """Returns why forest attention cannot be used on this machine; None if it can."""
     if not current_platform.is_cuda():
         return f"it needs a GPU of NVIDIA's, and this vLLM is built for {current_platform.device_type!r}"
     if not current_platform.is_device_capability_family(HOPPER):
@@ -55,12 +57,12 @@ def why_not() -> str | None:
 
 
 def register() -> None:
-    """In every process that loads the model or reads vLLM's config."""
+    """Registers the backend, which every process must that loads the model or reads vLLM's config."""
     register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
 
 
 def attention_options() -> dict[str, Any]:
-    """vLLM's options that choose the backend."""
+    """Returns vLLM's options that choose the backend."""
     register()
     return {"attention_backend": AttentionBackendEnum.CUSTOM.name}
 
@@ -68,7 +70,10 @@ def attention_options() -> dict[str, Any]:
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: ForestPlan, scale: float, output: torch.Tensor
 ) -> None:
-    """One token of every trace. Queries [traces, heads, width], keys and values [blocks, tokens, KV heads, width]."""
+    """Computes attention for one token of every trace.
+
+    Queries are [traces, heads, width], keys and values [blocks, tokens, KV heads, width].
+    """
     partial, lse = fa_utils.flash_attn_varlen_func(
         q=query.index_select(0, plan.query_rows),
         k=key,
@@ -88,7 +93,7 @@ def attend(
 
 
 class ForestPlanning:
-    """Mixed into a builder of attention metadata: makes the plan of a step, once for all layers."""
+    """Makes the plan of a step, once for all layers; mixed into a builder of attention metadata."""
 
     # The builder's own.
     vllm_config: Any
@@ -100,13 +105,18 @@ class ForestPlanning:
     supports_update_block_table = False  # the plan is made from the table
     uses_forest = False  # set before each step
     last_plan: ForestPlan | None = None  # of the traces that are in the batch now, in the same rows
-    _memory: PlanMemory | None = None
-    finest_tokens: int | None = None  # a test's
+    _hold: Callable[[ForestPlan], ForestPlan] | None = None
+    finest_tokens = FINEST_TOKENS
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         metadata = super().build(common_prefix_len, common_attn_metadata, *args, **kwargs)  # type: ignore[misc]
         if self.uses_forest and common_attn_metadata.max_query_len == 1:
-            self.last_plan = self.plan_memory().hold(self.plan(common_attn_metadata))
+            if self._hold is None:
+                config = self.vllm_config
+                blocks = -(-config.model_config.max_model_len // self.kv_cache_spec.block_size)
+                most_traces = config.scheduler_config.max_num_seqs
+                self._hold = plan_holder(most_traces, blocks, self.group_size(), self.device)
+            self.last_plan = self._hold(self.plan(common_attn_metadata))
             setattr(metadata, _PLAN, self.last_plan)
         return metadata
 
@@ -115,29 +125,23 @@ class ForestPlanning:
         table, num_tokens, most = common.block_table_tensor[:count], common.seq_lens[:count], common.max_seq_len
         if self.last_plan is not None and self.last_plan.num_traces == count:
             return refreshed(self.last_plan, table, num_tokens, block_tokens=block_tokens, most_tokens=most)
-        more = {} if self.finest_tokens is None else {"finest_tokens": self.finest_tokens}
-        return plan_step(table, num_tokens, block_tokens, self.group_size(), most, **more)
-
-    def plan_memory(self) -> PlanMemory:
-        if self._memory is None:
-            config = self.vllm_config
-            blocks = -(-config.model_config.max_model_len // self.kv_cache_spec.block_size)
-            self._memory = PlanMemory(config.scheduler_config.max_num_seqs, blocks, self.group_size(), self.device)
-        return self._memory
+        return plan_step(table, num_tokens, block_tokens, self.group_size(), most, self.finest_tokens)
 
     def group_size(self) -> int:
         return queries_per_group(self.num_heads_q // self.num_heads_kv)
 
 
 def plan_step(
-    table: torch.Tensor, num_tokens: torch.Tensor, block_tokens: int, group: int, most_tokens: int, **more: int
-) -> ForestPlan:
+    table: torch.Tensor, num_tokens: torch.Tensor, block_tokens: int, group: int, most_tokens: int,
+    finest_tokens: int = FINEST_TOKENS,
+) -> ForestPlan:  # fmt: skip
     hashes = prefix_hashes(table, -(-most_tokens // block_tokens))
-    full = full_blocks(num_tokens, block_tokens)
     find = kernels.common_blocks_on_gpu if table.is_cuda else common_blocks
+    shared = find(hashes, full_blocks(num_tokens, block_tokens))
     return make_plan(
-        table, num_tokens, find(hashes, full), block_tokens=block_tokens, group=group, most_tokens=most_tokens, **more
-    )
+        table, num_tokens, shared, block_tokens=block_tokens, group=group, most_tokens=most_tokens,
+        finest_tokens=finest_tokens,
+    )  # fmt: skip
 
 
 def plan_of(metadata: Any) -> ForestPlan | None:
@@ -145,11 +149,11 @@ def plan_of(metadata: Any) -> ForestPlan | None:
 
 
 class ForestBuilder(ForestPlanning, FlashAttentionMetadataBuilder):
-    """FlashAttention's, with a plan."""
+    """FlashAttention's builder, with a plan."""
 
 
 class ForestImpl(FlashAttentionImpl):
-    """FlashAttention where there is no plan, and for layers that a plan does not cover."""
+    """Runs FlashAttention where there is no plan, and for layers that a plan does not cover."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -177,7 +181,7 @@ class ForestImpl(FlashAttentionImpl):
 
 
 def split_cache(cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, [blocks, tokens, KV heads, width]: apart in older versions of vLLM, side by side since."""
+    """Returns keys and values, [blocks, tokens, KV heads, width]: apart in older vLLM, side by side since."""
     if cache.dim() == 5:
         keys, values = cache.unbind(1)
     else:
@@ -186,7 +190,7 @@ def split_cache(cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torc
 
 
 class ForestBackend(FlashAttentionBackend):
-    """What vLLM asks for the classes above."""
+    """Names the classes above for vLLM."""
 
     @staticmethod
     def get_name() -> str:
@@ -210,7 +214,7 @@ MOST_ERROR = 0.02  # of the result's norm: a rounding to bfloat16 is 0.002
 
 
 class ForestSwitch:
-    """Over the attention metadata builders of a model runner, and its choice of CUDA graphs.
+    """Turns forest attention on and off: in a model runner's builders of metadata and its choice of CUDA graphs.
 
     vLLM has stock attention in its CUDA graphs of whole steps. For steps with forest attention graphs of the same
     sizes are captured once more. Model runner V1 keeps its graphs elsewhere: there such steps use the graphs of the
@@ -230,11 +234,16 @@ class ForestSwitch:
         _wrap_dispatch(runner, self)
 
     def choose(self, sharing: Sharing | None, rows: list[str]) -> None:
-        """Before a step. `rows`: its requests; while they stay the same the plan does, but for the ends of traces."""
+        """Chooses the attention of the next step.
+
+        `rows`: its requests; while they stay the same the plan does, but for the ends of traces.
+        """
         if rows != self._rows:
             self._rows = rows
             self._forget_plans()
-        is_wanted = self.wish is DecodeAttention.FOREST or (self.wish is DecodeAttention.AUTO and self._pays(sharing))
+        is_wanted = self.wish is DecodeAttention.FOREST
+        if self.wish is DecodeAttention.AUTO and sharing is not None:
+            is_wanted = pays(sharing, self.layer_kinds, has_graphs=bool(self.graphs))
         self.is_on = is_wanted and bool(self._builders)
         self.num_steps += self.is_on
         self._turn(self.is_on)
@@ -250,14 +259,15 @@ class ForestSwitch:
             self._manager.graphs = self.graphs if is_on else self._stock_graphs
 
     def capture(self, runner: Any) -> None:
-        """Graphs of whole decode steps, after vLLM has captured its own."""
+        """Captures graphs of whole decode steps, after vLLM has captured its own."""
         if self._manager is None or not self._builders or not self._manager.graphs:
             return
         wanted = self._manager._capture_descs
         self._stock_graphs, self._manager.graphs = self._manager.graphs, {}
-        self._manager._capture_descs = {
-            CUDAGraphMode.FULL: [desc for desc in wanted[CUDAGraphMode.FULL] if _is_decode(desc)]
-        }
+        self._manager._capture_descs = {CUDAGraphMode.FULL: [
+            desc for desc in wanted[CUDAGraphMode.FULL]
+            if desc.uniform_token_count == 1 and desc.num_reqs >= FEWEST_TRACES
+        ]}  # fmt: skip
         try:
             self._turn(True)
             runner.capture_model()
@@ -267,21 +277,14 @@ class ForestSwitch:
             self._turn(False)
             self._forget_plans()
 
-    def _pays(self, sharing: Sharing | None) -> bool:
-        return sharing is not None and pays(sharing, self.layer_kinds, has_graphs=bool(self.graphs))
-
     def check(self) -> None:
-        """Forest against stock attention on random data, in the model's shape; compiles the kernels on the way."""
+        """Compares forest with stock attention on random data in the model's shape; compiles the kernels on the way."""
         for builder in self._builders:
             if (error := forest_error(builder)) > MOST_ERROR:
                 raise EngineError(
                     f"forest attention differs from vLLM's by {error:.3f} of the result on random data (at most "
-                    f"{MOST_ERROR}): use the engine option attention=stock, and tell us the versions"
+                    f"{MOST_ERROR}): use the engine option attention=stock, and report the versions"
                 )
-
-
-def _is_decode(desc: Any) -> bool:
-    return desc.uniform_token_count == 1 and desc.num_reqs >= FEWEST_TRACES
 
 
 def _layer_kind(builder: Any) -> LayerKind:
@@ -290,7 +293,7 @@ def _layer_kind(builder: Any) -> LayerKind:
 
 
 def _builders(runner: Any) -> list[Any]:
-    """Those with a plan, whose layers can all use it."""
+    """Returns the builders that have a plan and whose layers can all use it."""
     found = [group.get_metadata_builder(0) for groups in runner.attn_groups for group in groups]
     layers = runner.vllm_config.compilation_config.static_forward_context
     covered = [
@@ -304,7 +307,7 @@ def _builders(runner: Any) -> list[Any]:
 
 
 def _wrap_dispatch(runner: Any, switch: ForestSwitch) -> None:
-    """While the switch is on, no graph of a whole step but those with forest attention."""
+    """Has vLLM use no graph of a whole step but those with forest attention, while the switch is on."""
     if (manager := getattr(runner, "cudagraph_manager", None)) is not None:  # model runner V2
         dispatch = manager.dispatch
 
@@ -328,7 +331,7 @@ def _wrap_dispatch(runner: Any, switch: ForestSwitch) -> None:
 
 @torch.inference_mode()
 def forest_error(builder: Any) -> float:
-    """Of the result's norm, on a random forest in the shape of a builder's layers."""
+    """Returns the error, as a share of the result's norm, on a random forest in the shape of a builder's layers."""
     device, size = builder.device, builder.kv_cache_spec.block_size
     generator = torch.Generator(device).manual_seed(0)
     heads = (builder.num_heads_q, builder.num_heads_kv, builder.headdim)
@@ -351,7 +354,7 @@ def forest_error(builder: Any) -> float:
 
 
 def _dummy_forest(block_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Traces that part at different depths: pairs late, fours earlier, and so on."""
+    """Returns tables and lengths of traces that part at different depths: pairs late, fours earlier, and so on."""
     rows, columns = torch.arange(CHECKED_TRACES)[:, None], torch.arange(CHECKED_BLOCKS)[None, :]
     family = rows // (1 << (5 - columns * 6 // CHECKED_BLOCKS))  # whose block it is: all share the first ones
     blocks = 1 + columns * CHECKED_TRACES + family

@@ -1,4 +1,4 @@
-"""What Gambit uses of vLLM, by class: what is called, overridden, read and set, and in which versions it exists.
+"""The names of vLLM that Gambit uses, by class: which it calls, overrides, reads or sets, in which versions.
 
 tests/engines/test_vllm_names.py compares this list with the source of this package and with the installed vLLM;
 scripts/vllm_names.py checks it against the source of another version and writes it to docs/vllm.md.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal, get_args
 
 VERSIONS = ("0.25.1", "0.27.0", "0.32.0")
-# Names that not every version has; the code that uses them asks for them first.
+# Names that not every version has; the code that uses them checks for them first.
 ONLY_IN = {
     "Request.async_tokens_to_discard": ("0.25.1",),
     "Request.num_in_flight_tokens": ("0.27.0", "0.32.0"),
@@ -23,15 +23,8 @@ ONLY_IN = {
 }
 
 
-class Use(StrEnum):
-    """What Gambit does with a name."""
-
-    IMPORTED = "imported"
-    CALLED = "called"
-    OVERRIDDEN = "overridden"  # in a subclass
-    REPLACED = "replaced"  # on an instance, by a function or an object that passes calls on
-    READ = "read"
-    SET = "set"
+# Overridden in a subclass; replaced on an instance, by a function or an object that passes calls on.
+Use = Literal["imported", "called", "overridden", "replaced", "read", "set"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +41,8 @@ class Touched:
     set: str = ""
 
     def uses(self) -> Iterator[tuple[str, Use]]:
-        for use in Use:
-            for name in getattr(self, use.value).split():
+        for use in get_args(Use):
+            for name in getattr(self, use).split():
                 yield name, use
 
     def versions(self, name: str) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -27,7 +28,7 @@ from gambit.engines.vllm.scheduling import TraceScheduling
 
 
 class _GambitScheduling:
-    """Mixed into vLLM's schedulers.
+    """Decides evictions and reports steps, mixed into vLLM's schedulers.
 
     With scheduling_policy="priority" vLLM takes max((priority, arrival)) among the running requests when an
     allocation fails. Priorities are set just before a step in which that will happen, so that vLLM chooses the trace
@@ -48,13 +49,18 @@ class _GambitScheduling:
         )
         self._measures_sharing = config.attention is DecodeAttention.AUTO
         self._gathering: list[Any] = []  # requests that came before others of their group
-        self._is_ranked = False  # whether this step may have victims
+        self._is_ranked = False  # this step may have victims
         self._in_schedule = False
         self._only_decodes = False  # the last step: one token for every running request, no prompt is left
 
     # -- requests come and go ----------------------------------------------------------------------------------
 
     def add_request(self, request: Any) -> None:
+        """Takes a message from the front, which is a new trace or about others.
+
+        Traces that were submitted together begin together, since a step that reads a prompt costs more than a plain
+        one. From another process requests arrive one by one, while steps go on.
+        """
         if not self._traces.num_steps:  # vLLM before 0.32 sets handlers of its own once the scheduler is made
             ignore_interrupts()
         message = unpacked(request.sampling_params.extra_args)
@@ -65,19 +71,13 @@ class _GambitScheduling:
         request.sampling_params.extra_args = packed(message)  # unpacked once, for the workers too
         self._traces.add(request.request_id, message)
         self._gathering.append(request)
-        if not message.followers:
-            self._admit_group()
-
-    def _admit_group(self) -> None:
-        """Traces that were submitted together begin together: a step that reads a prompt costs more than a plain one.
-
-        From another process requests arrive one by one, while steps go on.
-        """
-        group, self._gathering = self._gathering, []
-        for request in group:
-            super().add_request(request)
+        if message.followers:
+            return
+        for gathered in self._gathering:
+            super().add_request(gathered)
             if self._fast_decode is not None:
-                self._fast_decode.begin(request)
+                self._fast_decode.begin(gathered)
+        self._gathering = []
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._traces.free(request.request_id)
@@ -86,7 +86,7 @@ class _GambitScheduling:
         return super()._free_request(request, *args, **kwargs)
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """The front aborts: what still runs ends, and no history of these is needed any more."""
+        """Ends what still runs of requests that the front aborts; their histories are not needed any more."""
         ended = super().finish_requests(request_ids, *args, **kwargs)
         if request_ids is not None:
             self._traces.release([request_ids] if isinstance(request_ids, str) else list(request_ids))
@@ -101,38 +101,34 @@ class _GambitScheduling:
         spent = time.perf_counter() - began
         self._in_schedule = True
         try:
-            with self._failing_allocation(), self._planning_decodes():
+            with ExitStack() as stack:
+                if (failing := self._traces.failing) is not None:
+                    self._traces.failing = None
+                    stack.enter_context(access.failing_once(self, failing))
+                if self._fast_decode is not None and not self._is_ranked:
+                    # No trace can be evicted: vLLM need not look at those that just decode.
+                    stack.enter_context(self._fast_decode.planning())
                 output = super().schedule(*args, **kwargs)
         finally:
             self._in_schedule = False
             self._is_ranked = False
         began = time.perf_counter()
-        self._complete(output)
+        self._attach_worker_step(output)
         self._traces.add_seconds(spent + time.perf_counter() - began)
         return output
 
-    def _complete(self, output: Any) -> None:
-        """Attaches to vLLM's plan what the workers need beside it."""
+    def _attach_worker_step(self, output: Any) -> None:
+        """Attaches to vLLM's plan what the workers need beside it; notes which traces were admitted."""
         copies: list[tuple[int, int]] = []
         if self._fast_decode is not None:
             copies = copy_prefixes(self, output, self._traces.parent_of, self._block_tokens)
         sharing = access.sharing(self, self._block_tokens) if self._measures_sharing else None
-        self._note_admissions(output)
         counts = output.num_scheduled_tokens
-        self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)
-        attach(output, WorkerStep(copies, sharing, self._traces.rows_to_score(list(counts))))
-
-    def _note_admissions(self, output: Any) -> None:
         for request_id in access.newly_scheduled(output):
             request = self.requests[request_id]
-            cached = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
-            self._traces.admit(request_id, cached, request.num_tokens)
-
-    def _planning_decodes(self) -> AbstractContextManager[None]:
-        """Where no trace can be evicted, vLLM need not look at those that just decode."""
-        if self._fast_decode is None or self._is_ranked:
-            return nullcontext()
-        return self._fast_decode.planning()
+            self._traces.admit(request_id, request.num_computed_tokens - counts[request_id], request.num_tokens)
+        self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)
+        attach(output, WorkerStep(copies, sharing, self._traces.rows_to_score(list(counts))))
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report = self._traces.begin_report()
@@ -154,7 +150,7 @@ class _GambitScheduling:
         return access.outputs_of(packed(report))
 
     def _take_tokens(self, scheduler_output: Any, model_runner_output: Any) -> tuple[dict[str, int], Any]:
-        """The new token of each request, in the order of scheduling, and what vLLM returns beside."""
+        """Returns the new token of each request, in the order of scheduling, and vLLM's own outputs."""
         tokens, left = {}, scheduler_output
         if self._fast_decode is not None:
             tokens, left = self._fast_decode.book(scheduler_output, model_runner_output)
@@ -168,7 +164,7 @@ class _GambitScheduling:
     # -- memory pressure ---------------------------------------------------------------------------------------
 
     def _rank_if_tight(self) -> None:
-        """Where the running requests need more blocks than are free, rank them for eviction."""
+        """Ranks the running requests for eviction if they need more blocks than are free."""
         missing = access.missing_blocks(self, self._block_tokens, only_decodes=self._only_decodes)
         if self._traces.failing is None and missing <= 0:
             return
@@ -176,7 +172,7 @@ class _GambitScheduling:
             self._traces.lose_blocks()
         running = (request.request_id for request in self.running)
         # The self-check makes an allocation fail although nothing is missing: then one victim must be known.
-        order = self._traces.eviction_order(running, self._blocks_from, max(missing, 1))
+        order = self._traces.eviction_order(running, partial(access.blocks_from, self), max(missing, 1))
         place = {request: len(order) - index for index, request in enumerate(order)}
         for request in self.running:
             request.priority = place[request.request_id]
@@ -184,9 +180,6 @@ class _GambitScheduling:
         # without a token in that step.
         self.running.sort(key=lambda request: request.priority)
         self._is_ranked = True
-
-    def _blocks_from(self, request_id: str, start: int) -> list[int]:
-        return access.blocks_from(self, request_id, start)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._traces.lose_blocks([request.request_id])
@@ -203,15 +196,10 @@ class _GambitScheduling:
             request.priority = priority
             super()._preempt_request(request, *args, **kwargs)
 
-    def _failing_allocation(self) -> AbstractContextManager[None]:
-        """Self-check: one allocation fails although blocks are free, to see that the victim is the right one."""
-        failing, self._traces.failing = self._traces.failing, None
-        return nullcontext() if failing is None else access.failing_once(self, failing)
-
 
 class GambitScheduler(_GambitScheduling, Scheduler):
-    """For synchronous scheduling."""
+    """Schedules synchronously."""
 
 
 class GambitAsyncScheduler(_GambitScheduling, AsyncScheduler):
-    """For asynchronous scheduling; vLLM recognises it by its base."""
+    """Schedules asynchronously; vLLM recognises it by its base."""

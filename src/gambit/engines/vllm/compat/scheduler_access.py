@@ -1,4 +1,4 @@
-"""What is read of vLLM's scheduler and of what goes in and out of it, and the few calls into it."""
+"""Reads vLLM's scheduler and what goes in and out of it, and makes the few calls into it."""
 
 from __future__ import annotations
 
@@ -35,50 +35,48 @@ def used_blocks(scheduler: Any) -> int:
 
 
 def hold_back_blocks(scheduler: Any) -> None:
-    """Take what is over the budget out of circulation, for good."""
+    """Takes what is over the budget out of circulation, for good."""
     surplus = free_blocks(scheduler) - usable_blocks(scheduler)
     if surplus > 0:
         scheduler.kv_cache_manager.block_pool.get_new_blocks(surplus)
 
 
 def blocks_from(scheduler: Any, request_id: str, start: int) -> list[int]:
-    """A request's blocks without the first `start`."""
+    """Returns a request's blocks without the first `start`."""
     groups = scheduler.kv_cache_manager.coordinator.get_blocks(request_id)
     return [block.block_id for block in (groups[0] if len(groups) == 1 else [*chain(*groups)])[start:]]
 
 
 def blocks_only_grow(scheduler: Any) -> bool:
-    """Whether a running request keeps its blocks and new ones are appended; a sliding window gives some back."""
+    """Returns True if running requests keep their blocks and append new ones; a sliding window gives some back."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
 
 
 def sharing(scheduler: Any, block_tokens: int) -> Sharing:
-    """Of the running requests; a block that is being filled counts as a whole."""
+    """Counts what the running requests share; a block that is being filled counts as a whole."""
     lengths = [request.num_computed_tokens for request in scheduler.running]
     return Sharing(len(lengths), sum(lengths), used_blocks(scheduler) * block_tokens, max(lengths, default=0))
 
 
 def missing_blocks(scheduler: Any, block_tokens: int, *, only_decodes: bool) -> int:
-    """How many blocks the running requests want in the next step beyond those that are free; at most 0: enough."""
+    """Counts the blocks that the running requests need in the next step beyond the free ones; at most 0: enough."""
     groups = len(scheduler.kv_cache_config.kv_cache_groups)
     free = free_blocks(scheduler)
-    # No step can want more than one block per trace and those that its share of prompt tokens fills.
+    # No step can need more than one block per trace and those that its share of prompt tokens fills.
     prefill = 0 if only_decodes else scheduler.max_num_scheduled_tokens // block_tokens
     if free > groups * (len(scheduler.running) + prefill):
         return 0
-    return groups * sum(_blocks_wanted(request, block_tokens) for request in scheduler.running) - free
-
-
-def _blocks_wanted(request: Any, block_tokens: int) -> int:
-    have = request.num_computed_tokens
-    end = request.num_tokens + request.num_output_placeholders
-    return -(-end // block_tokens) - -(-have // block_tokens)
+    needed = 0
+    for request in scheduler.running:
+        end = request.num_tokens + request.num_output_placeholders
+        needed += -(-end // block_tokens) - -(-request.num_computed_tokens // block_tokens)
+    return groups * needed - free
 
 
 @contextmanager
 def failing_once(scheduler: Any, request_id: str) -> Iterator[None]:
-    """Let one allocation of a request fail."""
+    """Lets one allocation of a request fail although blocks are free: the self-check then sees who is the victim."""
     manager = scheduler.kv_cache_manager
     real, has_failed = manager.allocate_slots, False
 
@@ -100,13 +98,13 @@ def failing_once(scheduler: Any, request_id: str) -> Iterator[None]:
 
 
 def end_request(scheduler: Any, request: Any) -> None:
-    """End a request that vLLM has just taken out of the running ones; workers learn it with the same step."""
+    """Ends a request that vLLM has just taken out of the running ones; workers learn it with the same step."""
     request.status = RequestStatus.FINISHED_ABORTED
     scheduler._free_request(request)
 
 
 def stop_requests(scheduler: Any, request_ids: list[str]) -> None:
-    """End requests between two steps, as an abort would."""
+    """Ends requests between two steps, as an abort would."""
     if request_ids:
         scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
@@ -115,7 +113,7 @@ def stop_requests(scheduler: Any, request_ids: list[str]) -> None:
 
 
 def newly_scheduled(scheduler_output: Any) -> list[str]:
-    """New requests, and those that vLLM queued before (model runner V1 lists these apart)."""
+    """Returns new requests, and those that vLLM queued before (model runner V1 lists these apart)."""
     new = [data.req_id for data in scheduler_output.scheduled_new_reqs]
     return [*new, *scheduler_output.scheduled_cached_reqs.resumed_req_ids]
 
@@ -124,7 +122,7 @@ def newly_scheduled(scheduler_output: Any) -> list[str]:
 
 
 def outputs_of(params: dict[str, Any]) -> dict[int, EngineCoreOutputs]:
-    """One output that carries everything, instead of one per request."""
+    """Returns one output that carries everything, instead of one per request."""
     return {0: EngineCoreOutputs(outputs=[EngineCoreOutput("gambit", [], kv_transfer_params=params)])}
 
 
