@@ -217,7 +217,7 @@ def test_step_scores_and_loss(case):
         labels = torch.tensor(each["labels"], dtype=torch.bool)
         ones = torch.ones(len(labels), dtype=torch.long)
         balance = (~labels).sum() / labels.sum()
-        batch = Batch(logits[:, None], ones, labels, ones, Aggregation.MEAN, balance)
+        batch = Batch(logits[:, None], ones, labels[:, None].float(), ones, Aggregation.MEAN, balance)
         assert bce(batch).item() == pytest.approx(each["loss"], rel=1e-5)
 
 

@@ -110,10 +110,9 @@ def test_intervals_are_over_problems():
 
 def batch(logits, num_thoughts, is_correct, problem=(), aggregation=Aggregation.LAST, pos_weight=None):
     weight = None if pos_weight is None else torch.tensor(pos_weight)
-    problem = torch.tensor(problem or [0] * len(num_thoughts))
-    return Batch(
-        torch.tensor(logits), torch.tensor(num_thoughts), torch.tensor(is_correct), problem, aggregation, weight
-    )
+    problem, logits = torch.tensor(problem or [0] * len(num_thoughts)), torch.tensor(logits)
+    labels = torch.tensor(is_correct).float()[:, None].expand_as(logits)
+    return Batch(logits, torch.tensor(num_thoughts), labels, problem, aggregation, weight)
 
 
 def cross_entropy(logit, label):

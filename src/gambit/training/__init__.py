@@ -1,1 +1,1 @@
-"""From sampled traces to a scorer: collecting states, fitting, judging."""
+"""Training of scorers from sampled traces: collecting states, fitting, evaluating."""

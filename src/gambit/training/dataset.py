@@ -65,6 +65,16 @@ class Traces:
     thought_ends: Ints  # generated tokens up to the end of each thought
     confidences: npt.NDArray[np.float32]  # of each thought's tokens
 
+    def thoughts_of(self, trace: int) -> slice:
+        """Returns the places of a trace's thoughts among all thoughts."""
+        return slice(self.starts[trace], self.starts[trace] + self.num_thoughts[trace])
+
+    def places(self, chosen: Ints) -> Ints:
+        """Returns the places of the chosen traces' thoughts, one trace after the other."""
+        counts = self.num_thoughts[chosen]
+        places: Ints = np.arange(counts.sum()) + np.repeat(self.starts[chosen] - np.cumsum(counts) + counts, counts)
+        return places
+
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
@@ -103,13 +113,11 @@ class Dataset:
         if self.labels is not None:
             return self.labels
         found = np.zeros(len(self.states), np.float32)
-        for start, count, is_correct in zip(
-            self.traces.starts, self.traces.num_thoughts, self.traces.is_correct, strict=True
-        ):
-            found[start : start + count] = is_correct
+        found[self.traces.places(self.all_traces())] = np.repeat(self.traces.is_correct, self.traces.num_thoughts)
         return found
 
     def all_traces(self) -> Ints:
+        """Returns the numbers of all traces."""
         return np.arange(len(self.traces.num_thoughts))
 
 
@@ -219,11 +227,10 @@ def with_labels(data: Dataset, labels: Labels, source: str) -> Dataset:
         given = labels.get((problem, number))
         if given is None:
             continue
-        start, count = known.starts[trace], known.num_thoughts[trace]
-        if len(given) != count:
+        if len(given) != (count := known.num_thoughts[trace]):
             raise UserError(f"{source}: {len(given)} labels for trace {number} of {problem}, which has {count} "
                             "thoughts: give one for each")  # fmt: skip
-        found[start : start + count] = given
+        found[known.thoughts_of(trace)] = given
         num_labelled += 1
     if not num_labelled:
         raise UserError(f"{source} labels no trace of this collection: name its problems by their ids")

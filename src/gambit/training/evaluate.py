@@ -22,8 +22,8 @@ from gambit.training.ranking import (
     mean_auc,
     mean_over_problems,
     pairs_in,
+    scores_after,
     share_of_pairs,
-    trace_scores,
 )
 from gambit.training.scoring import thought_scores
 from gambit.types import Aggregation
@@ -149,31 +149,29 @@ def trust_of(report: ScorerReport, name: str) -> ScorerTrust | None:
 
 def rated_by(scorer: Scorer, data: Dataset, traces: Ints, device: torch.device) -> Rated:
     """Rates traces by a scorer of states."""
-    scores, known = thought_scores(scorer, data, traces, device), data.traces
-    by_share = {
-        share: trace_scores(scores, known.starts[traces], known.num_thoughts[traces], share, scorer.info.aggregation)
-        for share in SHARES
-    }
-    scaled = all_log_odds(scores) if scorer.info.is_probability else scores
-    return Rated(by_share, scorer.info.is_probability, spreads(scaled, data, traces))
+    scores, info = thought_scores(scorer, data, traces, device), scorer.info
+    by_share = {share: scores_after(share, data.traces, traces, scores, info.aggregation) for share in SHARES}
+    scaled = all_log_odds(scores) if info.is_probability else scores
+    return Rated(by_share, info.is_probability, spreads(scaled, data, traces))
 
 
 def spreads(scores: Floats, data: Dataset, traces: Ints) -> tuple[float | None, ...]:
-    """Returns the deviation among a problem's traces after each of THOUGHTS; `scores` that are chances are log-odds."""
-    problems = [traces[data.traces.problem_of[traces] == each] for each in np.unique(data.traces.problem_of[traces])]
-    return tuple(_spread_after(count, scores, data, problems) for count in THOUGHTS)
+    """Returns the deviation among a problem's traces after each of THOUGHTS; `scores` that are chances are log-odds.
 
-
-def _spread_after(count: int, scores: Floats, data: Dataset, problems: Sequence[Ints]) -> float | None:
-    """Returns None if too few problems have enough traces as long as that: it would be a matter of luck."""
-    starts, lengths = data.traces.starts, data.traces.num_thoughts
-    long = [each[lengths[each] >= count] for each in problems]
-    found = [
-        spread_of([scores[starts[trace] : starts[trace] + count].tolist() for trace in each])
-        for each in long
-        if len(each) >= FEWEST_TRACES
-    ]
-    return float(np.mean(found)) if len(found) >= FEWEST_PROBLEMS else None
+    None stands where too few problems have enough traces as long as that: it would be a matter of luck.
+    """
+    starts, lengths, problem_of = data.traces.starts, data.traces.num_thoughts, data.traces.problem_of[traces]
+    problems = [traces[problem_of == each] for each in np.unique(problem_of)]
+    found: list[float | None] = []
+    for count in THOUGHTS:
+        long = [each[lengths[each] >= count] for each in problems]
+        within = [
+            spread_of([scores[starts[trace] : starts[trace] + count].tolist() for trace in each])
+            for each in long
+            if len(each) >= FEWEST_TRACES
+        ]
+        found.append(float(np.mean(within)) if len(within) >= FEWEST_PROBLEMS else None)
+    return tuple(found)
 
 
 def _ranking(name: str, rated: Rated, data: Dataset, traces: Ints, *, is_baseline: bool = False) -> ScorerRanking:
@@ -200,7 +198,7 @@ def _ranking(name: str, rated: Rated, data: Dataset, traces: Ints, *, is_baselin
 def _baselines(data: Dataset, traces: Ints) -> dict[str, Rated]:
     """Rates traces by what needs no training: fewer tokens so far, fewer thoughts, the model's own confidence."""
     known = data.traces
-    starts, counts = known.starts[traces], known.num_thoughts[traces]
+    counts = known.num_thoughts[traces]
     by_share = {
         "fewer tokens": {share: -_tokens_seen(data, traces, share).astype(np.float64) for share in SHARES},
         "fewer thoughts": {share: -(last_thoughts(counts, share) + 1).astype(np.float64) for share in SHARES},
@@ -208,7 +206,7 @@ def _baselines(data: Dataset, traces: Ints) -> dict[str, Rated]:
     if data.header.has_confidence:
         confidences = known.confidences.astype(np.float64)
         by_share["token confidence"] = {
-            share: trace_scores(confidences, starts, counts, share, Aggregation.MEAN) for share in SHARES
+            share: scores_after(share, known, traces, confidences, Aggregation.MEAN) for share in SHARES
         }
     return {name: Rated(scores, is_probability=False) for name, scores in by_share.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,8 @@ from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, Division, Part
 from gambit.training.networks import Scaling, as_scorer, build_network
 from gambit.training.objectives import AGGREGATIONS, Batch, FitRecipe, Unit
-from gambit.training.ranking import QUARTERS, clearly_better, mean_auc, pairs_in, trace_scores
-from gambit.training.scoring import Thoughts, network_scores, places_of
+from gambit.training.ranking import QUARTERS, clearly_better, mean_auc, pairs_in, scores_after
+from gambit.training.scoring import Thoughts, network_scores
 from gambit.types import Aggregation
 
 Say = Callable[[str], None]
@@ -101,14 +101,16 @@ class _FitRun:
     def epoch(self) -> float:
         """Passes once over the units in a new order, and returns the mean loss."""
         self._network.train()
-        numbers = torch.split(torch.randperm(self._num_units), self._recipe.batch_size)
-        return float(torch.stack([self._update(self._picked(each)) for each in numbers]).mean())
+        return float(torch.stack([self._update(rows) for rows in self._batches()]).mean())
 
-    def _picked(self, numbers: Tensor) -> Tensor:
-        """Returns the rows of these units: traces or, for thoughts, [trace, place]."""
-        if self._problems:
-            return torch.cat([self._problems[number] for number in numbers.tolist()])
-        return self._rows[numbers.to(self._rows.device)]
+    def _batches(self) -> Iterator[Tensor]:
+        """Yields rows of units: traces or, for thoughts, [trace, place]."""
+        order = torch.randperm(self._num_units)
+        if not self._problems:
+            yield from torch.split(self._rows[order.to(self._rows.device)], self._recipe.batch_size)
+            return
+        for numbers in torch.split(order, self._recipe.batch_size):
+            yield torch.cat([self._problems[number] for number in numbers.tolist()])
 
     def _update(self, rows: Tensor) -> Tensor:
         if self._recipe.is_decaying:
@@ -133,9 +135,7 @@ class _FitRun:
             states, num_thoughts = thoughts.take(traces), thoughts.num_thoughts[traces]
             labels = thoughts.take_labels(traces)
         logits = self._network(self._dropout(states))
-        problem = thoughts.problem_of[traces]
-        is_correct = thoughts.is_correct[traces]
-        return Batch(logits, num_thoughts, is_correct, problem, self.aggregation, self._pos_weight, labels)
+        return Batch(logits, num_thoughts, labels, thoughts.problem_of[traces], self.aggregation, self._pos_weight)
 
     def _wrong_per_right(self) -> Tensor:
         """Returns the ratio among the thoughts or traces of the loss, by which the classes are balanced."""
@@ -162,7 +162,7 @@ def parts_of(data: Dataset, division: Division) -> tuple[Ints, Ints]:
 
 def scaling_of(data: Dataset, train: Ints) -> Scaling:
     """Measures the scaling of inputs by the training thoughts."""
-    return Scaling.of(data.states[torch.from_numpy(places_of(data, train))])
+    return Scaling.of(data.states[torch.from_numpy(data.traces.places(train))])
 
 
 def _copied(network: nn.Module) -> dict[str, Tensor]:
@@ -174,6 +174,5 @@ def problem_aucs(
 ) -> Floats:
     """Returns [problem], the mean AUC over the quarters, by which scorers are chosen; NaN without a pair to rank."""
     scores = network_scores(network, thoughts, traces)
-    starts, counts = data.traces.starts[traces], data.traces.num_thoughts[traces]
-    reached = [trace_scores(scores, starts, counts, share, aggregation) for share in QUARTERS]
+    reached = [scores_after(share, data.traces, traces, scores, aggregation) for share in QUARTERS]
     return mean_auc([pairs_in(data, traces, each) for each in reached])

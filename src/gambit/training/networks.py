@@ -28,12 +28,13 @@ class Scaling:
 
     @classmethod
     def of(cls, states: Tensor) -> Scaling:
+        """Measures the scaling of states, chunk by chunk."""
         mean = torch.zeros(states.shape[-1], dtype=torch.float64)
         square = torch.zeros_like(mean)
         for chunk in torch.split(states, 65_536):
-            part = chunk.double().cpu()
-            mean += part.sum(0)
-            square += part.square().sum(0)
+            exact = chunk.double().cpu()
+            mean += exact.sum(0)
+            square += exact.square().sum(0)
         mean, square = mean / len(states), square / len(states)
         return cls(mean.float(), (square - mean.square()).clamp(min=0).sqrt().float().clamp(min=SMALLEST_SPREAD))
 
@@ -59,7 +60,7 @@ class MlpNetwork(nn.Module):
 
     @torch.no_grad()
     def become_line(self, weights: Tensor, bias: float) -> None:
-        """Two of the hidden units carry it, one above and one below zero."""
+        """Sets the weights to a line, which two of the hidden units carry, one above and one below zero."""
         first, last = self.net[0], self.net[2]
         assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
         for parameter in self.net.parameters():
@@ -69,7 +70,7 @@ class MlpNetwork(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The four tensors of a checkpoint, which takes states as they come."""
+        """Returns the four tensors of a checkpoint, which takes states as they come."""
         weights = {name: value.double().cpu() for name, value in self.net.state_dict().items()}
         first = weights["0.weight"] / self.deviation.double().cpu()
         bias = weights["0.bias"] - first @ self.mean.double().cpu()
@@ -88,7 +89,7 @@ class BlendNetwork(nn.Module):
 
     @property
     def slope(self) -> Tensor:
-        """Of the confidence, in standard deviations; scaled up to learn faster than the layers overfit."""
+        """Returns the slope of the confidence, in standard deviations; scaled up to learn faster than the layers overfit."""
         return SLOPE_GAIN * self.rise
 
     def forward(self, states: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class BlendNetwork(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], float]:
-        """The tensors of a checkpoint and the slope, which take states and confidences as they come."""
+        """Returns the tensors of a checkpoint and the slope, which take states and confidences as they come."""
         w1, b1, w2, b2 = self.mlp.folded()
         slope = float(self.slope) / self._deviation
         return (w1, b1, w2, b2 - slope * self._mean), slope
@@ -111,7 +112,7 @@ class BlendNetwork(nn.Module):
 def build_network(
     architecture: str, features: int, scaling: Scaling | None, width: int = 256, blocks: int = 2
 ) -> nn.Module:
-    """The sequence scorer normalises each state itself, so it takes no scaling."""
+    """Makes a network. The sequence scorer normalises each state itself, so it takes no scaling."""
     if architecture == "mlp":
         return MlpNetwork(features, scaling)
     if architecture == BLEND:
@@ -122,7 +123,7 @@ def build_network(
 
 
 def straight_network(architecture: str, scaling: Scaling, weights: Tensor, bias: float) -> nn.Module:
-    """One whose logits are a line through normalised inputs."""
+    """Makes a network whose logits are a line through normalised inputs."""
     network = build_network(architecture, len(scaling.mean), scaling)
     if not isinstance(network, MlpNetwork | BlendNetwork):
         raise UserError(f"the {architecture} scorer cannot be a straight line: choose another objective than ridge")
@@ -131,7 +132,7 @@ def straight_network(architecture: str, scaling: Scaling, weights: Tensor, bias:
 
 
 def as_scorer(network: nn.Module, info: ScorerInfo) -> Scorer:
-    """A trained network as what an engine takes and a checkpoint holds."""
+    """Turns a trained network into what an engine takes and a checkpoint holds."""
     if isinstance(network, MlpNetwork):
         return MlpScorer(info, network.folded())
     if isinstance(network, BlendNetwork):

@@ -22,22 +22,14 @@ class Batch:
 
     logits: Tensor  # [trace, thought]
     num_thoughts: Tensor  # [trace], at least 1
-    is_correct: Tensor  # [trace]
+    labels: Tensor  # [trace, thought]: the outcome of the trace, or a value
     problem: Tensor  # [trace]
-    aggregation: Aggregation
-    pos_weight: Tensor | None  # wrong per right, where the classes are balanced
-    values: Tensor | None = None  # [trace, thought]
+    aggregation: Aggregation = Aggregation.LAST
+    pos_weight: Tensor | None = None  # wrong per right, where the classes are balanced
 
     @property
     def is_real(self) -> Tensor:
         return torch.arange(self.logits.shape[1], device=self.logits.device) < self.num_thoughts[:, None]
-
-    @property
-    def labels(self) -> Tensor:
-        """Returns [trace, thought], the value of each thought where there are values, else the outcome of its trace."""
-        if self.values is not None:
-            return self.values
-        return self.is_correct.float()[:, None].expand_as(self.logits)
 
     def bce(self, weights: Tensor) -> Tensor:
         """Returns the cross-entropy of every thought's probability, averaged with these weights."""

@@ -26,12 +26,13 @@ GREYS = ("#8a8a8a", "#b0b0b0", "#6b6b6b")
 
 
 def check_installed() -> None:
-    """Before an evaluation that would end with a plot."""
+    """Raises if matplotlib is missing; called before an evaluation that would end with a plot."""
     if find_spec("matplotlib") is None:
         raise UserError("a plot needs matplotlib: pip install 'gambit-search[train]', or leave --plot out")
 
 
 def draw(report: ScorerReport, path: Path) -> None:
+    """Writes the figure of a report."""
     check_installed()
     import matplotlib
 
@@ -44,7 +45,7 @@ def draw(report: ScorerReport, path: Path) -> None:
 
 
 def draw_figure(report: ScorerReport) -> Figure:
-    """Panels under each other, so that the text is readable on a narrow page."""
+    """Draws panels under each other, so that the text is readable on a narrow page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(FIGURE_WIDTH, 8.2), layout="constrained")
@@ -53,14 +54,11 @@ def draw_figure(report: ScorerReport) -> Figure:
     _curves(above, report, styles, is_auc=False)
     _curves(middle, report, styles, is_auc=True)
     _calibration(below, report, styles)
-    figure.suptitle(_title(report), fontsize=FONT_SIZE + 1)
+    title = f"{report.model}, {report.source}:\n{report.num_mixed} problems with right and wrong traces"
+    figure.suptitle(title, fontsize=FONT_SIZE + 1)
     handles = {**_named(above), **_named(middle)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
-
-
-def _title(report: ScorerReport) -> str:
-    return f"{report.model}, {report.source}:\n{report.num_mixed} problems with right and wrong traces"
 
 
 def _named(axes: Axes) -> dict[str, Artist]:
@@ -68,7 +66,7 @@ def _named(axes: Axes) -> dict[str, Artist]:
 
 
 def _styles(report: ScorerReport) -> dict[str, SeriesStyle]:
-    """Baselines are thin and grey, told apart by their markers and dashes."""
+    """Returns a style for each name. Baselines are thin and grey, and differ by their markers and dashes."""
     styles = styles_for([ranking.name for ranking in report.rankings])
     greys = itertools.cycle(GREYS)
     thin = {

@@ -13,7 +13,7 @@ from gambit.stats import Bools, Floats, Interval, Ints, mean_interval, pairs_won
 from gambit.types import Aggregation
 
 if TYPE_CHECKING:
-    from gambit.training.dataset import Dataset
+    from gambit.training.dataset import Dataset, Traces
 
 CURVE = tuple(round(0.1 * i, 1) for i in range(1, 11))  # the paper's figure
 QUARTERS = (0.25, 0.5, 0.75, 1.0)  # their mean is the one number a scorer is chosen by
@@ -55,6 +55,13 @@ def trace_scores(
         sums = np.concatenate([[0.0], np.cumsum(thought_scores, dtype=np.float64)])
         found = (sums[place + 1] - sums[np.where(has_thought, starts, 0)]) / (last + 1).clip(min=1)
     return np.where(has_thought, found, 0.0)
+
+
+def scores_after(
+    share: float, traces: Traces, chosen: Ints, thought_scores: Floats, aggregation: Aggregation
+) -> Floats:
+    """Returns the score of each chosen trace after a share of its thoughts."""
+    return trace_scores(thought_scores, traces.starts[chosen], traces.num_thoughts[chosen], share, aggregation)
 
 
 def pairs(scores: Floats, is_correct: Bools, problem_of: Ints, num_problems: int) -> Pairs:

@@ -129,23 +129,14 @@ def _centred(thoughts: Thoughts, traces: Ints, scaling: Scaling) -> Iterator[tup
     mine = torch.from_numpy(traces).to(thoughts.device)
     _, sizes = torch.unique_consecutive(thoughts.problem_of[mine], return_counts=True)
     for members in torch.split(mine, sizes.tolist()):
-        last = _last_thoughts(thoughts, members)
+        counts = thoughts.num_thoughts[members].cpu().numpy()
+        seen = np.stack([last_thoughts(counts, share) for share in QUARTERS], axis=1)
+        last = torch.from_numpy(seen).to(thoughts.device)  # [trace, quarter]
         labels = thoughts.labels[thoughts.starts[members, None] + last]
-        rows = scaling.normalised(_running_means(thoughts, members, last))
+        sums = thoughts.take(members).cumsum(1)
+        means = sums.gather(1, last[..., None].expand(-1, -1, sums.shape[-1])) / (last[..., None] + 1)
+        rows = scaling.normalised(means)
         yield (rows - rows.mean(0)).flatten(0, 1), (labels - labels.mean(0)).flatten()
-
-
-def _last_thoughts(thoughts: Thoughts, traces: Tensor) -> Tensor:
-    """Returns [trace, quarter], the index of the last thought seen by then."""
-    counts = thoughts.num_thoughts[traces].cpu().numpy()
-    return torch.from_numpy(np.stack([last_thoughts(counts, share) for share in QUARTERS], axis=1)).to(thoughts.device)
-
-
-def _running_means(thoughts: Thoughts, traces: Tensor, last: Tensor) -> Tensor:
-    """Returns [trace, quarter, feature]."""
-    sums = thoughts.take(traces).cumsum(1)
-    picked = sums.gather(1, last[..., None].expand(-1, -1, sums.shape[-1]))
-    return picked / (last[..., None] + 1)
 
 
 def calibrated(weights: Tensor, thoughts: Thoughts, train: Ints, scaling: Scaling) -> tuple[Tensor, float]:

@@ -85,18 +85,10 @@ def thought_scores(scorer: Scorer, data: Dataset, traces: Ints, device: torch.de
     if isinstance(own, HistoryScorer):
         return _history_scores(own, data, traces, device)
     found = np.zeros(len(data.states))
-    for chunk in torch.split(torch.from_numpy(places_of(data, traces)), SCORING_THOUGHTS):
+    for chunk in torch.split(torch.from_numpy(data.traces.places(traces)), SCORING_THOUGHTS):
         with torch.inference_mode():
             found[chunk.numpy()] = own.score(_thoughts(data, chunk, device)).double().cpu().numpy()
     return found
-
-
-def places_of(data: Dataset, traces: Ints) -> Ints:
-    """Returns the places of these traces' thoughts among all thoughts."""
-    starts, counts = data.traces.starts[traces], data.traces.num_thoughts[traces]
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    places: Ints = np.repeat(starts, counts) + within
-    return places
 
 
 def _thoughts(data: Dataset, places: Tensor, device: torch.device) -> ThoughtBatch:

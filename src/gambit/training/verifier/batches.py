@@ -17,7 +17,6 @@ from gambit.training.dataset import Traces, in_groups
 from gambit.training.objectives import Batch
 from gambit.training.verifier.kernels import Packing, moved
 from gambit.training.verifier.passages import Passages
-from gambit.types import Aggregation
 from gambit.verifiers.lora import LoraVerifier, Passage
 
 AHEAD = 3  # updates that are made ready
@@ -125,7 +124,6 @@ class TrainingPass:
     row: PackedRow
     cells: Tensor  # [place] among trace × thought, where its logit belongs
     counts: Tensor  # [trace]: places
-    is_correct: Tensor  # [trace]
     problem: Tensor  # [trace]
     labels: Tensor  # [trace, place], zeros after the last one
 
@@ -139,7 +137,7 @@ class TrainingPass:
         labels = np.zeros((len(traces), counts.max()), np.float32)
         labels.flat[cells] = np.concatenate([passages.labels_of(trace) for trace in traces.tolist()])
         row = PackedRow.of([passages.passage(trace) for trace in traces.tolist()], uses_flash)
-        columns = (cells, counts, known.is_correct[traces], known.problem_of[traces], labels)
+        columns = (cells, counts, known.problem_of[traces], labels)
         return cls(tuple(problems), row, *map(torch.from_numpy, columns))
 
     @property
@@ -155,8 +153,7 @@ class TrainingPass:
         there = moved(self, lambda tensor: tensor.to(verifier.device, non_blocking=True))
         logits = there.row.logits(verifier)
         cells = logits.new_zeros(there.labels.numel()).index_copy(0, there.cells, logits)
-        return Batch(cells.view_as(there.labels), there.counts, there.is_correct, there.problem, Aggregation.LAST, None,
-                     there.labels)  # fmt: skip
+        return Batch(cells.view_as(there.labels), there.counts, there.labels, there.problem)
 
 
 Item = TypeVar("Item")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gambit.errors import UserError
 from gambit.stats import Floats, Ints, all_sigmoids
 from gambit.training.dataset import Dataset, load_dataset
-from gambit.training.ranking import QUARTERS, last_thoughts, pairs_in, trace_scores
+from gambit.training.ranking import QUARTERS, last_thoughts, pairs_in, scores_after
 from gambit.types import Aggregation, EndReason, StatePosition
 from gambit.verifiers.lora import LoraVerifier, Passage
 from gambit.verifiers.lora_folder import Platt
@@ -48,8 +48,7 @@ class Passages:
         The last place is the trace's last token before its stop token, also where a thought ends there.
         """
         known = self.data.traces
-        prompt, start = self.prompts[known.problem_of[trace]], known.starts[trace]
-        ends = known.thought_ends[start : start + known.num_thoughts[trace]]
+        prompt, ends = self.prompts[known.problem_of[trace]], known.thought_ends[known.thoughts_of(trace)]
         tokens = np.concatenate((prompt, self.tokens[trace]))
         return Passage(tokens, np.append(ends, known.num_tokens[trace] - self._ends_with_stop(trace)) + len(prompt) - 1)
 
@@ -61,10 +60,8 @@ class Passages:
 
     def labels_of(self, trace: int) -> npt.NDArray[np.float32]:
         """Returns [place], the label at each place of the passage."""
-        start = self.data.traces.starts[trace]
-        thoughts = self.labels[start : start + self.data.traces.num_thoughts[trace]]
-        found: npt.NDArray[np.float32] = np.append(thoughts, np.float32(self.data.traces.is_correct[trace]))
-        return found
+        known = self.data.traces
+        return np.append(self.labels[known.thoughts_of(trace)], np.float32(known.is_correct[trace]))
 
 
 def load_passages(folder: Path, *, skip_corrupted: bool = False, on_skip: list[str] | None = None) -> Passages:
@@ -88,11 +85,10 @@ class ReadTraces:
 
     def logits(self, chosen: Ints, share: float, aggregation: Aggregation) -> Floats:
         """Returns [chosen trace] after a share of its thoughts; all of them means the whole trace with its answer."""
-        counts = self.data.traces.num_thoughts[chosen]
-        found = trace_scores(self.thoughts, self.data.traces.starts[chosen], counts, share, aggregation)
+        found = scores_after(share, self.data.traces, chosen, self.thoughts, aggregation)
         if share < 1:
             return found
-        ends = self.ends[chosen]
+        ends, counts = self.ends[chosen], self.data.traces.num_thoughts[chosen]
         return ends if aggregation is Aggregation.LAST else (found * counts + ends) / (counts + 1)
 
     def chances(self, chosen: Ints, share: float, aggregation: Aggregation, calibration: Platt) -> Floats:
@@ -114,7 +110,5 @@ def read_traces(verifier: LoraVerifier, passages: Passages, chosen: Ints) -> Rea
     thoughts, ends = np.zeros(int(known.num_thoughts.sum())), np.zeros(len(known.num_thoughts))
     logits = verifier.logits([passages.passage(trace) for trace in chosen.tolist()])
     for trace, found in zip(chosen.tolist(), logits, strict=True):
-        start = known.starts[trace]
-        thoughts[start : start + known.num_thoughts[trace]] = found[:-1]
-        ends[trace] = found[-1]
+        thoughts[known.thoughts_of(trace)], ends[trace] = found[:-1], found[-1]
     return ReadTraces(passages.data, thoughts, ends)
