@@ -117,7 +117,7 @@ def write_traces(folder: Path, model: Path, scale: Scale, num_traces: int = 8) -
     import torch
 
     from gambit.models.files import name_of, weight_hash
-    from gambit.training.storage import Header, ProblemRecord, TraceRecord, writing
+    from gambit.training.storage import Header, ProblemRecord, TraceRecord, opened_collection
 
     rng = np.random.default_rng(0)
     shape = sp.SHAPES[scale.shape]
@@ -146,8 +146,7 @@ def write_traces(folder: Path, model: Path, scale: Scale, num_traces: int = 8) -
         "prompt_lengths": np.array(lengths),
     }  # fmt: skip
     tensors = {name: torch.from_numpy(column.astype(np.int32)) for name, column in columns.items()}
-    with writing(folder, header) as writer:
-        writer.add(records, {**tensors, "confidences": torch.zeros(len(steps))})
+    opened_collection(folder, header).add(records, {**tensors, "confidences": torch.zeros(len(steps))})
     return folder
 
 

@@ -1,5 +1,7 @@
 """Builders of collections without a model: states in which a direction tells right from wrong, as strongly as asked."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -9,7 +11,15 @@ import torch
 from gambit.pawn.puzzles import Puzzle, Split, generate
 from gambit.pawn.traces import random_trace, verify
 from gambit.pawn.vocabulary import END, ID, encode
-from gambit.training.storage import Header, ProblemRecord, TraceRecord, state_name, writing
+from gambit.storage.folders import locked
+from gambit.training.storage import (
+    CollectionWriter,
+    Header,
+    ProblemRecord,
+    TraceRecord,
+    opened_collection,
+    state_name,
+)
 
 HIDDEN = 8
 
@@ -21,6 +31,13 @@ def header(**changes: object) -> Header:
         "has_confidence": True, "sampling": {"temperature": 1.0},
     }  # fmt: skip
     return Header(**{**values, **changes})
+
+
+@contextmanager
+def writing(folder: Path, header: Header) -> Iterator[CollectionWriter]:
+    """Opens a collection as `gambit scorer collect` does, in a folder that no other process writes to."""
+    with locked(folder):
+        yield opened_collection(folder, header)
 
 
 def trace_record(num_thoughts: int, is_correct: bool) -> TraceRecord:

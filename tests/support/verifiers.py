@@ -28,10 +28,10 @@ from typer.testing import CliRunner
 from gambit.cli.app import app
 from gambit.config.trust import ScorerTrust
 from gambit.models.files import name_of, weight_hash
-from gambit.training.storage import ProblemRecord, TraceRecord, state_name, writing
+from gambit.training.storage import ProblemRecord, TraceRecord, state_name
 from gambit.types import Aggregation
 from gambit.verifiers.lora_folder import LoraInfo, Platt, write_info
-from support.collected import header
+from support.collected import header, writing
 from support.scripted import make_reading
 from support.tiny import tiny_tokenizer
 

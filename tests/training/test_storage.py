@@ -12,9 +12,9 @@ import torch
 
 from gambit.errors import UserError
 from gambit.training.dataset import load_dataset
-from gambit.training.storage import INDEX_FILE, merge, read_header, read_index, read_shards, writing
+from gambit.training.storage import INDEX_FILE, merge, read_header, read_index, read_shards
 from gambit.types import StatePosition
-from support.collected import blank_tensors, header, make_collection, problem_record, trace_record
+from support.collected import blank_tensors, header, make_collection, problem_record, trace_record, writing
 
 NUM_PROBLEMS = 60
 
@@ -164,15 +164,6 @@ def test_a_collection_is_gone_on_with_under_the_same_settings_only(tmp_path):
         pass
     with writing(tmp_path, header(id="other", source="more.jsonl")) as writer:
         assert writer.header.id == "abc" and len(writer.done) == 5
-
-
-def test_two_writers_do_not_meet(tmp_path):
-    with (
-        writing(tmp_path, header()),
-        pytest.raises(UserError, match="another run is writing to"),
-        writing(tmp_path, header()),
-    ):
-        pass
 
 
 def test_what_is_no_collection_is_said_so(tmp_path):

@@ -174,7 +174,7 @@ def _traces(problems: Sequence[ProblemRecord], shards: Sequence[Shard]) -> Trace
 def _tokens(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
     found = []
     for shard in shards:
-        counts = [trace.num_tokens for problem in shard.entry.problems for trace in problem.traces]
+        counts = [trace.num_tokens for trace in shard.entry.traces]
         found += [tuple(trace.tolist()) for trace in torch.split(shard.tensors["tokens"], counts)]
     return found
 

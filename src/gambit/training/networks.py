@@ -89,7 +89,7 @@ class BlendNetwork(nn.Module):
 
     @property
     def slope(self) -> Tensor:
-        """Returns the slope of the confidence, in standard deviations; scaled up to learn faster than the layers overfit."""
+        """Returns the slope of the confidence, in deviations; scaled up to learn faster than the layers overfit."""
         return SLOPE_GAIN * self.rise
 
     def forward(self, states: Tensor) -> Tensor:

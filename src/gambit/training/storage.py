@@ -1,7 +1,7 @@
 """A collection on disk: shards of hidden states, and an append-only index of the complete ones.
 
-A shard is written whole, synced and renamed before its index line is appended and synced. Whatever a kill leaves behind
-is therefore either in the index and complete, or not in the index and swept away by the next run.
+A shard is written whole, synced and renamed before its index line is appended and synced. What a kill leaves behind is
+therefore either in the index and complete, or not in the index and removed by the next run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -28,7 +28,6 @@ from gambit.storage.files import (
     whole_lines,
     write_whole,
 )
-from gambit.storage.folders import locked
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +43,7 @@ class Record(BaseModel):
 
 
 class Header(Record):
-    """How every trace of a collection was made."""
+    """The origin of every trace of a collection."""
 
     format: Literal[1] = 1
     id: str
@@ -75,6 +74,8 @@ class TraceRecord(Record):
 
 
 class ProblemRecord(Record):
+    """One problem with its sampled traces."""
+
     id: str
     question: str
     gold: str
@@ -82,7 +83,7 @@ class ProblemRecord(Record):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether it has right and wrong traces: otherwise there is nothing to rank."""
+        """Returns whether it has right and wrong traces: otherwise there is nothing to rank."""
         return len({trace.is_correct for trace in self.traces}) > 1
 
 
@@ -98,22 +99,21 @@ class ShardEntry(Record):
         return int(self.file.removeprefix("shard-").partition(".")[0])
 
     @property
-    def num_thoughts(self) -> int:
-        return sum(trace.num_thoughts for problem in self.problems for trace in problem.traces)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(trace.num_tokens for problem in self.problems for trace in problem.traces)
+    def traces(self) -> list[TraceRecord]:
+        """Returns the traces of all problems, in their order."""
+        return [trace for problem in self.problems for trace in problem.traces]
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
+    """A shard as it was read."""
+
     entry: ShardEntry
     tensors: Mapping[str, torch.Tensor]
 
 
 def state_name(layer: int, position: str) -> str:
-    """The tensor that holds the states of one layer at one position."""
+    """Returns the name of the tensor that holds the states of one layer at one position."""
     return f"states.{layer}.{position}"
 
 
@@ -130,6 +130,7 @@ class CollectionWriter:
         self._folder = folder
 
     def add(self, problems: Sequence[ProblemRecord], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Writes a shard."""
         from safetensors.torch import save
 
         # Named by its number: what an interrupted run wrote under that name was never in the index.
@@ -139,7 +140,7 @@ class CollectionWriter:
         self._append(ShardEntry(file=self._next_name, sha256=digest, problems=tuple(problems)))
 
     def adopt(self, folder: Path, entry: ShardEntry) -> None:
-        """Add a shard of another collection as it is; a damaged one is reported when it is read."""
+        """Adds a shard of another collection as it is; a damaged one is reported when it is read."""
         with suppress(FileNotFoundError):
             write_whole(self._folder / self._next_name, (folder / entry.file).read_bytes())
         self._append(entry.model_copy(update={"file": self._next_name}))
@@ -154,34 +155,29 @@ class CollectionWriter:
         self._next_number += 1
 
 
-@contextmanager
-def writing(folder: Path, header: Header) -> Iterator[CollectionWriter]:
-    """Open a folder that no other run writes to."""
-    with locked(folder):
-        yield opened_collection(folder, header)
-
-
 def merge(parts: Sequence[Path], out: Path) -> int:
-    """Join collections made in the same way; gives the number of problems. Resumes where `out` exists already.
+    """Joins collections made in the same way, and returns the number of problems. Resumes where `out` exists already.
 
     The caller holds the lock of `out`.
     """
     if out in parts:
         raise UserError(f"{out} is one of the collections: choose a new folder")
-    headers = {part: read_header(part) for part in parts}
-    for part in parts[1:]:
-        _check_alike(part, headers[part], parts[0], headers[parts[0]])
-    writer = opened_collection(out, headers[parts[0]].model_copy(update={"id": new_id()}))
+    first = read_header(parts[0])
+    for folder in parts[1:]:
+        for name, mine, theirs in _differences(read_header(folder), first):
+            raise UserError(f"{folder} has {name} = {mine}, {parts[0]} has {theirs}: "
+                            "only collections made in the same way can be one")  # fmt: skip
+    writer = opened_collection(out, first.model_copy(update={"id": new_id()}))
     done = set(writer.done)
-    for part in parts:
-        for entry in read_index(part):
+    for folder in parts:
+        for entry in read_index(folder):
             new = {problem.id for problem in entry.problems} - done
             if not new:
                 continue
             if len(new) < len(entry.problems):
-                raise UserError(f"{part / entry.file} holds problems that {out} has already, and others: "
+                raise UserError(f"{folder / entry.file} holds problems that {out} has already, and others: "
                                 "collections of one problem file are merged by their shards")  # fmt: skip
-            writer.adopt(part, entry)
+            writer.adopt(folder, entry)
             done |= new
     return len(done)
 
@@ -191,7 +187,7 @@ def new_id() -> str:
 
 
 def opened_collection(folder: Path, header: Header) -> CollectionWriter:
-    """For writing: a new one, or the one that is there, resumed. The caller holds the folder's lock."""
+    """Begins a collection, or resumes the one that is there. The caller holds the folder's lock."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / HEADER_FILE).exists():
         if any(folder.glob("shard-*")):
@@ -199,26 +195,17 @@ def opened_collection(folder: Path, header: Header) -> CollectionWriter:
         write_whole(folder / HEADER_FILE, header.model_dump_json(indent=2).encode())
         return CollectionWriter(folder, header, [])
     found = read_header(folder)
-    _check_same(folder, found, header)
+    for name, before, now in _differences(found, header):
+        raise UserError(f"{folder} was begun with {name} = {before}, this run has {now}: "
+                        "use the same settings, or give --out a new folder")  # fmt: skip
     for leftover in folder.glob(f"*{PARTIAL}"):
         leftover.unlink()
     drop_torn_line(folder / INDEX_FILE)  # its shard counts as never written
     return CollectionWriter(folder, found, list(read_index(folder)))
 
 
-def _check_same(folder: Path, found: Header, wanted: Header) -> None:
-    for name, before, now in _differences(found, wanted):
-        raise UserError(f"{folder} was begun with {name} = {before}, this run has {now}: "
-                        "use the same settings, or give --out a new folder")  # fmt: skip
-
-
-def _check_alike(folder: Path, header: Header, other: Path, reference: Header) -> None:
-    for name, mine, theirs in _differences(header, reference):
-        raise UserError(f"{folder} has {name} = {mine}, {other} has {theirs}: "
-                        "only collections made in the same way can be one")  # fmt: skip
-
-
 def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, object]]:
+    """Yields name and values of what was made differently."""
     for name in Header.model_fields:
         mine, theirs = getattr(one, name), getattr(other, name)
         if name not in _MAY_DIFFER and mine != theirs:
@@ -236,7 +223,7 @@ def read_header(folder: Path) -> Header:
 
 
 def read_index(folder: Path) -> Iterator[ShardEntry]:
-    """Every complete line of the index; a problem that is there twice would count twice."""
+    """Yields every complete line of the index; raises for a problem that is there twice, which would count twice."""
     path, seen = folder / INDEX_FILE, set[str]()
     for number, line in whole_lines(path):
         entry = record_in(ShardEntry, line, f"{path}, line {number}", "a shard's entry", "collect its problems anew")
@@ -249,7 +236,7 @@ def read_index(folder: Path) -> Iterator[ShardEntry]:
 
 
 def read_shards(folder: Path, *, skip_corrupted: bool, on_skip: list[str] | None = None) -> Iterator[Shard]:
-    """The shards of a collection, each checked against its checksum; `on_skip` gathers what was left out and why."""
+    """Yields shards, each checked against its checksum; `on_skip` gathers what was left out and why."""
     header = read_header(folder)
     for entry in read_index(folder):
         try:
@@ -274,7 +261,7 @@ def _read_shard(folder: Path, header: Header, entry: ShardEntry) -> Shard:
         tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise UserError(f"shard {path} is corrupted: {error}") from error
-    if "step_ends" in tensors:  # the name until thoughts were called so here
+    if "step_ends" in tensors:  # its name in older collections
         tensors["thought_ends"] = tensors.pop("step_ends")
     for name, shape in _shapes(header, entry, tensors):
         found = tuple(tensors[name].shape) if name in tensors else None
@@ -287,11 +274,12 @@ def _read_shard(folder: Path, header: Header, entry: ShardEntry) -> Shard:
 def _shapes(
     header: Header, entry: ShardEntry, tensors: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What a shard must hold: rows would else be taken for those of another trace."""
+    """Yields the tensors that a shard must hold: else rows would be taken for those of another trace."""
+    num_thoughts = sum(trace.num_thoughts for trace in entry.traces)
     states = (state_name(layer, position) for layer in header.layers for position in header.positions)
-    yield from ((name, (entry.num_thoughts, header.hidden_size)) for name in states)
-    yield from ((name, (entry.num_thoughts,)) for name in ("thought_ends", "confidences"))
-    yield "tokens", (entry.num_tokens,)
+    yield from ((name, (num_thoughts, header.hidden_size)) for name in states)
+    yield from ((name, (num_thoughts,)) for name in ("thought_ends", "confidences"))
+    yield "tokens", (sum(trace.num_tokens for trace in entry.traces),)
     if "prompts" in tensors:  # version 0.1 kept none
         yield "prompt_lengths", (len(entry.problems),)
         yield "prompts", (int(tensors["prompt_lengths"].sum()),)
