@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gambit.scorers.memory import grown
 from gambit.types import StopRule, TraceConfidence
 
 Key = TypeVar("Key", bound=Hashable)
@@ -79,9 +80,7 @@ class ConfidenceTracks(Generic[Key]):
         slots = np.fromiter((self._slot_of[key] for key in keys), np.int64, len(keys))
         track = self._tracks[slots]
         count, window = track["count"], track["window"]
-        longest, have = int(count.max(initial=0)) + 1, self._tokens.shape[1]
-        if longest > have:
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, max(longest, 2 * have) - have)))
+        self._tokens = grown(self._tokens, len(self._tokens), int(count.max(initial=0)) + 1)
         leaving = np.where(count >= window, self._tokens[slots, np.maximum(count - window, 0)], 0.0)
         self._tokens[slots, count] = confidences
         total = track["window_total"] + confidences - leaving
@@ -108,10 +107,9 @@ class ConfidenceTracks(Generic[Key]):
     def _take_slot(self) -> int:
         if not self._free:
             have = len(self._tracks)
-            more = max(have, 64)
-            self._tracks = np.concatenate((self._tracks, np.zeros(more, TRACK)))
-            self._tokens = np.pad(self._tokens, ((0, more), (0, 0)))
-            self._free = list(range(have + more - 1, have - 1, -1))
+            self._tracks = grown(self._tracks, have + 1)
+            self._tokens = grown(self._tokens, len(self._tracks), self._tokens.shape[1])
+            self._free = list(range(have, len(self._tracks)))
         return self._free.pop()
 
 

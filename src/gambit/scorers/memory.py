@@ -14,9 +14,20 @@ from gambit.errors import EngineError
 from gambit.scorers.base import HistoryScorer, PastThoughts, ThoughtBatch
 
 Key = TypeVar("Key", bound=Hashable)
+Element = TypeVar("Element", bound=np.generic)
 Slots = npt.NDArray[np.int32]  # narrow, since they go to the device step by step
 Numbers = npt.NDArray[np.int64]
 _FIRST = 64  # slots; doubled whenever they run out
+
+
+def grown(array: npt.NDArray[Element], *shape: int) -> npt.NDArray[Element]:
+    """Returns an array with room for this shape. A dimension that is too small at least doubles; zeros fill it."""
+    sizes = [max(needed, 2 * have) if needed > have else have for have, needed in zip(array.shape, shape, strict=True)]
+    if sizes == list(array.shape):
+        return array
+    larger = np.zeros(sizes, array.dtype)
+    larger[tuple(map(slice, array.shape))] = array
+    return larger
 
 
 class Histories(Generic[Key]):
@@ -72,8 +83,7 @@ class Histories(Generic[Key]):
     def append(self, keys: Sequence[Key], slots: Slots) -> None:
         rows = self._rows(keys)
         at = self._length[rows]
-        if at.max(initial=0) >= self._slots.shape[1]:
-            self._slots = np.pad(self._slots, ((0, 0), (0, self._slots.shape[1])))
+        self._slots = grown(self._slots, len(self._slots), int(at.max(initial=0)) + 1)
         self._slots[rows, at] = slots
         self._length[rows] = at + 1
 
@@ -108,8 +118,8 @@ class Histories(Generic[Key]):
     def _take(self, count: int) -> Slots:
         while count > len(self._free_slots):
             have = len(self._holders)
-            fresh = np.arange(have, max(2 * have, _FIRST), dtype=np.int32)
-            self._holders = np.concatenate((self._holders, np.zeros(len(fresh), np.int64)))
+            self._holders = grown(self._holders, max(2 * have, _FIRST))
+            fresh = np.arange(have, len(self._holders), dtype=np.int32)
             self._free_slots = np.concatenate((fresh[::-1], self._free_slots))
         rest = len(self._free_slots) - count
         taken, self._free_slots = self._free_slots[rest:].copy(), self._free_slots[:rest]
@@ -119,10 +129,9 @@ class Histories(Generic[Key]):
     def _take_row(self) -> int:
         if not self._free_rows:
             have = len(self._length)
-            more = max(have, 16)
-            self._length = np.pad(self._length, (0, more))
-            self._slots = np.pad(self._slots, ((0, more), (0, 0)))
-            self._free_rows = list(range(have, have + more))
+            self._length = grown(self._length, have + 1)
+            self._slots = grown(self._slots, len(self._length), self._slots.shape[1])
+            self._free_rows = list(range(have, len(self._length)))
         return self._free_rows.pop()
 
 

@@ -16,13 +16,13 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 ATTENTION_NAME = "gambit_pool"  # as registered with transformers
-Snapshot = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by layer: the keys and values of a row that was taken out
+Snapshot = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by layer: copied keys and values of a row
 
 
 class KvPool:
     """The keys [entry, head, dim, position] and values [entry, head, position, dim] of rows, or of prompts, by layer.
 
-    Keys with positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
+    Keys have their positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
     Layers appear on first use, since only the model knows how many heads of what width each has.
     """
 
@@ -30,8 +30,8 @@ class KvPool:
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.version = 0  # changes whenever a layer appears or moves
-        self._entries = self._positions = 0  # that are allocated
-        self._origin: dict[int, int] = {}  # entry -> the one that still holds its keys and values
+        self._entries = self._positions = 0  # allocated
+        self._origin: dict[int, int] = {}  # by entry: the one that still holds its keys and values
         self._copied_length = 0
 
     def layer(self, index: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,12 +78,12 @@ class KvPool:
         targets, sources = torch.tensor([list(moves), list(moves.values())], device=device)
         for index in self.keys:
             for entries in (self.keys[index][..., :length], self.values[index][:, :, :length]):
-                # All sources are read before a target is written: a target may be another one's source.
+                # All sources are read before a target is written: a target may be the source of another.
                 entries[targets] = entries.index_select(0, sources)
 
     @torch.inference_mode()
     def snapshot(self, entry: int, length: int) -> Snapshot:
-        """Copies an entry, for children that still wait to share it when it is gone."""
+        """Copies an entry, for children that will share it after it is gone."""
         at = self._origin.get(entry, entry)
         return {
             index: (keys[at, ..., :length].clone(), self.values[index][at, :, :length].clone())
@@ -92,7 +92,7 @@ class KvPool:
 
     @torch.inference_mode()
     def restore(self, entry: int, snapshot: Snapshot, length: int) -> None:
-        self.settle()  # what this entry held may be wanted elsewhere
+        self.settle()  # a noted copy may start from this entry
         for index, (keys, values) in snapshot.items():
             self.keys[index][entry, ..., :length] = keys[..., :length]
             self.values[index][entry, :, :length] = values[:, :length]
@@ -107,21 +107,21 @@ class ForwardOutput(NamedTuple):
 
     states: torch.Tensor  # [n, hidden], after the final norm
     logits: torch.Tensor  # [n, vocabulary]
-    inner: Sequence[torch.Tensor]  # [n, hidden] of each inner layer that was asked for
+    inner: Sequence[torch.Tensor]  # [n, hidden] of each requested inner layer
 
 
 @dataclass(slots=True)
 class LayerCall:
-    """The arguments of a model's attention layer, apart from its tensors."""
+    """The arguments of a model's attention layer, apart from queries, keys and values."""
 
     scaling: float
-    sliding_window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None  # [heads]
 
 
 class DecodePlan:
-    """One new token for each of the first rows. All but `move_to` holds until a row comes, moves or goes."""
+    """One new token for each of the first rows. All but positions holds until a row comes, moves or goes."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class DecodePlan:
         self._has_even_prompts = min(prompt_lengths) == self.prompt_length
         self._own_prompts = self.prompt_lengths[self.row_slots]  # [n] the prompt length of each row
         self._numbers = torch.arange(len(row_slots), device=device)
-        # The rows of each slot, and every row's place in that table; None: all rows share slot 0.
+        # A table of the rows of each slot, and every row's place in it; None: all rows share slot 0.
         self._groups = _grouped(row_slots, device) if len(prompt_lengths) > 1 else None
         self.move_to(np.zeros_like(row_slots))
 
@@ -160,9 +160,9 @@ class DecodePlan:
     def attend_rows(
         self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall
     ) -> torch.Tensor:
-        """Attends from q [n, KV heads, queries of a KV head, dim] with k and v [n, KV heads, dim]; gives q's shape.
+        """Attends from q [n, KV heads, queries of a KV head, dim] with k and v [n, KV heads, dim]; returns q's shape.
 
-        Scores over prompt and own part stand side by side, under one softmax.
+        Scores over the prompt and over the row's own tokens are side by side, under one softmax.
         """
         keys, values = self.rows.layer(index, k, v)
         if self._level is not None:
@@ -176,7 +176,7 @@ class DecodePlan:
         own_scores = torch.matmul(q, keys[: len(q), ..., : self.own_length])
         prompt_scores = self._over_prompts(q, prompt_keys[..., : self.prompt_length])
         scores = torch.cat((prompt_scores, own_scores), dim=-1)
-        weights = _softmax(scores, self._mask(call.sliding_window), call, k.shape[1]).to(v.dtype)
+        weights = _softmax(scores, self._mask(call.sliding_window), call).to(v.dtype)
         out = torch.matmul(weights[..., self.prompt_length :], values[: len(q), :, : self.own_length])
         out += self._over_prompts(weights[..., : self.prompt_length], prompt_values[:, :, : self.prompt_length])
         return out
@@ -194,7 +194,7 @@ class DecodePlan:
         return out.flatten(0, 1)[places]
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
-        """Returns [n, 1, 1, prompt + own]: 0 where a row may look, -inf where not. None: all may look everywhere."""
+        """Returns [n, 1, 1, prompt + own]: 0 at the positions that a row sees, else -inf. None: all rows see all."""
         if self._level is not None and self._has_even_prompts and window is None:
             return None
         if window not in self._masks:
@@ -225,12 +225,12 @@ def _grouped(row_slots: npt.NDArray[np.int64], device: torch.device) -> tuple[to
 
 @dataclass(slots=True)
 class PrefillPlan:
-    """Several tokens of one entry at once: the prompt of a search, or a prefix of a row that lost its memory."""
+    """Several tokens of one entry at once: the prompt of a search, or the prefix of a row, computed again."""
 
     pool: KvPool
     entry: int
     prompt: tuple[KvPool, int, int] | None = None  # pool, slot and length of the prompt that a row continues
-    calls: list[LayerCall] = field(default_factory=list)  # of the layers so far, in order
+    calls: list[LayerCall] = field(default_factory=list)  # of the layers, in order
 
     def attend(self, index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
         self.calls.append(call)
@@ -243,7 +243,7 @@ class PrefillPlan:
         return _causal(q, k, v, call)
 
 
-AttentionPlan = DecodePlan | PrefillPlan  # where a forward pass keeps its keys and values, and how it attends
+AttentionPlan = DecodePlan | PrefillPlan  # holds the keys and values of a forward pass, and attends
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) -> torch.Tensor:
@@ -256,20 +256,16 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: LayerCall) 
     if call.softcap is None and call.sinks is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scaling, enable_gqa=True)
         return out.transpose(1, 2)
-    heads, length, dim = q.shape[1:]
-    scaled = q * call.scaling
-    grouped = scaled.view(1, k.shape[1], -1, length, dim).flatten(2, 3)  # [1, kv heads, group × queries, dim]
+    heads, kv_heads, length = q.shape[1], k.shape[1], q.shape[2]
+    queries = (q * call.scaling).reshape(1, kv_heads, -1, q.shape[3])  # those of one KV head side by side
     mask = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, float("-inf"))
-    scores = torch.matmul(grouped, k.transpose(-1, -2))
-    weights = _softmax(scores, mask.repeat(heads // k.shape[1], 1), call, k.shape[1], length).to(v.dtype)
-    out = torch.matmul(weights, v).view(1, heads, length, -1)
-    return out.transpose(1, 2)
+    scores = torch.matmul(queries, k.transpose(-1, -2)).view(1, kv_heads, -1, length, k.shape[2])
+    weights = _softmax(scores, mask, call).to(v.dtype).flatten(2, 3)
+    return torch.matmul(weights, v).view(1, heads, length, -1).transpose(1, 2)
 
 
-def _softmax(
-    scores: torch.Tensor, mask: torch.Tensor | None, call: LayerCall, kv_heads: int, queries: int = 1
-) -> torch.Tensor:
-    """Turns scores [n, kv heads, group × queries, keys] into float32 weights. A sink takes weight and gives nothing."""
+def _softmax(scores: torch.Tensor, mask: torch.Tensor | None, call: LayerCall) -> torch.Tensor:
+    """Turns scores [n, KV heads, group, …, keys] into float32 weights. A sink takes weight and adds no value."""
     scores = scores.float()
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
@@ -277,7 +273,7 @@ def _softmax(
         scores += mask
     if call.sinks is None:
         return torch.softmax(scores, dim=-1)
-    sinks = call.sinks.float().view(1, kv_heads, -1, 1, 1).expand(len(scores), -1, -1, queries, 1).flatten(2, 3)
+    sinks = call.sinks.float().view(1, scores.shape[1], -1, *[1] * (scores.dim() - 3)).expand(*scores.shape[:-1], 1)
     return torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
 
 
@@ -295,6 +291,6 @@ def pool_attention(
     s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer. `pool` comes from the model's forward."""
+    """Attends as transformers requests in every layer. `pool` comes from the model's forward."""
     call = LayerCall(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     return pool.attend(int(module.layer_idx), query, key, value, call), None  # type: ignore[arg-type]

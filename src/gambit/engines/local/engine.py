@@ -86,37 +86,29 @@ class LocalEngine:
         block_tokens: int = 16,
     ) -> None:
         self._model = model
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._scorer = scorer.to(model.device)
         self._layers = LayerChoice.of(scorer.info.layers, model.num_layers)
         self._reads_boundary = scorer.info.state_position is StatePosition.BOUNDARY
-        self._kv_asked_tokens = kv_budget_tokens
         kv_tokens = kv_budget_tokens if kv_budget_tokens is not None else model.kv_cache_tokens(memory_ratio)
         self._memory = ThoughtMemory(self._scorer) if isinstance(self._scorer, HistoryScorer) else None
         histories: Histories[TraceKey] | None = None if self._memory is None else Histories()
         self._pool = Pool(model, KvBlocks(kv_tokens, block_tokens), scorer.info.aggregation, histories)
         self._tables: dict[BoundaryRule, ThoughtTables] = {}
         self._layout: Layout | None = None
-        self._seconds_scoring = 0.0  # of the step under way
-
-    @property
-    def info(self) -> EngineInfo:
-        return EngineInfo(
+        self._seconds_scoring = 0.0  # of the current step
+        self.info = EngineInfo(
             name="local",
-            model=self._model.name,
-            device=str(self._model.device),
-            dtype=str(self._model.dtype).removeprefix("torch."),
-            hidden_size=self._model.hidden_size,
-            context_tokens=self._model.context_tokens,
+            model=model.name,
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            hidden_size=model.hidden_size,
+            context_tokens=model.context_tokens,
             kv_capacity_tokens=self._pool.blocks.capacity_tokens,
-            block_tokens=self._pool.blocks.block_tokens,
+            block_tokens=block_tokens,
             versions={"torch": torch.__version__},
-            kv_asked_tokens=self._kv_asked_tokens,
+            kv_asked_tokens=kv_budget_tokens,
         )
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
 
     # -- searches and traces come and go -----------------------------------------------------------------------
 

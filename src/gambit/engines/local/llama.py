@@ -101,7 +101,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=has_biases)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=has_biases)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self._call = LayerCall(config.head_dim**-0.5, sliding_window=None, softcap=None, sinks=None)
+        self._call = LayerCall(config.head_dim**-0.5)
         if config.model_type == "qwen3":
             self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps)

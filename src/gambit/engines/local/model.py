@@ -33,8 +33,13 @@ class PoolModel:
         self.name = name
         self.device = model.device
         self.dtype = model.dtype
-        self.config = model.config.get_text_config()
         self._model = model if isinstance(model, LlamaModel) else _with_pool_attention(model, name)
+        config = model.config.get_text_config()
+        self.num_layers, self.hidden_size = int(config.num_hidden_layers), int(config.hidden_size)
+        self.context_tokens = int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or self.hidden_size // config.num_attention_heads
+        self.kv_bytes_per_token = int(2 * self.num_layers * kv_heads * dim * self.dtype.itemsize)
         self._head_input: list[torch.Tensor] = []
         head = self._model.get_output_embeddings()
         self._hook = head.register_forward_pre_hook(self._keep_states)
@@ -70,24 +75,6 @@ class PoolModel:
             raise UserError(f"{self.name}: the local engine cannot run this architecture ({error})") from error
         kept = [out.hidden_states[layer][:, -1] for layer in inner]
         return ForwardOutput(self._head_input.pop()[:, -1], out.logits[:, -1], kept)
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.config.num_hidden_layers)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.config.hidden_size)
-
-    @property
-    def context_tokens(self) -> int:
-        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
-        dim = getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
-        return int(2 * self.num_layers * heads * dim * self.dtype.itemsize)
 
     def kv_cache_tokens(self, memory_ratio: float) -> int:
         """Returns the tokens that fit into the memory that weights leave free on a GPU, or into a fixed size."""

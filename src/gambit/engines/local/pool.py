@@ -83,14 +83,10 @@ class OpenSearch:
 
     spec: SearchSpec
     slot: int
+    segment: tuple[int, ...]  # of the prompt, shared: all but its last token, which gives each root its first logits
     prompt_blocks: list[int] | None = None  # None until its prompt was computed
     traces: dict[int, LiveTrace] = field(default_factory=dict)
     scores: RunScores = field(default_factory=RunScores)
-
-    @property
-    def segment(self) -> tuple[int, ...]:
-        """The shared segment of the prompt: all but its last token, which each root feeds to get its first logits."""
-        return self.spec.prompt[:-1]
 
 
 class Pool:
@@ -139,7 +135,7 @@ class Pool:
         return self.searches[key.search].traces[key.trace]
 
     def open(self, spec: SearchSpec) -> None:
-        search = OpenSearch(spec, slot=len(self.slots))
+        search = OpenSearch(spec, slot=len(self.slots), segment=spec.prompt[:-1])
         self.slots.append(search)
         self.searches[spec.search] = search
 
@@ -246,10 +242,9 @@ class Pool:
 
     def _prefill_prompt(self, search: OpenSearch) -> bool:
         segment = search.segment
-        blocks = self.blocks.allocate(len(segment) // self.blocks.block_tokens, search.spec.search)
-        if blocks is None:
+        search.prompt_blocks = self.blocks.allocate(len(segment) // self.blocks.block_tokens, search.spec.search)
+        if search.prompt_blocks is None:
             return False
-        search.prompt_blocks = blocks
         self.kv_prompts.reserve(len(self.slots), len(segment))
         if segment:
             self._compute(segment, 0, PrefillPlan(self.kv_prompts, search.slot))

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.engines.local.attention import Snapshot
+from gambit.scorers.memory import grown
 from gambit.text.boundary import THINKING
 from gambit.types import Progress, RunningScore, TraceKey, TraceSpec
 
@@ -67,9 +68,7 @@ class Rows:
 
     def append_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
         n, lengths = len(self.traces), self.table["num_tokens"]
-        longest = int(lengths.max()) + 1
-        if longest > self._tokens.shape[1]:
-            self._reserve(n, longest)
+        self._tokens = grown(self._tokens, len(self._tokens), int(lengths.max()) + 1)
         self._tokens[np.arange(n), lengths] = tokens
         lengths += 1
 
@@ -88,7 +87,8 @@ class Rows:
 
     def add(self, trace: LiveTrace) -> int:
         row = len(self.traces)
-        self._reserve(row + 1, len(trace.tokens) + 1)
+        self._table = grown(self._table, row + 1)
+        self._tokens = grown(self._tokens, len(self._table), len(trace.tokens) + 1)
         self._table[row] = trace.record[0]
         self._tokens[row, : len(trace.tokens)] = trace.tokens
         self.traces.append(trace)
@@ -111,12 +111,3 @@ class Rows:
     def _has_changed(self) -> None:
         self.table = self._table[: len(self.traces)]
         self.version += 1
-
-    def _reserve(self, rows: int, length: int) -> None:
-        have_rows, have_length = self._tokens.shape
-        if rows > have_rows:
-            more = max(rows, 2 * have_rows) - have_rows
-            self._table = np.concatenate((self._table, np.zeros(more, ROW)))
-            self._tokens = np.pad(self._tokens, ((0, more), (0, 0)))
-        if length > have_length:
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, max(length, 2 * have_length) - have_length)))
