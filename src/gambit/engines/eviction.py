@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from gambit.types import OnPressure, PressureAction
@@ -44,34 +43,25 @@ def action_on(rule: OnPressure, num_live: int) -> PressureAction:
 
 
 def eviction_order(running: Iterable[T], standing_of: Callable[[T], Standing], num_live: Mapping[int, int]) -> list[T]:
-    """Sorts running traces of one search, the next victim first. `num_live`: live traces by island."""
-    standings = sorted(((standing_of(trace), trace) for trace in running), key=lambda entry: entry[0].eviction_key)
+    """Sorts running traces of one search, the next victim first. `num_live`: live traces by island.
+
+    A rule that spares islands evicts from the island with most live traces, until each has one.
+    """
+    standings = [(standing_of(trace), trace) for trace in running]
+    standings.sort(key=lambda entry: entry[0].eviction_key, reverse=True)
     if not any(each.spares_islands for each, _ in standings):
-        return [trace for _, trace in reversed(standings)]
-    islands: defaultdict[int, list[tuple[Standing, T]]] = defaultdict(list)
+        return [trace for _, trace in standings]
+    crowded: list[tuple[int, T]] = []  # with the live traces of the island when the trace's turn comes
+    last: list[tuple[int, T]] = []  # those that are then the last of their island, with their admission
+    left = dict(num_live)
     for each, trace in standings:
-        islands[each.island].append((each, trace))
-    crowded = _from_the_largest(islands, dict(num_live))
-    # Each is the last of its island now: they wait for their turn as in plain sampling, the last admitted first.
-    left = sorted((entry for rest in islands.values() for entry in rest), key=lambda entry: -entry[0].admission)
-    return [*crowded, *(trace for _, trace in left)]
-
-
-def _from_the_largest(islands: Mapping[int, list[tuple[Standing, T]]], num_live: dict[int, int]) -> list[T]:
-    """Takes traces out of `islands`, one at a time from the island with most live ones, until each has one."""
-    victims: list[T] = []
-
-    def entry(island: int) -> tuple[int, tuple[float, ...], int]:
-        return -num_live[island], tuple(-number for number in islands[island][-1][0].eviction_key), island
-
-    heap = [entry(island) for island in islands]
-    heapify(heap)
-    while heap:
-        *_, island = heappop(heap)
-        if num_live[island] < 2:
-            break
-        victims.append(islands[island].pop()[1])
-        num_live[island] -= 1
-        if islands[island]:
-            heappush(heap, entry(island))
-    return victims
+        live = left[each.island]
+        if live > 1:
+            crowded.append((live, trace))
+        else:
+            last.append((each.admission, trace))
+        left[each.island] -= 1
+    # The last ones wait for their turn as in plain sampling, the last admitted first.
+    by_number = itemgetter(0)
+    order = [*sorted(crowded, key=by_number, reverse=True), *sorted(last, key=by_number, reverse=True)]
+    return [trace for _, trace in order]
