@@ -1,4 +1,4 @@
-"""Benchmarks by name or file: problems with their right answers, and how these are read."""
+"""Benchmarks by name or file: problems with their right answers, and the form of these."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Benchmark:
 
 
 def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchmark:
-    """A registered benchmark, or the problems of a file, whose columns may have other names."""
+    """Returns a registered benchmark, or the problems of a file, whose columns may have other names."""
     if name.partition(":")[0] in chains.FAMILIES:
         return _generated(chains.parse_spec(name))
     path = Path(name)
@@ -69,7 +69,7 @@ def benchmark_for(name: str, columns: Mapping[str, str] | None = None) -> Benchm
 
 
 def digest(items: Iterable[Item]) -> tuple[int, str]:
-    """How many problems there are, and a hash of all that is asked and expected."""
+    """Returns the number of problems, and a hash of all questions and answers."""
     state, count = hashlib.sha256(), 0
     for item in items:
         state.update(repr((item.id, item.question, item.answer)).encode())
@@ -81,7 +81,7 @@ def digest(items: Iterable[Item]) -> tuple[int, str]:
 
 
 def local_file(name: str) -> Path:
-    """Where a file takes the place of a public dataset."""
+    """Returns the path of a file that takes the place of a public dataset."""
     folder = os.environ.get("GAMBIT_BENCHMARKS") or cache_folder("benchmarks")
     return Path(folder) / f"{name}.jsonl"
 
@@ -106,7 +106,7 @@ def _at(where: str, convert: Convert, record: Record) -> Item:
 
 
 def _plain(where: str, record: Record) -> Item:
-    """`question` and `answer`, as `gambit solve --file` takes them; an answer is needed, or nothing can be graded."""
+    """Reads `question` and `answer` as `gambit solve --file` does; an answer is needed, or nothing can be graded."""
     problem, answer = problem_of(where, record), answer_of(where, record)
     if answer is None:
         raise UserError(f'{where}: needs an "answer" to be graded against')
@@ -117,55 +117,56 @@ def _plain(where: str, record: Record) -> Item:
 # -- public datasets -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HubSource:
-    """A dataset on the Hugging Face hub."""
+def _hub(
+    name: str,
+    repository: str,
+    split: str,
+    convert: Convert,
+    answer: AnswerKind,
+    num_items: int,
+    config: str | None = None,
+) -> Benchmark:
+    """Returns a dataset of the Hugging Face hub."""
+    return Benchmark(name, partial(_hub_items, name, repository, split, config, convert), answer, num_items)
 
-    repository: str
-    split: str
-    config: str | None = None
 
-
-def _hub_items(name: str, source: HubSource, convert: Convert) -> Iterator[Item]:
-    """From the local file where there is one, else from the hub (which keeps its own cache)."""
+def _hub_items(name: str, repository: str, split: str, config: str | None, convert: Convert) -> Iterator[Item]:
+    """Yields the problems of the local file if there is one, else those of the hub (which keeps its own cache)."""
     path = local_file(name)
     if path.is_file():
         yield from _file_items(path, convert, {})
         return
-    for number, record in enumerate(_download(name, source), start=1):
-        yield _at(f"{source.repository}, row {number}", convert, {"id": f"{name}-{number}", **record})
-
-
-def _download(name: str, source: HubSource) -> Iterable[Record]:
     try:
         from datasets import load_dataset
 
-        return cast("Iterable[Record]", load_dataset(source.repository, source.config, split=source.split))
+        records = cast("Iterable[Record]", load_dataset(repository, config, split=split))
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         is_missing = isinstance(error, ImportError)
         reason = "pip install 'gambit-search[bench]' would fetch it" if is_missing else first_line(error)
         raise UserError(
-            f"benchmark {name!r} is the public dataset {source.repository}, which is not here ({reason}). Without a "
-            f'network, put its problems into {local_file(name)}, one {{"question": "…", "answer": "…"}} per line, '
+            f"benchmark {name!r} is the public dataset {repository}, which is not here ({reason}). Without a "
+            f'network, put its problems into {path}, one {{"question": "…", "answer": "…"}} per line, '
             "or name any such file with --benchmark FILE.jsonl"
         ) from error
+    for number, record in enumerate(records, start=1):
+        yield _at(f"{repository}, row {number}", convert, {"id": f"{name}-{number}", **record})
 
 
 def _contest(where: str, record: Record) -> Item:
-    """MathArena's and MATH-500's columns, or plain question and answer."""
+    """Reads MathArena's and MATH-500's columns, or plain question and answer."""
     if "problem" not in record:
         return _plain(where, record)
     return _plain(where, {"id": record["id"], "question": record["problem"], "answer": record["answer"]})
 
 
 def _gsm8k(where: str, record: Record) -> Item:
-    """The solutions end with `#### number`."""
+    """Reads the number at the end of a solution, behind `####`."""
     item = _plain(where, record)
     return Item(item.id, item.question, item.answer.rpartition("####")[2].strip())
 
 
 def _gpqa(where: str, record: Record) -> Item:
-    """The right choice comes first in the dataset: all four are shuffled, always in the same way."""
+    """Shuffles the four choices, always in the same way; the right one comes first in the dataset."""
     if "Question" not in record:
         return _plain(where, record)
     texts = [str(record[key]).strip() for key in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
@@ -176,30 +177,24 @@ def _gpqa(where: str, record: Record) -> Item:
     return _plain(where, {"id": record["id"], "question": question, "answer": CHOICES[order.index(0)]})
 
 
-def _hub(name: str, source: HubSource, convert: Convert, answer: AnswerKind, num_items: int) -> Benchmark:
-    return Benchmark(name, partial(_hub_items, name, source, convert), answer, num_items)
-
-
 def _matharena(name: str) -> Benchmark:
-    return _hub(name, HubSource(f"MathArena/{name}", "train"), _contest, AnswerKind.BOXED, 30)
+    return _hub(name, f"MathArena/{name}", "train", _contest, AnswerKind.BOXED, 30)
 
 
 AIME_2025 = _matharena("aime_2025")
 AIME_2026 = _matharena("aime_2026")
 HMMT_FEB_2024 = _matharena("hmmt_feb_2024")
 HMMT_FEB_2025 = _matharena("hmmt_feb_2025")
-MATH_500 = _hub("math_500", HubSource("HuggingFaceH4/MATH-500", "test"), _contest, AnswerKind.BOXED, 500)
-GSM8K = _hub("gsm8k", HubSource("openai/gsm8k", "test", "main"), _gsm8k, AnswerKind.NUMBER, 1319)
-GPQA_DIAMOND = _hub(
-    "gpqa_diamond", HubSource("Idavidrein/gpqa", "train", "gpqa_diamond"), _gpqa, AnswerKind.CHOICE, 198
-)
+MATH_500 = _hub("math_500", "HuggingFaceH4/MATH-500", "test", _contest, AnswerKind.BOXED, 500)
+GSM8K = _hub("gsm8k", "openai/gsm8k", "test", _gsm8k, AnswerKind.NUMBER, 1319, config="main")
+GPQA_DIAMOND = _hub("gpqa_diamond", "Idavidrein/gpqa", "train", _gpqa, AnswerKind.CHOICE, 198, config="gpqa_diamond")
 
 
 # -- pawn ------------------------------------------------------------------------------------------------------
 
 
 def _puzzles() -> Iterator[Item]:
-    """Of the test split, which pawn has never seen."""
+    """Yields puzzles of the test split, which pawn has never seen."""
     for number, puzzle in enumerate(itertools.islice(generate(Split.TEST, seed=0), NUM_PUZZLES)):
         yield Item(f"test-{number:04d}", puzzle.text, str(puzzle.answer))
 
@@ -211,7 +206,7 @@ PAWN = Benchmark("pawn", _puzzles, num_items=NUM_PUZZLES)
 
 
 def _generated(spec: chains.Spec) -> Benchmark:
-    """Of the split that is named, else of the test split."""
+    """Returns problems of the split that is named, else of the test split."""
     split = spec.split or "test"
 
     def items() -> Iterator[Item]:
@@ -222,5 +217,5 @@ def _generated(spec: chains.Spec) -> Benchmark:
 
 
 def slug(text: str) -> str:
-    """A folder name."""
+    """Returns a text as the name of a folder."""
     return re.sub(r"[^\w.=+-]+", "_", text)

@@ -174,6 +174,8 @@ def is_complete(folder: Path, plan: BenchPlan) -> bool:
 
 def stamp(info: EngineInfo, identity: Mapping[str, str]) -> dict[str, Json]:
     """Returns the environment of one start: versions, hashes of model and scorer, device, source commit."""
+    import torch
+
     engine: dict[str, Json] = {**asdict(info)}
     del engine["model"]  # a path of this machine
     return {
@@ -182,7 +184,7 @@ def stamp(info: EngineInfo, identity: Mapping[str, str]) -> dict[str, Json]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
-        "threads": _threads(),
+        "threads": torch.get_num_threads(),
         "device": device_name(info.device),
         "engine": engine,
         "identity": dict(identity),
@@ -200,16 +202,15 @@ def identity_of(model: str, scorer: str) -> dict[str, str]:
 
 def _scorer_hash(scorer: VerifierName | Path | str, source: str) -> str | None:
     """Returns the hash of a scorer; None if it has no files here."""
-    if isinstance(scorer, VerifierName):
-        return None if scorer.is_served else _verifier_hash(models.locate(scorer.model))
-    path = models.scorer_file(source, str(scorer))
-    return None if path is None else file_hash(path)[-16:]
-
-
-def _verifier_hash(source: str) -> str:
-    if is_verifier(source):
-        return adapter_identity(Path(source))
-    return (models.identity_hash(source) or UNKNOWN)[-16:]
+    if not isinstance(scorer, VerifierName):
+        path = models.scorer_file(source, str(scorer))
+        return None if path is None else file_hash(path)[-16:]
+    if scorer.is_served:
+        return None
+    verifier = models.locate(scorer.model)
+    if is_verifier(verifier):
+        return adapter_identity(Path(verifier))
+    return (models.identity_hash(verifier) or UNKNOWN)[-16:]
 
 
 def device_name(device: str) -> str:
@@ -237,12 +238,6 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
 # -- shards ----------------------------------------------------------------------------------------------------
 
 
@@ -268,7 +263,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[str]:
 
 def _without_shard(plan: BenchPlan) -> BenchPlan:
     bench = plan.recipe.bench.model_copy(update={"shard": "1/1"})
-    return replace(plan, recipe=BenchRecipe(bench, plan.recipe.search, plan.recipe.engine))
+    return replace(plan, recipe=replace(plan.recipe, bench=bench))
 
 
 def _whole_plan(plans: dict[Path, BenchPlan]) -> BenchPlan:

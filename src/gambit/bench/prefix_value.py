@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from gambit import stats as st
 from gambit.bench.folder import add_environment, identity_of, stamp
@@ -26,7 +26,7 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.scorers.base import Scorer
 from gambit.stats import FEWEST_PROBLEMS, Floats, Interval, pairs_won, supports_claim
-from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines
+from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, record_in, whole_lines
 from gambit.training.collect import CollectPlan, LocalEngines, collect, sample
 from gambit.training.dataset import Dataset, load_dataset
 from gambit.training.sampling import Grading, Sampled, Task
@@ -43,7 +43,7 @@ RANDOM, ROLLOUTS = "chance", "half of the rollouts"  # judges that every run has
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """What a run measures; how its traces are sampled is in the plan of the collection."""
+    """The measurement of a run. The sampling of its traces is in the plan of the collection."""
 
     cuts: tuple[float, ...]  # shares of a trace's tokens
     num_rollouts: int  # of each prefix
@@ -99,11 +99,8 @@ def read_rollouts(folder: Path, num_rollouts: int) -> dict[str, tuple[bool, ...]
     """Returns what was continued so far, by prefix; refuses another number of rollouts than was given."""
     found = {}
     for line_number, line in whole_lines(folder / ROLLOUTS_FILE):
-        try:
-            one = Rollouts.model_validate_json(line)
-        except ValidationError as error:
-            raise UserError(f"{folder / ROLLOUTS_FILE}, line {line_number}: not the rollouts of a prefix "
-                            f"({error.errors()[0]['msg']})") from error  # fmt: skip
+        where = f"{folder / ROLLOUTS_FILE}, line {line_number}"
+        one = record_in(Rollouts, line, where, "the rollouts of a prefix", "take that line away")
         if len(one.is_right) != num_rollouts:
             raise UserError(f"{folder} holds {len(one.is_right)} rollouts a prefix: run it with --rollouts "
                             f"{len(one.is_right)}, or choose another --out")  # fmt: skip

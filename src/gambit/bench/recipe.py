@@ -1,4 +1,4 @@
-"""What a bench run compares, from flags or a YAML recipe: benchmarks, methods, sweeps, seeds."""
+"""The recipe of a bench run, from flags or a YAML file: benchmarks, methods, sweeps, seeds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from gambit.bench.datasets import Benchmark, benchmark_for
-from gambit.config.options import EngineConfig, PresetSource, SearchConfig, Seed, build, unknown_key
+from gambit.config.options import EngineConfig, Model, PresetSource, SearchConfig, Seed, build, unknown_key
 from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
+from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
 from gambit.models.files import folder_on_disk, locate, named_model
 from gambit.search.choice import check_options, lacking, load_policy, options_model, with_fixed_pool
@@ -25,22 +26,22 @@ ALL = "all"
 ANY_LENGTH = 10_000_000  # no model is asked how long its context is
 HALVES = 2  # a warm-up is about half a trace (the paper: 12,000 of 23,500 tokens)
 POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search config takes any
-# These have flags of their own in a bench: naming them twice would be a contradiction.
 # One seed for all problems would give their traces the same random numbers: an accuracy over 300 problems would then
 # vary with the luck of 64 traces, and the intervals, which take problems for independent, would be too narrow.
 BENCH_DEFAULTS = {"own_noise": True}
+# These have flags of their own in a bench: naming them twice would be a contradiction.
 NOT_VARIED = {"policy": "--policies", "seed": "--seeds"}
 
 
 class SweepMode(StrEnum):
-    """How several swept options combine."""
+    """The way in which several swept options combine."""
 
     PRODUCT = "product"  # every combination
     EACH = "each"  # one option at a time, the others as given
 
 
 class BenchConfig(BaseModel):
-    """What is compared. Search and engine options stand beside these in a recipe."""
+    """The comparison. Search and engine options stand beside these in a recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,12 +75,12 @@ class BenchConfig(BaseModel):
 
     @property
     def part(self) -> tuple[int, int]:
-        """The shard's number, from 0, and how many there are."""
+        """Returns the shard's number, from 0, and the number of shards."""
         return shard_of(self.shard)
 
     @property
     def block_size(self) -> int:
-        """By default long enough that the idle end of a block is a small part of it."""
+        """Returns the problems of a block, by default so many that its idle end is a small share of it."""
         return self.block or max(8, 4 * self.concurrency)
 
 
@@ -102,7 +103,7 @@ class BenchRecipe:
     engine: Mapping[str, object]
 
     def variants(self) -> list[BenchVariant]:
-        """In the order in which they are reported; each with a label of its own."""
+        """Returns the methods in the order of the report, each with a label of its own."""
         found = list(_variants(self.bench))
         if not found:
             raise UserError("no method is named: give policies or variants")
@@ -113,7 +114,7 @@ class BenchRecipe:
         return found
 
     def search_config(self, variant: BenchVariant, seed: int, fixed: Mapping[str, object]) -> SearchConfig:
-        """The options of one search; `fixed` is what the benchmark asks for, which the user may overrule."""
+        """Returns the options of one search; `fixed` are those that the benchmark needs and the user may overrule."""
         values = {**BENCH_DEFAULTS, **fixed, **self.search}
         taken = options_model(load_policy(variant.policy)).model_fields
         own = {key: value for key, value in _mapping(values.pop(POLICY_OPTIONS, None)).items() if key in taken}
@@ -131,12 +132,12 @@ class BenchRecipe:
         return {**self.bench.model_dump(mode="json"), **self.search, **self.engine}
 
     def lacking(self) -> list[str]:
-        """What its methods need and this machine does not have, each once."""
+        """Returns what its methods need and this machine does not have, each once."""
         configs = (self.search_config(variant, 0, {}) for variant in self.variants())
         return list(dict.fromkeys(missing for config in configs if (missing := lacking(config)) is not None))
 
     def check(self) -> None:
-        """Refuse what could run nowhere before a model is loaded."""
+        """Raises for what could run nowhere, before a model is loaded."""
         if not self.bench.benchmarks:
             raise UserError("no benchmark is named: --benchmark pawn, --benchmark FILE.jsonl, …")
         if self.bench.columns and not any(Path(name).suffix.lower() in MANY_SUFFIXES for name in self.bench.benchmarks):
@@ -149,10 +150,6 @@ class BenchRecipe:
             if config.preset is PresetSource.AUTO:
                 raise UserError("preset auto learns from earlier problems, so that results would depend on their "
                                 "order: give swap_size, check_interval and warmup_tokens instead")  # fmt: skip
-        self._check_policy_options()
-
-    def _check_policy_options(self) -> None:
-        """Each goes to the policies that know it; one that none of them knows is a mistake."""
         models = [options_model(load_policy(variant.policy)) for variant in self.variants()]
         known = {name: None for model in models for name in model.model_fields}
         for name in _mapping(self.search.get(POLICY_OPTIONS)):
@@ -161,20 +158,20 @@ class BenchRecipe:
 
 
 def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
-    """A recipe from flat options; an unknown one is an error."""
-    kinds: dict[str, type[BaseModel]] = {"bench": BenchConfig, "search": SearchConfig, "engine": EngineConfig}
-    parts: dict[str, dict[str, object]] = {name: {} for name in kinds}
+    """Makes a recipe from flat options; an unknown one is an error."""
     known = {**BenchConfig.model_fields, **SearchConfig.model_fields, **EngineConfig.model_fields}
-    for key, value in values.items():
+    for key in values:
         if key in NOT_VARIED:
             raise UserError(f"{key!r} is no option of a bench: use {NOT_VARIED[key]}")
-        home = next((name for name, kind in kinds.items() if key in kind.model_fields), None)
-        if home is None:
+        if key not in known:
             raise UserError(unknown_key(key, known))
-        parts[home][key] = value
-    checked = {name: build(kind, parts[name]).model_dump(mode="json") for name, kind in kinds.items()}
-    kept = {name: {key: checked[name][key] for key in parts[name]} for name in ("search", "engine")}
-    return BenchRecipe(build(BenchConfig, parts["bench"]), kept["search"], kept["engine"])
+
+    def given(kind: type[Model]) -> Model:
+        return build(kind, {key: value for key, value in values.items() if key in kind.model_fields})
+
+    search = given(SearchConfig).model_dump(mode="json", exclude_unset=True)
+    engine = given(EngineConfig).model_dump(mode="json", exclude_unset=True)
+    return BenchRecipe(given(BenchConfig), search, engine)
 
 
 def with_methods(values: Mapping[str, object], methods: Iterable[str]) -> dict[str, object]:
@@ -191,9 +188,7 @@ def default_options() -> dict[str, object]:
 
 
 def read_recipe(path: Path) -> dict[str, object]:
-    """The options of a YAML recipe, not yet checked."""
-    from gambit.config.yaml_file import read_mapping
-
+    """Returns the options of a YAML recipe, not yet checked."""
     return read_mapping(path, "recipe")
 
 
@@ -221,7 +216,7 @@ class _Sweep:
 
     @classmethod
     def parse(cls, key: str, values: tuple[Scalar, ...], policies: tuple[str, ...]) -> _Sweep:
-        """`option` sweeps gambit where it is compared, else all; `policy:option` one policy, `all:option` all."""
+        """Reads `option` (of gambit if that is compared, else of all), `policy:option` or `all:option`."""
         policy, colon, option = key.rpartition(":")
         if not colon:
             policy = "gambit" if "gambit" in policies else ALL
@@ -258,11 +253,8 @@ def _check_option(option: str, where: str) -> None:
     if name in EngineConfig.model_fields:
         raise UserError(f"{where}: {name!r} belongs to the engine, and a run has one engine: make one run per value")
     if name not in SearchConfig.model_fields or bool(dot) != (name == POLICY_OPTIONS):
-        raise UserError(f"{where}: {unknown_key(option, _varied(SearchConfig.model_fields))}")
-
-
-def _varied(fields: Iterable[str]) -> dict[str, None]:
-    return {name: None for name in fields if name not in NOT_VARIED}
+        known = {name: None for name in SearchConfig.model_fields if name not in NOT_VARIED}
+        raise UserError(f"{where}: {unknown_key(option, known)}")
 
 
 def _mapping(value: object) -> Mapping[str, Scalar]:
@@ -285,14 +277,15 @@ class PlannedSearches:
 
     @property
     def num_tokens(self) -> int:
-        """Were every trace written in full."""
+        """Returns the tokens if every trace were written in full."""
         return self.num_searches * self.num_traces * self.trace_tokens
 
 
 def planned_searches(recipe: BenchRecipe) -> Iterator[PlannedSearches]:
-    """In the order of a report; reads files of problems, downloads nothing."""
-    engine = build(EngineConfig, recipe.engine)
-    preset = _preset(engine.model)
+    """Yields the searches in the order of a report; reads files of problems, downloads nothing."""
+    model = build(EngineConfig, recipe.engine).model
+    source = model if named_model(model) is None else locate(model)  # which downloads what is no name of ours
+    preset = preset_for(source, folder_on_disk(source))
     for benchmark in (benchmark_for(name, recipe.bench.columns) for name in recipe.bench.benchmarks):
         num_problems = _num_problems(recipe, benchmark)
         for variant in recipe.variants():
@@ -301,13 +294,8 @@ def planned_searches(recipe: BenchRecipe) -> Iterator[PlannedSearches]:
             yield PlannedSearches(variant.label, benchmark.name, num_problems, num_searches, num_traces, trace_tokens)
 
 
-def _preset(model: str) -> Preset:
-    source = model if named_model(model) is None else locate(model)  # which downloads what is no name of ours
-    return preset_for(source, folder_on_disk(source))
-
-
 def _num_problems(recipe: BenchRecipe, benchmark: Benchmark) -> int:
-    """Of this shard."""
+    """Returns the number of problems in this shard."""
     limit = recipe.bench.limit
     known = benchmark.num_items
     count = sum(1 for _ in benchmark.first(limit)) if known is None else min(known, limit or known)
@@ -316,7 +304,7 @@ def _num_problems(recipe: BenchRecipe, benchmark: Benchmark) -> int:
 
 
 def _size(recipe: BenchRecipe, variant: BenchVariant, preset: Preset) -> tuple[int, int]:
-    """Traces of a search, and tokens of a trace: the preset's length, or twice the warm-up of what is not swept."""
+    """Returns traces of a search and tokens of a trace: the preset's length, or twice the warm-up if not swept."""
     config = recipe.search_config(variant, recipe.bench.seeds[0], {})
     used = PAPER if config.preset is PresetSource.PAPER else preset
     settings, _ = resolve(with_fixed_pool(config), ModelDefaults(used), ANY_LENGTH, is_probability=True)

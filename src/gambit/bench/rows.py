@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 from gambit import events as ev
 from gambit.errors import UserError
-from gambit.results.record import SearchRecord, fold
+from gambit.results.record import fold
 from gambit.results.result import SearchResult
 from gambit.results.vote import VoteKind, ballots_of, count_votes
 from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines
-from gambit.tree import Trace, TraceState, TraceTree
+from gambit.tree import TraceState, TraceTree
 
 ROWS_FILE = "rows.jsonl"
-# What every completed trace can be weighed by.
+COUNTS = ("roots", "branched", "pruned", "evicted", "completed", "cancelled")  # of traces, as a result has them
+# Votes that need nothing but what every completed trace has.
 REVOTES = (VoteKind.MAJORITY, VoteKind.SCORE, VoteKind.POSITION, VoteKind.BEST)
 NUM_MOMENTS = 40  # of a series: enough for a curve, little enough for thousands of rows
 Judge = Callable[[str, str], bool]  # are two answers equal?
@@ -165,28 +166,23 @@ def read_rows(folder: Path) -> Iterator[Row]:
 # -- measuring -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """The facts about a search that its events do not hold."""
+def measure(row: Row, result: SearchResult, events: Sequence[ev.Event], equal: Judge) -> Row:
+    """Adds the figures of a search to its row; one that was refused before it began has no events."""
 
-    key: TaskKey
-    gold: str
-    began: float = 0.0
-    shard: str = "1/1"
-    log: str | None = None
+    def is_right(answer: str | None) -> bool:
+        return answer is not None and equal(answer, row.gold)
 
-
-def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equal: Judge) -> Row:
-    """Returns the row of a search; one that was refused before it began has no events."""
-    row = _verdict(about, result, equal)
+    row = _with_result(row, result, is_right=result.error is None and is_right(result.answer))
     if not events:
         return row
     record = fold(events)
     samples = [event for event in events if isinstance(event, ev.Sample)]
     done = sorted(record.tree.in_state(TraceState.FINISHED), key=lambda trace: trace.id)
+    answers = Counter(trace.answer for trace in done)  # also without a vote: some policies let only the surest vote
+    votes = {kind: count_votes(ballots_of(record.tree, kind), kind, equal) for kind in REVOTES}
     return dataclasses.replace(
         row,
-        right_traces=_num_right(done, about.gold, equal),
+        right_traces=sum(count for answer, count in answers.items() if is_right(answer)),
         productive=productive_tokens(record.tree),
         queued=sum(isinstance(event, ev.Queued) for event in events),
         waited_steps=record.waiting.steps,
@@ -195,7 +191,7 @@ def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equa
         seconds=_spent(samples[-1], result.seconds.total) if samples else Spent(),
         kv_peak=max((sample.kv_used_tokens for sample in samples), default=0),
         kv_capacity=max((sample.kv_capacity_tokens for sample in samples), default=0),
-        revotes={kind.value: _is_right(_revote(record, kind, equal), about.gold, equal) for kind in REVOTES},
+        revotes={kind.value: is_right(vote.answer) for kind, vote in votes.items()},
         unique_lengths=tuple(len(trace.own_tokens) for trace in done),
         total_lengths=tuple(trace.num_tokens for trace in done),
         series=series_of(samples),
@@ -203,65 +199,37 @@ def measure(about: About, result: SearchResult, events: Sequence[ev.Event], equa
     )
 
 
-def _verdict(about: About, result: SearchResult, equal: Judge) -> Row:
-    counts, tokens, verifier = result.counts, result.tokens, result.verifier
-    return Row(
-        **about.key._asdict(),
+def _with_result(row: Row, result: SearchResult, *, is_right: bool) -> Row:
+    row = dataclasses.replace(
+        row,
         answer=result.answer,
-        gold=about.gold,
-        correct=result.error is None and _is_right(result.answer, about.gold, equal),
+        correct=is_right,
         stop_reason=str(result.stop_reason),
         error=result.error,
-        generated=tokens.generated,
-        reused=tokens.reused,
-        recomputed=tokens.recomputed,
         read_total=result.sharing.total_tokens,
         read_unique=result.sharing.unique_tokens,
-        roots=counts.roots,
-        branched=counts.branched,
-        pruned=counts.pruned,
-        evicted=counts.evicted,
-        completed=counts.completed,
-        cancelled=counts.cancelled,
-        verifier_thoughts=verifier.thoughts if verifier else 0,
-        verifier_needed=verifier.needed if verifier else 0,
-        verifier_in_time=verifier.in_time if verifier else 0,
-        verifier_tokens=verifier.tokens if verifier else 0,
-        verifier_seconds=verifier.seconds if verifier else 0.0,
-        verifier_waited=verifier.seconds_waited if verifier else 0.0,
-        began=about.began,
-        shard=about.shard,
-        log=about.log,
-        pool="" if result.pool is None else str(result.pool),
-        warmup_tokens=0 if result.pool is None else result.pool.warmup_tokens,
         winning_islands=result.votes[0].islands if result.votes else 0,
+        **dataclasses.asdict(result.tokens),
+        **{name: getattr(result.counts, name) for name in COUNTS},
     )
-
-
-def _num_right(traces: Sequence[Trace], gold: str, equal: Judge) -> int:
-    """Counts the right traces, also those without a vote: some policies let only the surest vote."""
-    answers = Counter(trace.answer for trace in traces)
-    return sum(count for answer, count in answers.items() if _is_right(answer, gold, equal))
-
-
-def _is_right(answer: str | None, gold: str, equal: Judge) -> bool:
-    return answer is not None and equal(answer, gold)
-
-
-def _revote(record: SearchRecord, kind: VoteKind, equal: Judge) -> str | None:
-    """Returns the answer of the same traces under another vote."""
-    return count_votes(ballots_of(record.tree, kind), kind, equal).answer
+    if (pool := result.pool) is not None:
+        row = dataclasses.replace(row, pool=str(pool), warmup_tokens=pool.warmup_tokens)
+    if (verifier := result.verifier) is not None:
+        row = dataclasses.replace(
+            row,
+            verifier_thoughts=verifier.thoughts,
+            verifier_needed=verifier.needed,
+            verifier_in_time=verifier.in_time,
+            verifier_tokens=verifier.tokens,
+            verifier_seconds=verifier.seconds,
+            verifier_waited=verifier.seconds_waited,
+        )
+    return row
 
 
 def _spent(sample: ev.Sample, total: float) -> Spent:
     """Returns the seconds at the last sample; `total` includes the vote."""
-    return Spent(
-        total=total,
-        engine=sample.seconds_engine,
-        scoring=sample.seconds_scoring,
-        tree=sample.seconds_search,
-        scheduling=sample.seconds_scheduling,
-    )
+    return Spent(total, sample.seconds_engine, sample.seconds_scoring, sample.seconds_search, sample.seconds_scheduling)
 
 
 def productive_tokens(tree: TraceTree) -> int:

@@ -14,14 +14,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from gambit import events as ev
 from gambit.bench.datasets import Benchmark, Item, slug
 from gambit.bench.folder import LOGS_FOLDER, BenchPlan, stamp
 from gambit.bench.recipe import BenchVariant
-from gambit.bench.rows import About, Row, RowWriter, TaskKey, measure
+from gambit.bench.rows import Row, RowWriter, TaskKey, measure
 from gambit.cluster.actor import JobDesk
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.work import FinishedSearch, SearchJob, SolverMaker, Work, run_work
@@ -84,18 +85,25 @@ class BenchTask:
         """The folder of its log, relative to the run's."""
         return self.group.log_folder / self.item.id
 
-    def about(self, began: float, log: str | None) -> About:
-        return About(self.key, self.item.answer, began, self.group.plan.recipe.bench.shard, log)
+    def row(self, began: float, log: str | None = None) -> Row:
+        """Returns a row with the facts that the events of the search do not hold."""
+        shard = self.group.plan.recipe.bench.shard
+        return Row(**self.key._asdict(), answer=None, gold=self.item.answer, correct=False, stop_reason="", began=began,
+                   shard=shard, log=log)  # fmt: skip
+
+    def lost(self, error: str, log: str | None = None) -> TaskEnd:
+        """Returns the end of a task whose engine failed."""
+        result = SearchResult.failed(self.item.id, self.group.variant.policy, self.group.seed, error)
+        row = measure(self.row(time.time(), log), result, [], lambda first, second: False)
+        return TaskEnd(row, is_sure=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """A finished task: its row, or the error of its engine."""
+    """The row of a finished task; not sure if it failed through its engine's fault."""
 
-    task: BenchTask
-    row: Row | None = None
-    error: str | None = None
-    log: str | None = None  # of a search that failed
+    row: Row
+    is_sure: bool = True
 
 
 @dataclass(slots=True)
@@ -114,11 +122,11 @@ class Runner:
     def run(self) -> None:
         """Carries out every search that has no row; a signal ends it after the row that is being written."""
         for end in self.searches.run(self._tasks()):
-            if end.row is not None:
+            if end.is_sure:
                 self._keep_unsure()  # the engine works, so what failed before was the problem's fault
                 self._write(end.row)
             else:
-                self._note_failure(end)
+                self._note_failure(end.row)
         if not self.should_stop():
             self._keep_unsure()
 
@@ -148,14 +156,12 @@ class Runner:
         for row in unsure:
             self._write(row)
 
-    def _note_failure(self, end: TaskEnd) -> None:
-        task, error = end.task, end.error or "unknown"
-        result = SearchResult.failed(task.item.id, task.group.variant.policy, task.group.seed, error)
-        self.unsure.append(measure(task.about(time.time(), end.log), result, [], lambda first, second: False))
-        self.done.add(task.key)
+    def _note_failure(self, row: Row) -> None:
+        self.unsure.append(row)
+        self.done.add(row.key)
         if len(self.unsure) >= MOST_FAILURES_IN_A_ROW:
             raise GambitError(
-                f"{len(self.unsure)} searches in a row failed, the last with: {error}. The engine seems broken; "
+                f"{len(self.unsure)} searches in a row failed, the last with: {row.error}. The engine seems broken; "
                 "these searches are not recorded, and --resume goes on from here"
             )
 
@@ -201,7 +207,7 @@ class LocalSearches:
             done: set[str] = set()
             try:
                 for end in self._search(group, pending, begun, concurrency):
-                    done.add(end.task.item.id)
+                    done.add(end.row.problem)
                     yield end
                 return
             except (UserError, StorageError):
@@ -225,7 +231,7 @@ class LocalSearches:
                 raise
             except Exception as second:
                 error = second
-        yield TaskEnd(task, error=f"{type(error).__name__}: {error}", log=log_of(self.folder, task))
+        yield task.lost(f"{type(error).__name__}: {error}", log_of(self.folder, task))
 
     def _search(
         self, group: SearchGroup, tasks: Sequence[BenchTask], begun: dict[str, list[ev.Event]], concurrency: int
@@ -247,9 +253,9 @@ class LocalSearches:
             if result.stop_reason is StopReason.INTERRUPTED:
                 continue  # half a search is no result: a resumed run does it again
             task = by_name[result.problem_id]
-            about = task.about(times.get(result.problem_id, time.time()), log_of(self.folder, task))
+            row = task.row(times.get(result.problem_id, time.time()), log_of(self.folder, task))
             events = begun.pop(result.problem_id, [])
-            yield TaskEnd(task, measure(about, result, events, self.solver.equivalent))
+            yield TaskEnd(measure(row, result, events, self.solver.equivalent))
 
     def _problems(self, tasks: Sequence[BenchTask]) -> Iterator[Problem]:
         for task in tasks:
@@ -304,30 +310,19 @@ def stamp_of(engine: BenchEngine, identity: Mapping[str, str]) -> dict[str, Json
     return stamp(engine.solver.engine.info, identity)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSearch:
-    """A finished search and its row; no row if it was interrupted."""
+def measured(
+    engine: BenchEngine, desk: JobDesk, *, search: SearchJob, row: Row, warmup: SearchConfig
+) -> tuple[FinishedSearch, Row | None]:
+    """Searches a problem and measures it in the engine's process, which leaves little to the driver.
 
-    search: FinishedSearch
-    row: Row | None
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredJob:
-    """Searches a problem and measures the search in the engine's process, which leaves little to the driver."""
-
-    search: SearchJob
-    about: About
-    warmup: SearchConfig
-
-    def __call__(self, engine: BenchEngine, desk: JobDesk) -> MeasuredSearch:
-        engine.warm_up(self.search.problem, self.warmup)
-        events: list[ev.Event] = []
-        about = dataclasses.replace(self.about, began=time.time())
-        found = self.search(engine.solver, desk, events.append)
-        if found.result.stop_reason is StopReason.INTERRUPTED:
-            return MeasuredSearch(found, None)
-        return MeasuredSearch(found, measure(about, found.result, events, engine.solver.equivalent))
+    The row is None if the search was interrupted.
+    """
+    engine.warm_up(search.problem, warmup)
+    events: list[ev.Event] = []
+    row = dataclasses.replace(row, began=time.time())
+    found = search(engine.solver, desk, events.append)
+    is_whole = found.result.stop_reason is not StopReason.INTERRUPTED
+    return found, measure(row, found.result, events, engine.solver.equivalent) if is_whole else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +337,11 @@ class RaySearches:
         """Carries out tasks and yields each when it ends, but for those that were interrupted."""
         for end in run_work(self.pool, map(_work, tasks), should_stop=self.should_stop):
             if end.error is not None:
-                yield TaskEnd(end.tag, error=end.error)
+                yield end.tag.lost(end.error)
                 continue
-            assert isinstance(end.value, MeasuredSearch)
-            if end.value.row is not None:
-                log = self._write(end.tag, end.value.search)
-                yield TaskEnd(end.tag, dataclasses.replace(end.value.row, engine=end.engine, log=log))
+            found, row = cast("tuple[FinishedSearch, Row | None]", end.value)
+            if row is not None:
+                yield TaskEnd(dataclasses.replace(row, engine=end.engine, log=self._write(end.tag, found)))
 
     def _write(self, task: BenchTask, found: FinishedSearch) -> str | None:
         """Writes the log before the row, so that each row has its log; returns the log's path."""
@@ -362,7 +356,7 @@ def _work(task: BenchTask) -> Work[BenchTask]:
     group = task.group
     bench = group.plan.recipe.bench
     search = SearchJob(task.problem, group.config, bench.logs, bench.concurrency)
-    job = MeasuredJob(search, task.about(0.0, None), group.warmup_config)
+    job = partial(measured, search=search, row=task.row(began=0.0), warmup=group.warmup_config)
     return Work(job, task, (group.benchmark.name, group.variant.label, group.seed))
 
 
