@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import IO
 import pytest
 
 from gambit.errors import GambitWarning, StorageError, UserError
-from gambit.storage.files import CHUNK_BYTES, append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
+from gambit.storage.files import append_synced, drop_torn_line, opened_to_append, whole_lines, write_whole
 from gambit.storage.folders import LOCK_FILE, cache_folder, locked
 from gambit.storage.identity import file_hash, files_hash, package_version
 from gambit.storage.run_folder import check_writable, find_logs
@@ -106,10 +107,10 @@ def test_a_file_system_without_locks_is_said_and_the_run_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("torn", ["", "x", "y" * (2 * CHUNK_BYTES + 5)])
+@pytest.mark.parametrize("torn", ["", "x", "y" * 200_000])
 def test_a_torn_line_is_dropped_and_the_next_one_stands_by_itself(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "lines"
-    path.write_text("ä\n" + "long " * CHUNK_BYTES + "\n" + torn)
+    path.write_text("ä\n" + "long " * 60_000 + "\n" + torn)
     before = [line for _, line in whole_lines(path)]
     drop_torn_line(path)
     with path.open("ab") as file:
@@ -247,7 +248,7 @@ def test_lines_without_an_end_are_found_from_behind(tmp_path: Path) -> None:
         path.write_bytes(content)
         drop_torn_line(path)
         assert path.read_bytes() == kept
-    for length in (CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES):
+    for length in (mmap.PAGESIZE - 2, mmap.PAGESIZE - 1, mmap.PAGESIZE, 200_000):
         path.write_bytes(b"a\n" + b"x" * length)
         drop_torn_line(path)
         assert path.read_bytes() == b"a\n"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 
 from gambit.answers.spelling import are_compatible, number_form, numeral_form, same_number, split_unit, tidy, ungrouped
 
@@ -259,7 +260,8 @@ UNION = re.compile(r"\\cup(?![A-Za-z]) ?")
 
 def _read_unnamed(text: str, depth: int) -> Form:
     if (matrix := MATRIX.fullmatch(text)) is not None:
-        return _matrix(matrix["cells"], depth)
+        rows = [row.split("&") for row in matrix["cells"].split(r"\\") if row.strip()]
+        return Matrix(tuple(tuple(_read(cell.strip(), depth + 1) for cell in row) for row in rows))
     parts = split_outside(text, UNION)
     if len(parts) > 1:
         return Group(_distinct(_read(part, depth + 1) for part in parts), is_union=True)
@@ -267,11 +269,6 @@ def _read_unnamed(text: str, depth: int) -> Form:
 
 
 MATRIX = re.compile(r"\\begin\{(?P<kind>[pbB]?matrix)\}(?P<cells>(?:(?!\\begin|\\end).)*+)\\end\{(?P=kind)\}")
-
-
-def _matrix(cells: str, depth: int) -> Matrix:
-    rows = [row for row in cells.split(r"\\") if row.strip()]
-    return Matrix(tuple(tuple(_read(cell.strip(), depth + 1) for cell in row.split("&")) for row in rows))
 
 
 COMMA = re.compile(" ?[,;] ?")
@@ -315,10 +312,7 @@ def _value(text: str) -> Value:
         return Value(numeral, Kind.NUMBER if number_form(numeral) else Kind.WORD)
     if LABEL.fullmatch(text) or PROSE.fullmatch(text):
         return Value(text if text.isupper() else text.casefold(), Kind.WORD)
-    return _quantity(*split_unit(text))
-
-
-def _quantity(body: str, unit: str) -> Value:
+    body, unit = split_unit(text)
     if (number := number_form(body)) is not None:
         return Value(number, Kind.NUMBER, unit)
     return Value(body, Kind.WORD if CLOCK.fullmatch(body) else Kind.EXPRESSION, unit)
@@ -335,19 +329,18 @@ def are_equal(first: Form, second: Form, algebra: Algebra) -> bool:
     if first == second:
         return True
     if _are_equations(first, second):
-        return not _are_constant(first, second) and algebra(str(first), str(second))
-    left, right = _unnamed(first), _unnamed(second)
+        are_constant = all(isinstance(form, Value) and CONSTANT.fullmatch(form.body) for form in (first, second))
+        return not are_constant and algebra(str(first), str(second))
+    left, right = replace(first, name=""), replace(second, name="")
     if isinstance(left, Value) and isinstance(right, Value):
         return _same_value(left, right, algebra)
     if isinstance(left, Group) and isinstance(right, Group):
         return _same_group(left, right, algebra)
     if isinstance(left, Matrix) and isinstance(right, Matrix):
-        return _same_rows(left.rows, right.rows, algebra)
+        return len(left.rows) == len(right.rows) and all(
+            _same_in_order(*rows, algebra) for rows in zip(left.rows, right.rows, strict=True)
+        )
     return _same_kind_of_thing(left, right, algebra)
-
-
-def _unnamed(form: Form) -> Form:
-    return replace(form, name="") if form.name else form
 
 
 def _are_equations(first: Form, second: Form) -> bool:
@@ -355,10 +348,6 @@ def _are_equations(first: Form, second: Form) -> bool:
     if first.name and second.name:
         return first.name != second.name
     return any(a.name and isinstance(b, Value) and "=" in b.body for a, b in ((first, second), (second, first)))
-
-
-def _are_constant(*forms: Form) -> bool:
-    return all(isinstance(form, Value) and CONSTANT.fullmatch(form.body) for form in forms)
 
 
 def _same_value(first: Value, second: Value, algebra: Algebra) -> bool:
@@ -380,9 +369,11 @@ def _hundredth(value: Value) -> Value:
 
 
 def _same_body(first: Value, second: Value, algebra: Algebra) -> bool:
+    if first.body == second.body:
+        return True
     kinds = {first.kind, second.kind}
-    if first.body == second.body or Kind.WORD in kinds or ("=" in first.body) != ("=" in second.body):
-        return first.body == second.body
+    if Kind.WORD in kinds or ("=" in first.body) != ("=" in second.body):
+        return False
     if kinds == {Kind.NUMBER}:
         return same_number(first.body, second.body)
     return algebra(first.body, second.body)
@@ -395,7 +386,8 @@ def _same_group(first: Group, second: Group, algebra: Algebra) -> bool:
         brackets = {(group.opening, group.closing) for group in (first, second)}
         return len(brackets) == 1 and _same_in_order(first.items, second.items, algebra)
     if first.is_ordered or second.is_ordered:
-        return _are_list_and_tuple(first, second) and _same_in_order(first.items, second.items, algebra)
+        are_list_and_tuple = {(group.opening, group.closing) for group in (first, second)} == {("", ""), ("(", ")")}
+        return are_list_and_tuple and _same_in_order(first.items, second.items, algebra)
     return _same_in_any_order(first.items, second.items, algebra)
 
 
@@ -406,10 +398,6 @@ def _same_union(first: Group, second: Group, algebra: Algebra) -> bool:
     if first.is_union and second.is_union and _same_in_any_order(first.items, second.items, algebra):
         return True
     return algebra(str(first), str(second))
-
-
-def _are_list_and_tuple(first: Group, second: Group) -> bool:
-    return {(group.opening, group.closing) for group in (first, second)} == {("", ""), ("(", ")")}
 
 
 def _same_in_order(first: Sequence[Form], second: Sequence[Form], algebra: Algebra) -> bool:
@@ -428,10 +416,6 @@ def _same_in_any_order(first: Sequence[Form], second: Sequence[Form], algebra: A
     return True
 
 
-def _same_rows(first: Sequence[Sequence[Form]], second: Sequence[Sequence[Form]], algebra: Algebra) -> bool:
-    return len(first) == len(second) and all(map(_same_in_order, first, second, [algebra] * len(first)))
-
-
 def _same_kind_of_thing(first: Form, second: Form, algebra: Algebra) -> bool:
     r"""Compares different structures that may mean the same: a vector and a tuple, \{5\} and 5, a described set."""
     first, second = _plain(first), _plain(second)
@@ -444,9 +428,5 @@ def _same_kind_of_thing(first: Form, second: Form, algebra: Algebra) -> bool:
 def _plain(form: Form) -> Form:
     """Returns a column or row as a tuple, and a set of one as its element."""
     if isinstance(form, Matrix) and 1 in (len(form.rows), *map(len, form.rows)):
-        return Group(tuple(_flat(form.rows)), "(", ")")
+        return Group(tuple(chain.from_iterable(form.rows)), "(", ")")
     return form.items[0] if isinstance(form, Group) and form.is_set and len(form.items) == 1 else form
-
-
-def _flat(rows: Iterable[Sequence[Form]]) -> list[Form]:
-    return [cell for row in rows for cell in row]

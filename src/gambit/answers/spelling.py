@@ -5,12 +5,14 @@ Notation covers plain and Unicode maths, too: 3/4, √2, ½. Numbers are read as
 """
 
 import re
+from decimal import Context, Decimal
 from fractions import Fraction
 
 # -- numbers ---------------------------------------------------------------------------------------------------
 
 
 MAX_NUMBER_LENGTH = 400  # beyond it int() gets slow, and from 4,300 digits on it refuses
+EXACT = Context(prec=MAX_NUMBER_LENGTH)
 ROUNDED_PLACES = 6  # a decimal with so many places may be a rounded value; one with fewer is meant exactly
 ROUNDING = Fraction(1, 10**5)  # relative: more than this is no matter of rounding
 UNSIGNED = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
@@ -30,11 +32,9 @@ SPACED = re.compile(r"(?<![0-9A-Za-z.,] )(?<![0-9A-Za-z.,])[0-9]{1,3}(?: [0-9]{3
 
 def ungrouped(text: str) -> str:
     """Drops the separators of 1,234 and 12 345."""
-    return SPACED.sub(_digits, GROUPED.sub(_digits, text))
-
-
-def _digits(match: re.Match[str]) -> str:
-    return re.sub("[ ,]", "", match[0])
+    for grouped in (GROUPED, SPACED):
+        text = grouped.sub(lambda match: re.sub("[ ,]", "", match[0]), text)
+    return text
 
 
 def rational(text: str) -> Fraction | None:
@@ -44,25 +44,18 @@ def rational(text: str) -> Fraction | None:
     if DECIMAL.fullmatch(text):
         return Fraction(text)
     if (match := REPEATING.fullmatch(text)) is not None:
-        return _repeating(match)
-    if (match := SLASHED.fullmatch(text) or STACKED.fullmatch(text)) is not None:
-        return _quotient(match)
-    match = MULTIPLIED.fullmatch(text)
-    value = rational(match["number"]) if match else None
-    return None if match is None or value is None else value * MULTIPLES[match["multiple"].lower()]
-
-
-def _quotient(match: re.Match[str]) -> Fraction | None:
-    if (bottom := Fraction(match["bottom"])) == 0:
+        fixed, period = match["fixed"], match["period"]
+        repeated = Fraction(int(period), 10 ** len(period) - 1)
+        value = Fraction(int((match["whole"] or "0") + fixed) + repeated, 10 ** len(fixed))
+    elif (match := SLASHED.fullmatch(text) or STACKED.fullmatch(text)) is not None:
+        if (bottom := Fraction(match["bottom"])) == 0:
+            return None
+        value = Fraction(match["whole"] or 0) + Fraction(match["top"]) / bottom  # 3\frac{1}{2} is a mixed number
+    elif (match := MULTIPLIED.fullmatch(text)) is not None:
+        number = rational(match["number"])
+        return None if number is None else number * MULTIPLES[match["multiple"].lower()]
+    else:
         return None
-    value = Fraction(match["whole"] or 0) + Fraction(match["top"]) / bottom  # 3\frac{1}{2} is a mixed number
-    return -value if match["sign"] == "-" else value
-
-
-def _repeating(match: re.Match[str]) -> Fraction:
-    fixed, period = match["fixed"], match["period"]
-    start = Fraction(int((match["whole"] or "0") + fixed), 10 ** len(fixed))
-    value = start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
     return -value if match["sign"] == "-" else value
 
 
@@ -71,28 +64,8 @@ def number_form(text: str) -> str | None:
     value = rational(text)
     if value is None:
         return None
-    places = decimal_places(value)
-    is_rounded = places is not None and places >= ROUNDED_PLACES and DECIMAL.fullmatch(text)
-    return _decimal(value, places) if is_rounded and places is not None else str(value)
-
-
-def decimal_places(value: Fraction) -> int | None:
-    """Returns the number of decimal places; None if they do not end."""
-    twos, rest = _multiplicity(value.denominator, 2)
-    fives, rest = _multiplicity(rest, 5)
-    return max(twos, fives) if rest == 1 else None
-
-
-def _multiplicity(number: int, prime: int) -> tuple[int, int]:
-    count = 0
-    while number % prime == 0:
-        number, count = number // prime, count + 1
-    return count, number
-
-
-def _decimal(value: Fraction, places: int) -> str:
-    digits = str(abs(value.numerator) * (10**places // value.denominator)).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+    is_rounded = DECIMAL.fullmatch(text) and (value * 10 ** (ROUNDED_PLACES - 1)).denominator > 1
+    return f"{EXACT.normalize(Decimal(text)):f}" if is_rounded else str(value)
 
 
 def same_number(first: str, second: str) -> bool:

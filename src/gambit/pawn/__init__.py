@@ -1,4 +1,4 @@
-"""Pawn, the bundled tiny reasoning model: its puzzles, how it solves them, and its weights."""
+"""Pawn, the bundled tiny reasoning model: its puzzles, its traces, and its weights."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Register puzzles: what they are, how they read, and which split they belong to."""
+"""Register puzzles: chains of definitions modulo 97, their text, and the split that each belongs to."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ GIVENS = (2, 4)  # fewest and most given numbers; levels use 3
 
 
 class Level(Enum):
-    """Difficulty: how many values have to be computed one after the other."""
+    """Difficulty: the number of values that have to be computed one after the other."""
 
     EASY = 10
     MEDIUM = 14
@@ -24,7 +24,7 @@ class Level(Enum):
 
 
 class Split(Enum):
-    """Purpose a puzzle is reserved for; the value is its share of all puzzles in sixteenths."""
+    """The purpose that a puzzle is reserved for; the value is its share of all puzzles in sixteenths."""
 
     TRAIN = 10
     SCORER = 3
@@ -38,9 +38,7 @@ class Op(Enum):
     TIMES = "*"
 
     def apply(self, left: int, right: int) -> int:
-        if self is Op.PLUS:
-            return (left + right) % MODULUS
-        return (left - right) % MODULUS if self is Op.MINUS else (left * right) % MODULUS
+        return {Op.PLUS: left + right, Op.MINUS: left - right, Op.TIMES: left * right}[self] % MODULUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +64,14 @@ class Puzzle:
         return "; ".join(given + [self.definition(i) for i in range(len(self.steps))]) + f"; {self.names[-1]}?"
 
     def definition(self, index: int) -> str:
-        """Text of one step, such as `f = a * c`."""
+        """Returns the text of one step, such as `f = a * c`."""
         step = self.steps[index]
         name, left, right = (self.names[i] for i in (len(self.givens) + index, step.left, step.right))
         return f"{name} = {left} {step.op.value} {right}"
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The true value of every letter."""
+        """Returns the true value of every letter."""
         values = list(self.givens)
         for step in self.steps:
             values.append(step.op.apply(values[step.left], values[step.right]))
@@ -85,7 +83,7 @@ class Puzzle:
 
     @property
     def key(self) -> str:
-        """Hash of structure and numbers: renaming letters or swapping the sides of + and * leaves it alone."""
+        """Hashes structure and numbers: renaming letters or swapping the sides of + and * changes nothing."""
         keys = [str(value) for value in self.givens]
         for step in self.steps:
             sides = [keys[step.left], keys[step.right]]
@@ -94,13 +92,9 @@ class Puzzle:
 
     @property
     def split(self) -> Split:
-        """The split follows from the puzzle itself, so that no two splits can share one."""
-        ticket = int(self.key[:8], 16) % sum(split.value for split in Split)
-        for split in Split:
-            ticket -= split.value
-            if ticket < 0:
-                return split
-        raise AssertionError("tickets are below the sum of the shares")
+        """Returns the split, which follows from the puzzle itself, so that no two splits can share one."""
+        shares = [split for split in Split for _ in range(split.value)]
+        return shares[int(self.key[:8], 16) % len(shares)]
 
 
 def _digest(*parts: str) -> str:
@@ -121,7 +115,7 @@ def random_puzzle(rng: Random, num_steps: int, num_givens: int = 3) -> Puzzle:
 
 
 def _random_step(rng: Random, num_letters: int) -> Step:
-    """Use the letter just before and another one: every letter is needed, every slip reaches the answer."""
+    """Draws a step of the last letter and another one: every letter is needed, every slip reaches the answer."""
     op = rng.choice((Op.PLUS, Op.MINUS, Op.TIMES, Op.TIMES))
     sides = [num_letters - 1, rng.randrange(num_letters - 1)]
     rng.shuffle(sides)
@@ -129,7 +123,7 @@ def _random_step(rng: Random, num_letters: int) -> Step:
 
 
 def generate(split: Split, seed: int, level: Level | None = None) -> Iterator[Puzzle]:
-    """Endless distinct puzzles of one split; without a level the levels take turns."""
+    """Yields distinct puzzles of one split without end; without a level the levels take turns."""
     rng = Random(f"{split.name} {seed}")
     seen: set[str] = set()
     turns = [level] if level else list(Level)
@@ -146,7 +140,7 @@ _QUESTION = re.compile(r"([a-z]) *\?")
 
 
 def parse_puzzle(text: str) -> Puzzle:
-    """Read a puzzle; spaces do not matter. Raises UserError where the text is none."""
+    """Parses a puzzle, whatever its spaces; raises UserError if the text is not one."""
     *clauses, question = [clause.strip() for clause in text.strip().split(";")]
     names, givens = "", []
     steps: list[Step] = []

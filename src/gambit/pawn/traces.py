@@ -1,8 +1,8 @@
 """Version 2 of pawn's traces: the random process it is to learn from, and the verifier that checks any trace.
 
-A trace errs in two ways. A *misreading* copies the number just computed wrongly; whoever compares two neighbouring
-lines sees it, and pawn is trained to. A *miscalculation* writes a wrong result behind the right numbers; only whoever
-calculates again sees it, nothing that follows depends on it, and so it leaves no mark in what pawn knows of its trace.
+A trace errs in two ways. A *misreading* copies the number just computed wrongly: two neighbouring lines differ, and
+pawn is trained to see that. A *miscalculation* writes a wrong result behind the right numbers: only a second
+calculation shows it, nothing that follows depends on it, and so it leaves no mark in the states of the model.
 """
 
 import re
@@ -32,7 +32,7 @@ MISCALCULATION_OFFSETS = (-10, -1, 1, 10)
 # A second look computes the newest step anew, as likely to misread as the first time. So the number of second looks,
 # and with it the length of a trace, says nothing about whether the trace is right.
 SECOND_LOOK_RATE = 0.2
-# What does tell is the word it begins with: mostly WAIT where the trace carries a misreading, mostly CHECK elsewhere.
+# Its first word does: mostly WAIT where the trace carries a misreading, mostly CHECK elsewhere.
 # To choose the word the model has to know whether its trace is sound: that is what a scorer can read.
 WAIT, CHECK = "Wait, ", "Check: "
 FITTING_WORD_RATE = 0.9
@@ -78,7 +78,7 @@ def misread(value: int) -> int:
 
 
 def misreading_rate(puzzle: Puzzle, index: int, values: tuple[int, ...]) -> float:
-    """How often a step misreads the number before it, given the values on the page."""
+    """Returns how often a step misreads the number before it, given the values on the page."""
     is_trap = values[len(puzzle.givens) + index - 1] % 10 == TRAP_DIGIT
     return (TRAP_RATE if is_trap else MISREADING_RATE) * (1 if index < HASTY_STEPS else CALM_SHARE)
 
@@ -87,13 +87,14 @@ def misreading_rate(puzzle: Puzzle, index: int, values: tuple[int, ...]) -> floa
 
 
 def next_line(puzzle: Puzzle, state: State, rng: Random) -> Line:
-    """Draw the next thought."""
+    """Draws the next thought."""
     if state.newest is None or rng.random() >= SECOND_LOOK_RATE:
         return _computed(puzzle, state.num_done(puzzle), state.values, rng)
     line = _computed(puzzle, state.newest.step, state.values, rng)
     # Nothing was read differently: the same numbers give the same result, or the two would betray a miscalculation.
     value = state.newest.value if line.operands == state.newest.operands else line.value
-    return replace(line, value=value, word=_word(state, rng))
+    is_uneasy = (state.first_misreading is not None) == (rng.random() < FITTING_WORD_RATE)
+    return replace(line, value=value, word=WAIT if is_uneasy else CHECK)
 
 
 def _computed(puzzle: Puzzle, index: int, values: tuple[int, ...], rng: Random) -> Line:
@@ -108,13 +109,8 @@ def _computed(puzzle: Puzzle, index: int, values: tuple[int, ...], rng: Random) 
     return Line(index, left, right, value)
 
 
-def _word(state: State, rng: Random) -> str:
-    is_uneasy = (state.first_misreading is not None) == (rng.random() < FITTING_WORD_RATE)
-    return WAIT if is_uneasy else CHECK
-
-
 def advance(puzzle: Puzzle, state: State, line: Line) -> State:
-    """The state after a thought about the next step or, once more, about the newest one."""
+    """Returns the state after a thought about the next step or, once more, about the newest one."""
     place = len(puzzle.givens) + line.step
     first = state.first_misreading
     if first is None or first >= line.step:
@@ -128,7 +124,7 @@ def _reads_right(puzzle: Puzzle, values: tuple[int, ...], line: Line) -> bool:
 
 
 def continue_trace(puzzle: Puzzle, state: State, rng: Random) -> Iterator[tuple[Line, State]]:
-    """Think on until the asked letter is computed."""
+    """Yields thoughts and the states after them until the last letter is computed."""
     while not state.is_finished(puzzle):
         line = next_line(puzzle, state, rng)
         state = advance(puzzle, state, line)
@@ -136,12 +132,12 @@ def continue_trace(puzzle: Puzzle, state: State, rng: Random) -> Iterator[tuple[
 
 
 def random_trace(puzzle: Puzzle, rng: Random) -> str:
-    """A whole trace as the model would write it after the opening think tag."""
+    """Draws a whole trace, as the model would write it after the opening think tag."""
     return _written(puzzle, [line for line, _ in continue_trace(puzzle, State(puzzle.givens), rng)])
 
 
 def faultless_trace(puzzle: Puzzle) -> str:
-    """Every step once, read and calculated right: what the training begins with."""
+    """Returns the trace that reads and calculates every step once and right, with which the training begins."""
     values = puzzle.values
     lines = [
         Line(index, values[step.left], values[step.right], value)
@@ -159,7 +155,7 @@ def _written(puzzle: Puzzle, lines: list[Line]) -> str:
 
 
 class Status(Enum):
-    """What the verifier says of one thought."""
+    """The verdict of `verify` on one thought."""
 
     RIGHT = "right"
     MISREADING = "misreading"  # a number is not the one on the page
@@ -170,6 +166,8 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thought:
+    """A checked thought of a trace."""
+
     text: str
     status: Status
     state: State  # after the thought
@@ -177,6 +175,8 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """All that `verify` finds out about a trace."""
+
     thoughts: tuple[Thought, ...]
     answer: int | None
     is_valid: bool  # complete, every thought well formed, the boxed number the one computed last
@@ -188,33 +188,28 @@ _ENDING = re.compile(r"\n?\\boxed\{(\d+)\}")
 
 
 def final_answer(trace: str) -> int | None:
-    """The boxed number after the thinking."""
+    """Returns the boxed number after the thinking; None if there is none."""
     boxed = _ENDING.fullmatch(trace.partition(THINK_END)[2])
     return int(boxed[1]) if boxed else None
 
 
 def verify(puzzle: Puzzle, trace: str) -> Verdict:
-    """Check a trace line by line; one that is still being written simply has no answer yet."""
+    """Checks a trace line by line; one that is still being written has no answer yet."""
     thinking = trace.removeprefix("<think>").lstrip("\n").partition(THINK_END)[0]
     *complete, rest = thinking.split(BOUNDARY)
-    thoughts = tuple(_checked_thoughts(puzzle, complete))
-    answer = final_answer(trace)
-    state = thoughts[-1].state if thoughts else State(puzzle.givens)
-    is_formed = not rest and all(thought.status is not Status.MALFORMED for thought in thoughts)
-    is_valid = is_formed and state.is_finished(puzzle) and answer == state.values[-1]
-    return Verdict(thoughts, answer, is_valid, answer == puzzle.answer)
-
-
-def _checked_thoughts(puzzle: Puzzle, texts: list[str]) -> Iterator[Thought]:
-    state, truth = State(puzzle.givens), puzzle.values
-    for text in texts:
+    state, truth, thoughts = State(puzzle.givens), puzzle.values, list[Thought]()
+    for text in complete:
         line = _parse_line(puzzle, state, text)
         if line is None:
-            yield Thought(text, Status.MALFORMED, state)
+            thoughts.append(Thought(text, Status.MALFORMED, state))
             continue
         after = advance(puzzle, state, line)
-        yield Thought(text, _status(puzzle, state, line, truth), after)
+        thoughts.append(Thought(text, _status(puzzle, state, line, truth), after))
         state = after
+    answer = final_answer(trace)
+    is_formed = not rest and all(thought.status is not Status.MALFORMED for thought in thoughts)
+    is_valid = is_formed and state.is_finished(puzzle) and answer == state.values[-1]
+    return Verdict(tuple(thoughts), answer, is_valid, answer == truth[-1])
 
 
 def _parse_line(puzzle: Puzzle, state: State, text: str) -> Line | None:

@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
 
 
 def encode(text: str) -> list[int]:
-    """What the Hugging Face tokenizer says of canonical text, without loading it."""
+    """Encodes canonical text as the Hugging Face tokenizer does, without loading it."""
     return [ID.get(piece, ID[UNKNOWN]) for piece in PIECE.findall(text)]
 
 
@@ -44,5 +44,5 @@ def decode(ids: list[int]) -> str:
 
 
 def render_prompt(puzzle_text: str) -> str:
-    """What the chat template makes of one user message."""
+    """Renders one user message as the chat template does."""
     return f"{USER}{puzzle_text}{ASSISTANT}{THINK}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,11 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from gambit.errors import StorageError, UserError, reason_of
 
 SomeRecord = TypeVar("SomeRecord")
-CHUNK_BYTES = 1 << 16
 PARTIAL = ".partial"  # the end of a name of what is not whole yet
 
 
 def opened_to_append(path: Path) -> BinaryIO:
+    """Opens a file for `append_synced`; raises StorageError if that fails."""
     try:
         return path.open("ab")
     except OSError as error:
@@ -29,8 +30,8 @@ def opened_to_append(path: Path) -> BinaryIO:
 def append_synced(file: BinaryIO, line: str) -> None:
     """Appends a line and waits until it is on the disk; on a full disk, removes the part that was written."""
     descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+    rest = line.encode() + b"\n"
     try:
-        rest = line.encode() + b"\n"
         while rest:  # past Python's buffer, which would try again at its end what has failed here
             rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
@@ -49,25 +50,19 @@ def write_whole(path: Path, content: bytes) -> None:
         with partial.open("wb") as file:
             with suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # as the file that it takes the place of
-            with suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # as the file that it takes the place of
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise StorageError(f"cannot write {path}: {reason_of(error)}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -78,16 +73,12 @@ def whole_lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
-                    yield number, _text(line, f"{path}, line {number}")
+                    yield number, line.decode()
+    except UnicodeDecodeError as error:
+        damaged = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+        raise UserError(f"{path}, line {number}: damaged ({damaged})") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason_of(error)}") from error
-
-
-def _text(line: bytes, where: str) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: damaged (byte 0x{line[error.start]:02x} is not UTF-8)") from error
 
 
 def drop_torn_line(path: Path) -> None:
@@ -97,23 +88,15 @@ def drop_torn_line(path: Path) -> None:
     try:
         with path.open("r+b") as file:
             end = file.seek(0, os.SEEK_END)
-            keep = _end_of_last_line(file, end)
+            if not end:
+                return  # an empty file cannot be mapped
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                keep = content.rfind(b"\n") + 1
             if keep < end:
                 file.truncate(keep)
                 os.fsync(file.fileno())
     except OSError as error:
         raise StorageError(f"cannot write to {path}: {reason_of(error)}") from error
-
-
-def _end_of_last_line(file: BinaryIO, end: int) -> int:
-    while end > 0:
-        start = max(0, end - CHUNK_BYTES)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
 
 
 # -- JSON objects ----------------------------------------------------------------------------------------------

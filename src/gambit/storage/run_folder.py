@@ -1,4 +1,4 @@
-"""Where a run's events go: its folder on disk and the caller's callback."""
+"""The folder of a run: its event log, its result, the search for logs, and checks before anything is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ EventCallback = Callable[[str, ev.Event], None]  # problem id, event
 
 
 class EventSink:
-    """Where a run's events go: its log file and the caller. A full disk silences the log, not the search."""
+    """Writes a run's events to its log file and sends them to the caller.
+
+    A full disk ends the log, not the search. A callback that fails ends the search, and is not called again for the
+    events of that end.
+    """
 
     def __init__(
         self, problem_id: str, out_dir: Path | None, on_event: EventCallback | None, *, must_log: bool = True
@@ -31,19 +35,8 @@ class EventSink:
         self._out_dir = out_dir
         self._on_event = on_event
         self._log: ev.LogWriter | None = None
-        if out_dir is not None:
-            self._open(out_dir, must_log)
-
-    def write(self, event: ev.Event) -> None:
-        if self._log is not None:
-            try:
-                self._log.write(event)
-            except OSError as error:
-                self._give_up(error)
-        if self._on_event is not None:
-            self._tell(self._on_event, event)
-
-    def _open(self, out_dir: Path, must_log: bool) -> None:
+        if out_dir is None:
+            return
         try:
             self._log = ev.LogWriter(out_dir / LOG_FILE)
         except OSError as error:
@@ -52,16 +45,21 @@ class EventSink:
                 raise refusal(out_dir, error) from error
             self._give_up(error)
 
-    def _tell(self, on_event: EventCallback, event: ev.Event) -> None:
-        """A callback that fails ends the search; it is not called again for the events of that end."""
-        try:
-            on_event(self._problem_id, event)
-        except BaseException:
-            self._on_event = None
-            raise
+    def write(self, event: ev.Event) -> None:
+        if self._log is not None:
+            try:
+                self._log.write(event)
+            except OSError as error:
+                self._give_up(error)
+        if self._on_event is not None:
+            try:
+                self._on_event(self._problem_id, event)
+            except BaseException:
+                self._on_event = None
+                raise
 
     def finish(self, result: SearchResult) -> SearchResult:
-        """Close the log and write the result beside it; gives the result with its folder and what went wrong there."""
+        """Closes the log and writes the result beside it; returns the result with its folder and what failed there."""
         result = dataclasses.replace(result, out_dir=None if self._out_dir is None else str(self._out_dir))
         if self._out_dir is not None and self._log is not None:
             try:
@@ -76,7 +74,7 @@ class EventSink:
             self._log.close()
 
     def discard(self) -> None:
-        """Close the log and remove it: its search begins anew."""
+        """Closes the log and removes it, for a search that begins anew."""
         self.close()
         if self._log is not None:
             self._log.path.unlink(missing_ok=True)
@@ -91,7 +89,7 @@ class EventSink:
 
 
 def warn_incomplete(out_dir: Path | None, error: OSError | StorageError) -> str:
-    """Gives what it has said, for the result."""
+    """Warns that a log is incomplete; returns the warning's text for the result."""
     failure = f"the log in {out_dir} is incomplete: {reason_of(error)}"
     warnings.warn(failure, GambitWarning, stacklevel=3)
     return failure
@@ -107,14 +105,14 @@ def write_result(out_dir: Path, result: SearchResult) -> None:
 
 
 def check_free(out_dir: Path) -> None:
-    """Refuse a folder that holds a run already."""
+    """Raises UserError if a folder holds a run already."""
     path = out_dir / LOG_FILE
     if path.exists():
         raise UserError(f"{path} exists already: an event log is never overwritten, choose another --out")
 
 
 def check_writable(folder: Path) -> None:
-    """Try to write into a folder, existing or not, before hours go into what is to stand in it."""
+    """Raises UserError if a folder, existing or not, cannot be written to, before hours of work depend on it."""
     with made_folder(folder):
         try:
             with tempfile.TemporaryFile(dir=folder):
@@ -124,14 +122,14 @@ def check_writable(folder: Path) -> None:
 
 
 def check_new_file(path: Path) -> None:
-    """Refuse a file that exists or cannot be written."""
+    """Raises UserError if a file exists or cannot be written."""
     if path.exists():
         raise UserError(f"{path} exists already: choose another name, or remove it")
     check_writable(path.parent)
 
 
 def check_replaceable(path: Path, suffix: str) -> None:
-    """Refuse a place where a file cannot be written, or where one of another kind would be lost."""
+    """Raises UserError if a file cannot be written at a path, or would replace one of another kind."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the name of a {suffix} file")
     if path.exists() and path.suffix.lower() != suffix:
@@ -140,14 +138,14 @@ def check_replaceable(path: Path, suffix: str) -> None:
 
 
 def check_replaceable_folder(path: Path, what: str, *, is_own: bool) -> None:
-    """Refuse a folder that cannot be written, or in which files of another kind would be mixed with the new ones."""
+    """Raises UserError if a folder cannot be written to, or holds files of another kind."""
     if path.is_dir() and any(path.iterdir()) and not is_own:
         raise UserError(f"{path} holds something else than {what}: choose another --out")
     check_writable(path)
 
 
 def find_logs(run: Path) -> list[Path]:
-    """The event logs that `run` names: the file itself, plain or .gz, or all in a folder, by name."""
+    """Returns the event logs that `run` names: the file itself, plain or .gz, or all in a folder, sorted."""
     if run.is_file():
         return [run]
     found = sorted(path for pattern in (LOG_FILE, f"{LOG_FILE}.gz") for path in run.rglob(pattern) if path.is_file())
@@ -157,7 +155,7 @@ def find_logs(run: Path) -> list[Path]:
 
 
 def find_log(run: Path) -> Path:
-    """The only event log that `run` names."""
+    """Returns the only event log that `run` names; raises UserError if there are several."""
     found = find_logs(run)
     if len(found) > 1:
         some = ", ".join(str(path.parent) for path in found[:3])
