@@ -11,10 +11,9 @@ from gambit.serve.http import ApiError, parse_object
 from gambit.serve.queue import AdmissionQueue
 from gambit.serve.requests import (
     UNSUPPORTED,
-    AskReader,
     ChatFields,
     CompletionFields,
-    ModelIds,
+    RequestReader,
     ResponseFields,
 )
 from gambit.serve.settings import NOBODY, ApiKey, check_binding, check_keys, key_of, read_keys
@@ -30,7 +29,7 @@ def capacity_of(config):
 @pytest.fixture
 def reader():
     base = SearchConfig(budget_seconds=100, capacity=16, policy_options={})
-    return AskReader(ModelIds.of(("M", "org/M"), 0), base, 128, capacity_of)
+    return RequestReader(("M", "org/M"), base, 128, capacity_of)
 
 
 def chat(reader, **fields):
@@ -58,7 +57,7 @@ def test_every_supported_field_reaches_the_search(reader):
     assert (config.policy, config.max_new_tokens, config.temperature, config.seed) == ("sc", 500, 0.7, 5)
     assert (config.top_p, config.top_k, config.min_p, config.enable_thinking) == (0.9, 0, 0.1, False)
     assert (config.capacity, config.budget_tokens, config.budget_seconds, config.answer) == (32, 9000, 100, "number")
-    assert (ask.fields.n, ask.fields.stop, ask.user, ask.fields.stream, ask.has_usage_chunk) == (
+    assert (ask.fields.n, ask.fields.stop, ask.user, ask.fields.stream, ask.fields.stream_options.include_usage) == (
         3,
         ["\n"],
         "alice",

@@ -27,7 +27,7 @@ from gambit.serve.http import ApiError, as_api_error, bad_request, closing, pars
 from gambit.serve.metrics import GONE, RequestNote, ServerMetrics, begun_span, end_span, logger
 from gambit.serve.page import LivePage
 from gambit.serve.queue import SearchDesk
-from gambit.serve.requests import AskReader, ModelIds, ResponseFields
+from gambit.serve.requests import RequestReader, ResponseFields
 from gambit.serve.search import ServedSearch
 from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, is_loopback, key_of
 from gambit.storage.identity import package_version
@@ -148,7 +148,7 @@ def _shown(error: Exception) -> ApiError:
         return error
     if isinstance(error, HTTPException):  # of the router: an unknown path, a method that a path does not have
         sentence = "there is no such path" if error.status_code == 404 else error.detail
-        return ApiError(error.status_code, sentence, headers=error.headers)
+        return ApiError(error.status_code, sentence, headers=error.headers or {})
     if isinstance(error, UnicodeError):
         return bad_request("the request holds text that cannot be encoded")
     if isinstance(error, GambitError):
@@ -176,8 +176,7 @@ class Api:
     """The endpoints of OpenAI's and vLLM's APIs."""
 
     desk: SearchDesk
-    reader: AskReader
-    ids: ModelIds
+    reader: RequestReader
     settings: ServeSettings
     responses: ResponseStore
 
@@ -198,10 +197,10 @@ class Api:
     # -- the model and the server ------------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse(self.ids.to_json())
+        return JSONResponse({"object": "list", "data": [self.reader.card(model) for model in self.reader.ids]})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(self.ids.card(request.path_params["model"]))
+        return JSONResponse(self.reader.card(request.path_params["model"]))
 
     async def health(self, request: Request) -> Response:
         """Answers a balancer: 200 while searches are taken."""
@@ -243,7 +242,7 @@ class Api:
 
         if ask.fields.stream:
             parts = form.stream(search, self.settings.sse_keep_alive_interval)
-            return http.EventStream(self._timed(note, search, parts), leave, has_done=form.has_done)
+            return http.event_stream(self._timed(note, search, parts), leave, has_done=form.has_done)
         if not is_background:
             await http.while_connected(request.receive, search.finished(), leave)
         return JSONResponse(form.whole(search))
@@ -268,8 +267,8 @@ class Api:
     async def cancel_response(self, request: Request) -> Response:
         """Waits until its search is over, so that the answer is final."""
         search = self._kept(request)
-        assert isinstance(search.ask.fields, ResponseFields)
-        if not search.ask.fields.background:
+        assert isinstance(search.request.fields, ResponseFields)
+        if not search.request.fields.background:
             raise ApiError(400, "only background responses can be cancelled: close the connection of the others")
         self.desk.abandon(search)
         while not search.is_over:
@@ -294,10 +293,9 @@ def make_app(solver: AnySolver, settings: ServeSettings, base: SearchConfig) -> 
     metrics = ServerMetrics()
     max_traces = settings.max_traces or solver.most_traces or MOST_TRACES_AT_A_TIME
     desk = SearchDesk(solver, settings, metrics, max_traces)
-    ids = ModelIds.of(settings.served_names, int(time.time()))
     metrics.watch(desk, settings.served_names[0])
-    reader = AskReader(ids, base, max_traces, solver.capacity_of)
-    api = Api(desk, reader, ids, settings, ResponseStore(settings.response_seconds, settings.max_responses))
-    page = LivePage(desk, reader, ids, settings)
+    reader = RequestReader(settings.served_names, base, max_traces, solver.capacity_of)
+    api = Api(desk, reader, settings, ResponseStore(settings.response_seconds, settings.max_responses))
+    page = LivePage(desk, reader, settings)
     router = Router([*api.routes(), *page.routes()], redirect_slashes=False)
     return Gateway(router, settings, metrics), desk

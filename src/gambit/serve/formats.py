@@ -48,7 +48,12 @@ class CompletionFormat:
 
     def _envelope(self, search: ServedSearch, kind: str) -> Json:
         completion_id = search.id.replace("search-", self.prefix, 1)
-        return {"id": completion_id, "object": kind, "created": int(search.created), "model": search.ask.model}
+        return {
+            "id": completion_id,
+            "object": kind,
+            "created": int(search.created),
+            "model": search.request.fields.model,
+        }
 
     async def stream(self, search: ServedSearch, keep_alive: float) -> AsyncIterator[bytes]:
         """Yields the role, notes of the search, the winner's thinking and answer, the end, and usage if requested."""
@@ -65,7 +70,7 @@ class CompletionFormat:
                 yield self._chunk(search, self._delta(index, delta))
         ends = [self._delta(index, {}, _finish(choice)) for index, choice in enumerate(answer.choices)]
         yield self._chunk(search, *ends, gambit=answer.gambit)
-        if search.ask.has_usage_chunk:
+        if (options := search.request.fields.stream_options) is not None and options.include_usage:
             yield self._chunk(search, usage=_usage(answer))
 
     def _deltas(self, choice: AnswerChoice) -> list[Json]:
@@ -114,7 +119,7 @@ class ResponseFormat:
 
     def whole(self, search: ServedSearch) -> Json:
         """Returns the response as it is by now."""
-        fields, answer, status = search.ask.fields, search.answer, _status(search)
+        fields, answer, status = search.request.fields, search.answer, _status(search)
         assert isinstance(fields, ResponseFields)
         return {
             "id": self.id_of(search),
@@ -127,16 +132,16 @@ class ResponseFormat:
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
             "metadata": fields.metadata,
-            "model": search.ask.model,
+            "model": search.request.fields.model,
             "output": [] if answer is None else list(_items(search, answer.choices[0])),
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "store": fields.store,
-            "temperature": search.ask.config.temperature,
+            "temperature": search.request.config.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": search.ask.config.top_p,
+            "top_p": search.request.config.top_p,
             "truncation": "disabled",
             "usage": None if answer is None else {
                 "input_tokens": answer.prompt_tokens,
@@ -145,7 +150,7 @@ class ResponseFormat:
                 "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
                 "total_tokens": answer.prompt_tokens + answer.completion_tokens,
             },
-            "user": search.ask.user,
+            "user": search.request.user,
             "gambit": None if answer is None else answer.gambit,
         }  # fmt: skip
 

@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gambit.cluster.serving import NoEngineError
 from gambit.errors import UserError
@@ -30,24 +31,18 @@ KINDS = {
 }
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error for a client: the status of its answer, a sentence, and the parameter that is wrong."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
 
     def to_json(self) -> dict[str, object]:
         kind = KINDS.get(self.status, "server_error")
@@ -123,26 +118,26 @@ def event(data: object, name: str | None = None) -> bytes:
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
-class EventStream:
-    """An ASGI response of parts as they come. An error in the middle is sent as an event before the stream ends."""
+def event_stream(parts: AsyncIterator[bytes], on_gone: Callable[[], None], *, has_done: bool = True) -> ASGIApp:
+    """Returns an ASGI response of parts as they come. An error in the middle is sent as an event before the end."""
 
-    def __init__(self, parts: AsyncIterator[bytes], on_gone: Callable[[], None], *, has_done: bool = True) -> None:
-        self._parts = parts
-        self._on_gone = on_gone
-        self._has_done = has_done
+    async def send_all(send: Send) -> None:
+        async def send_part(part: bytes, *, is_last: bool = False) -> None:
+            await send({"type": "http.response.body", "body": part, "more_body": not is_last})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientDisconnect):
-            await while_connected(receive, self._send(send), self._on_gone)
-
-    async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         try:
-            async for part in self._parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+            async for part in parts:
+                await send_part(part)
         except Exception as error:
-            await send({"type": "http.response.body", "body": event(as_api_error(error).to_json()), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE if self._has_done else b""})
+            await send_part(event(as_api_error(error).to_json()))
+        await send_part(DONE if has_done else b"", is_last=True)
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await while_connected(receive, send_all(send), on_gone)
+
+    return respond
 
 
 async def while_connected(receive: Receive, work: Awaitable[T], on_gone: Callable[[], None]) -> T:

@@ -65,7 +65,7 @@ class ServerMetrics:
         Info("gambit", "The served model.", registry=self.registry).info({"model": model})
 
     def search_ended(self, search: ServedSearch) -> None:
-        self._searches.labels(search.ask.config.policy, str(search.status)).inc()
+        self._searches.labels(search.request.config.policy, str(search.status)).inc()
         self._queue_seconds.observe(search.queue_seconds)
         if search.answer is not None and search.ended is not None:
             self._search_seconds.observe(search.ended - search.arrived)
@@ -106,9 +106,9 @@ class RequestNote:
             return found
         found |= {
             "search_id": search.id,
-            "model": search.ask.model,
-            "policy": search.ask.config.policy,
-            "user": search.ask.user,
+            "model": search.request.fields.model,
+            "policy": search.request.config.policy,
+            "user": search.request.user,
             "queue_seconds": round(search.queue_seconds, 6),
             "first_seconds": None if self.first_seconds is None else round(self.first_seconds, 6),
             "search_status": str(search.status),
@@ -121,7 +121,7 @@ class RequestNote:
     def line(self, *, has_prompts: bool) -> str:
         found = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **self.attributes()}
         if has_prompts and self.search is not None:
-            found["question"] = self.search.ask.question
+            found["question"] = self.search.request.question
             found["answer"] = None if self.search.answer is None else self.search.answer.result.answer
         return json.dumps({name: value for name, value in found.items() if value is not None}, ensure_ascii=False)
 

@@ -24,9 +24,9 @@ from starlette.types import ASGIApp
 from gambit import events as ev
 from gambit.answers import canonical
 from gambit.results.record import SearchRecord
-from gambit.serve.http import KEEP_ALIVE, ApiError, EventStream, bad_request, event, parse_object, read_body
+from gambit.serve.http import KEEP_ALIVE, ApiError, bad_request, event, event_stream, parse_object, read_body
 from gambit.serve.queue import SearchDesk
-from gambit.serve.requests import AskReader, ChatFields, ModelIds
+from gambit.serve.requests import ChatFields, RequestReader
 from gambit.serve.search import SearchStatus, ServedSearch, heard_within
 from gambit.serve.settings import NOBODY, ApiKey, ServeSettings, key_of
 from gambit.tree import TraceState
@@ -55,8 +55,7 @@ class LivePage:
     """
 
     desk: SearchDesk
-    reader: AskReader
-    ids: ModelIds
+    reader: RequestReader
     settings: ServeSettings
     sessions: OrderedDict[str, tuple[ApiKey, float]] = field(default_factory=OrderedDict)  # by cookie, with their ends
     painters: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "gambit-page"))
@@ -101,10 +100,10 @@ class LivePage:
         return _page("login.html", {"HIDDEN": "" if is_wrong else " hidden"}, status=401 if is_wrong else 200)
 
     def _live_page(self) -> Response:
-        models = "".join(f"<option>{html.escape(model)}</option>" for model in self.ids.ids)
+        models = "".join(f"<option>{html.escape(model)}</option>" for model in self.reader.ids)
         script = "\n".join([*map(asset, SCRIPTS), _own_asset("live.js")])
         return _page("live.html", {
-            "TITLE": html.escape(f"{self.ids.names[0]} · Gambit"), "MODELS": models, "SCRIPT": script,
+            "TITLE": html.escape(f"{self.reader.names[0]} · Gambit"), "MODELS": models, "SCRIPT": script,
             "STAGE": asset("stage.html"), "LOGOUT_HIDDEN": "" if self.settings.needs_key else " hidden",
         })  # fmt: skip
 
@@ -167,7 +166,7 @@ class LivePage:
 
     async def events(self, request: Request) -> ASGIApp:
         """Streams the list of searches whenever it changes."""
-        return EventStream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
+        return event_stream(self._lists(self._known_viewer(request)), lambda: None, has_done=False)
 
     async def _lists(self, viewer: ApiKey) -> AsyncIterator[bytes]:
         sent = None
@@ -183,7 +182,7 @@ class LivePage:
 
     async def live(self, request: Request) -> ASGIApp:
         """Streams one search as it grows."""
-        return EventStream(self._snapshots(self._found(request)), lambda: None, has_done=False)
+        return event_stream(self._snapshots(self._found(request)), lambda: None, has_done=False)
 
     async def _snapshots(self, search: ServedSearch) -> AsyncIterator[bytes]:
         history, at = History(), 0
@@ -211,7 +210,7 @@ class LivePage:
         for line in lines:
             history.add(ev.from_json(line))
         content, texts = self._content(history, has_texts=is_last) if history.has_begun else ("null", "")
-        rest = {"status": str(search.status), "question": search.ask.last_message, "texts": texts,
+        rest = {"status": str(search.status), "question": search.request.last_message, "texts": texts,
                 "error": None if search.error is None else search.error.message}  # fmt: skip
         snapshot = f'event: snapshot\ndata: {json.dumps(rest)[:-1]},"data":{content}}}\n\n'.encode()
         return snapshot, time.thread_time() - began
@@ -250,10 +249,10 @@ def _row(search: ServedSearch) -> dict[str, object]:
     num_completed = result.counts.completed if result else running.count(TraceState.FINISHED) if running else 0
     return {
         "id": search.id,
-        "question": search.ask.last_message[:QUESTION_LENGTH],
+        "question": search.request.last_message[:QUESTION_LENGTH],
         "status": str(search.status),
-        "policy": search.ask.config.policy,
-        "num_traces": search.ask.config.num_traces or search.num_traces,
+        "policy": search.request.config.policy,
+        "num_traces": search.request.config.num_traces or search.num_traces,
         "num_completed": num_completed,
         "answer": None if result is None else result.answer,
         "created": search.created,

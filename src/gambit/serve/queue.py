@@ -6,10 +6,11 @@ import asyncio
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 
 from gambit import events as ev
 from gambit.async_solver import result_of
@@ -18,7 +19,7 @@ from gambit.config.options import SearchConfig
 from gambit.results.result import SearchResult
 from gambit.serve.http import ApiError, as_api_error
 from gambit.serve.metrics import ServerMetrics
-from gambit.serve.requests import SearchAsk
+from gambit.serve.requests import CheckedRequest
 from gambit.serve.search import Bell, SearchStatus, ServedSearch, answer_of
 from gambit.serve.settings import ApiKey, ServeSettings
 from gambit.types import Problem
@@ -108,23 +109,16 @@ class AdmissionQueue:
 
     def _next_line(self) -> deque[QueueTicket] | None:
         """Returns the line of the key with the fewest running traces, on a tie of the one that waited longest."""
-        traces = Counter[str]()
+        searches, traces = Counter[str](), Counter[str]()
         for ticket in self.running:
+            searches[ticket.key.name] += 1
             traces[ticket.key.name] += ticket.num_traces
-
-        def urgency(line: deque[QueueTicket]) -> tuple[int, int]:
-            name = line[0].key.name
-            return traces[name], self._last_turns.get(name, 0)
-
-        return min(self._open_lines(), key=urgency, default=None)
-
-    def _open_lines(self) -> Iterable[deque[QueueTicket]]:
-        """Yields the lines of keys that may run one more search."""
-        searches = Counter(ticket.key.name for ticket in self.running)
-        for name, line in self._lines.items():
-            own = line[0].key.max_running if line else None
-            if line and (own is None or searches[name] < own):
-                yield line
+        open_lines = (
+            (traces[name], self._last_turns.get(name, 0), line)
+            for name, line in self._lines.items()
+            if line and ((most := line[0].key.max_running) is None or searches[name] < most)
+        )
+        return min(open_lines, key=itemgetter(0, 1), default=(0, 0, None))[2]
 
     def _fits(self, ticket: QueueTicket) -> bool:
         if len(self.running) >= self._max_running:
@@ -172,13 +166,13 @@ class SearchDesk:
         """Counts searches that are not over, and those that have not left the engine yet."""
         return len(self._tasks) + len(self.queue.running)
 
-    def open(self, ask: SearchAsk, key: ApiKey, *, has_reader: bool = False) -> ServedSearch:
+    def open(self, request: CheckedRequest, key: ApiKey, *, has_reader: bool = False) -> ServedSearch:
         """Begins a search; raises where the line is full, the server shuts down, or no engine is there."""
-        self.solver.check_question(ask.last_message)
+        self.solver.check_question(request.last_message)
         self._check_open()
-        num_traces = self.solver.capacity_of(ask.config)
+        num_traces = self.solver.capacity_of(request.config)
         ticket = self.queue.join(key, num_traces)
-        search = ServedSearch(ask, key, Bell(self._loop), Bell(self._loop), num_traces, has_reader)
+        search = ServedSearch(request, key, Bell(self._loop), Bell(self._loop), num_traces, has_reader)
         self.searches[search.id] = search
         task = self._tasks[search] = self._loop.create_task(self._drive(search, ticket))
         task.add_done_callback(lambda done: self._settle(search, ticket, done))
@@ -232,12 +226,12 @@ class SearchDesk:
             await self._engine_is_there()
             result = await self._search(search, config)
         assert search.pending is not None
-        search.answer = await asyncio.to_thread(answer_of, search.ask, search.pending, result, self.solver)
+        search.answer = await asyncio.to_thread(answer_of, search.request, search.pending, result, self.solver)
 
     async def _search(self, search: ServedSearch, config: SearchConfig) -> SearchResult:
         out = self._settings.out_dir
         search.pending = self._submit(
-            Problem(search.ask.question, id=search.id),
+            Problem(search.request.question, id=search.id),
             config,
             partial(self._on_event, search),
             partial(self._on_note, search) if search.has_reader else None,
@@ -247,7 +241,7 @@ class SearchDesk:
 
     async def _turn(self, search: ServedSearch, ticket: QueueTicket) -> SearchConfig:
         """Waits in the line; the search may use the rest of the request's time."""
-        config, limit = search.ask.config, self._settings.request_timeout
+        config, limit = search.request.config, self._settings.request_timeout
         try:
             async with asyncio.timeout(limit):
                 await ticket.turn
@@ -293,7 +287,7 @@ class SearchDesk:
             search.status = SearchStatus.COMPLETED
         search.ended = time.monotonic()
         self.metrics.search_ended(search)
-        self._when_off_the_engine(search, lambda: self._release(search, ticket))
+        self._when_off_the_engine(search, partial(self._release, search, ticket))
         search.bell.ring()
         self.changed.ring()
 
@@ -301,14 +295,12 @@ class SearchDesk:
         """Calls a function once the engine has freed the KV cache of a search, which holds its place until then."""
         if search.pending is None or search.pending.ticket.result.done():
             then()
-            return
-        search.pending.cancel()
-
-        search.pending.ticket.result.add_done_callback(lambda _: self._from_thread(then))
+        else:
+            search.pending.cancel()
+            search.pending.ticket.result.add_done_callback(lambda _: self._from_thread(then))
 
     def _release(self, search: ServedSearch, ticket: QueueTicket) -> None:
-        took = None if search.began is None else time.monotonic() - search.began
-        self.queue.leave(ticket, took)
+        self.queue.leave(ticket, None if search.began is None else time.monotonic() - search.began)
         search.pending = None  # its tree may be large, and the answer holds what is needed of it
         self._loop.run_in_executor(None, search.log.seal)
         self._forget_oldest()
@@ -335,15 +327,15 @@ class SearchDesk:
 
     async def _probe(self, search: ServedSearch, error: BaseException) -> None:
         """Generates one token; an engine that cannot do that is dead."""
-        probe = search.ask.config.model_copy(update={"policy": "single", "policy_options": {}, "max_new_tokens": 1})
+        probe = search.request.config.model_copy(update={"policy": "single", "policy_options": {}, "max_new_tokens": 1})
         try:
-            await result_of(self._submit(Problem(search.ask.question, id="probe"), probe, lambda event: None, None))
+            await result_of(self._submit(Problem(search.request.question, id="probe"), probe, lambda event: None, None))
         except Exception:
             self._die(error)
 
     def _lose_engines(self, error: BaseException) -> None:
         """Ends the server; called on a thread of the engines."""
-        self._from_thread(lambda: self._die(error))
+        self._from_thread(partial(self._die, error))
 
     def _from_thread(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has ended

@@ -6,9 +6,10 @@ import difflib
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -21,52 +22,13 @@ from gambit.serve.http import ApiError, Fields, bad_request
 from gambit.serve.settings import ApiKey
 from gambit.types import ChatMessage, Problem
 
-
-@dataclass(frozen=True, slots=True)
-class ModelIds:
-    """The ids of a server: `M` for its own policy, `M:sc` for self-consistency, `M:single` for one plain sample."""
-
-    names: tuple[str, ...]
-    policies: tuple[str, ...]
-    created: int
-
-    @classmethod
-    def of(cls, names: tuple[str, ...], created: int) -> ModelIds:
-        return cls(names, tuple(registry.names(GROUP)), created)
-
-    @property
-    def ids(self) -> list[str]:
-        return [*self.names, *(f"{name}:{policy}" for name in self.names for policy in self.policies)]
-
-    def policy_of(self, model: str) -> str | None:
-        """Returns the policy that an id names, None for the server's own; raises an error of status 404."""
-        if model in self.names:
-            return None
-        name, _, policy = model.rpartition(":")
-        if name in self.names and policy in self.policies:
-            return policy
-        raise ApiError(
-            404,
-            f"the model {model[:200]!r} does not exist: this server has {', '.join(self.ids)}",
-            param="model",
-            code="model_not_found",
-        )
-
-    def to_json(self) -> dict[str, object]:
-        return {"object": "list", "data": [self.card(model) for model in self.ids]}
-
-    def card(self, model: str) -> dict[str, object]:
-        policy = self.policy_of(model)
-        return {"id": model, "object": "model", "created": self.created, "owned_by": "gambit", "policy": policy}
-
-
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_NUM_TRACES = 100_000
 MOST_USER_LENGTH = 512
 PLAIN_TEXT = {"type": "text"}
 
-# Fields that Gambit cannot honour, by the values that ask for nothing. Null asks for nothing everywhere.
+# Fields that Gambit cannot honour, by the values that change nothing. Null changes nothing everywhere.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     name: harmless
     for names, harmless in (
@@ -132,15 +94,14 @@ def _listed(value: object) -> list[object]:
 class Message(RequestModel):
     """A message of a conversation."""
 
-    ignored: ClassVar[tuple[str, ...]] = ()
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[list[TextPart], BeforeValidator(_listed)]
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_asks_for_nothing(cls, value: object) -> object:
-        """Drops empty fields, and what an assistant thought earlier, which chat templates leave out as well."""
+    def _without_idle_fields(cls, value: object) -> object:
+        """Drops empty fields, and an assistant's earlier thinking, which chat templates leave out as well."""
         if not isinstance(value, dict):
             return value
         is_assistant = value.get("role") == "assistant"
@@ -148,7 +109,7 @@ class Message(RequestModel):
             name: item
             for name, item in value.items()
             if name in ("role", "content")
-            or not (item in (None, [], "") or name in cls.ignored or (is_assistant and name.startswith("reasoning")))
+            or not (item in (None, [], "") or (is_assistant and name.startswith("reasoning")))
         }
 
     def to_chat(self) -> ChatMessage:
@@ -157,16 +118,7 @@ class Message(RequestModel):
         return ChatMessage(role=role, content="".join(part.text for part in self.content))
 
 
-class InputItem(Message):
-    """A message as `/v1/responses` has it."""
-
-    ignored = ("id", "status")
-
-
-MessageKind = TypeVar("MessageKind", bound=Message)
-
-
-def _ends_with_user(messages: list[MessageKind]) -> list[MessageKind]:
+def _ends_with_user(messages: list[Message]) -> list[Message]:
     if not messages or messages[-1].role != "user":
         raise ValueError("must end with a user message")
     return messages
@@ -181,7 +133,14 @@ def _from_prompt(value: object) -> list[object]:
 
 
 def _from_input(value: object) -> list[object]:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else _listed(value)
+    """Returns a text as a user's message, and messages without what `/v1/responses` adds to them."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    added = {"id", "status"}
+    return [
+        {name: each[name] for name in each if name not in added} if isinstance(each, dict) else each
+        for each in _listed(value)
+    ]
 
 
 class StreamOptions(RequestModel):
@@ -240,7 +199,7 @@ class CompletionFields(SearchFields):
 class ResponseFields(SearchFields):
     """The body of `/v1/responses`."""
 
-    messages: Annotated[list[InputItem], BeforeValidator(_from_input), AfterValidator(_ends_with_user)] = Field(
+    messages: Annotated[list[Message], BeforeValidator(_from_input), AfterValidator(_ends_with_user)] = Field(
         alias="input"
     )
     instructions: str | None = None
@@ -259,7 +218,7 @@ def read_fields(kind: type[AnyRequest], fields: Fields) -> AnyRequest:
     """Returns the request; raises an error of status 400 that names the first field that is wrong."""
     given = {name: value for name, value in fields.items() if value is not None}
     for name in [name for name in given if name in UNSUPPORTED and name not in _names_of(kind)]:
-        if not _asks_for_nothing(given.pop(name), UNSUPPORTED[name]):
+        if not _is_harmless(given.pop(name), UNSUPPORTED[name]):
             raise bad_request(f"{name} is not supported by this server: leave it out", name, "unsupported_parameter")
     try:
         return kind.model_validate(given)
@@ -271,7 +230,7 @@ def _names_of(kind: type[AnyRequest]) -> set[str]:
     return {field.alias or name for name, field in kind.model_fields.items()}
 
 
-def _asks_for_nothing(value: object, harmless: tuple[object, ...]) -> bool:
+def _is_harmless(value: object, harmless: tuple[object, ...]) -> bool:
     """Returns whether the value is one of the harmless ones; true is not 1 here."""
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in harmless)
 
@@ -307,11 +266,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}…"
 
 
-# -- the search that a request asks for ------------------------------------------------------------------------------
+# -- the search of a request -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class SearchAsk:
+class CheckedRequest:
     """A request that was checked, with its question and how it is searched."""
 
     fields: AnyRequest
@@ -320,16 +279,8 @@ class SearchAsk:
     warnings: tuple[str, ...] = ()
 
     @property
-    def model(self) -> str:
-        return self.fields.model
-
-    @property
     def user(self) -> str | None:
         return self.fields.user or self.fields.safety_identifier
-
-    @property
-    def has_usage_chunk(self) -> bool:
-        return self.fields.stream_options is not None and self.fields.stream_options.include_usage
 
     @property
     def last_message(self) -> str:
@@ -337,15 +288,39 @@ class SearchAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class AskReader:
-    """Reads requests by the server's ids, its own options of the search, and its limits."""
+class RequestReader:
+    """Reads requests by the server's model ids, its own options of the search, and its limits.
 
-    ids: ModelIds
+    The ids are `M` for the server's own policy, `M:sc` for self-consistency, `M:single` for one plain sample, ….
+    """
+
+    names: tuple[str, ...]
     base: SearchConfig
     max_traces: int
     capacity_of: Callable[[SearchConfig], int]
+    policies: Sequence[str] = field(default_factory=lambda: registry.names(GROUP))
+    created: int = field(default_factory=lambda: int(time.time()))
 
-    def read(self, kind: type[AnyRequest], fields: Fields, key: ApiKey) -> SearchAsk:
+    @property
+    def ids(self) -> list[str]:
+        return [*self.names, *(f"{name}:{policy}" for name in self.names for policy in self.policies)]
+
+    def card(self, model: str) -> dict[str, object]:
+        """Returns the description of a model id; raises an error of status 404 for an unknown one."""
+        policy = self._policy_of(model)
+        return {"id": model, "object": "model", "created": self.created, "owned_by": "gambit", "policy": policy}
+
+    def _policy_of(self, model: str) -> str | None:
+        """Returns the policy that an id names, None for the server's own; raises an error of status 404."""
+        if model in self.names:
+            return None
+        name, _, policy = model.rpartition(":")
+        if name in self.names and policy in self.policies:
+            return policy
+        sentence = f"the model {model[:200]!r} does not exist: this server has {', '.join(self.ids)}"
+        raise ApiError(404, sentence, param="model", code="model_not_found")
+
+    def read(self, kind: type[AnyRequest], fields: Fields, key: ApiKey) -> CheckedRequest:
         """Returns the checked request; raises an error of status 400, or 404 for an unknown model."""
         request = read_fields(kind, fields)
         if request.stream_options is not None and not request.stream:
@@ -359,29 +334,35 @@ class AskReader:
         if isinstance(request, ResponseFields) and request.instructions:
             messages = (ChatMessage(role="system", content=request.instructions), *messages)
         question = messages[0]["content"] if len(messages) == 1 else messages  # logs and pages show it as it was typed
-        return SearchAsk(request, question, config, warnings)
+        return CheckedRequest(request, question, config, warnings)
 
     def _config(self, request: AnyRequest, key: ApiKey) -> tuple[SearchConfig, tuple[str, ...]]:
-        own = _search_options(request.gambit)
+        own = {name: value for name, value in request.gambit.items() if value is not None}
+        for name in own:
+            if name in NAMED_OTHERWISE:
+                raise bad_request(f"gambit.{name}: give it as {NAMED_OTHERWISE[name]} of the request", f"gambit.{name}")
         policy = self._policy(request.model, own)
         sampling, warnings = _sampling(request, policy)
-        asked = {**own, **sampling, **_length(request)}
+        given = {**own, **sampling, **_length(request), "policy": policy}
         if isinstance(request, ChatFields) and request.chat_template_kwargs is not None:
-            asked["enable_thinking"] = request.chat_template_kwargs.enable_thinking
-        asked.setdefault("seed", self.base.seed if "seed" in self.base.model_fields_set else secrets.randbits(31))
+            given["enable_thinking"] = request.chat_template_kwargs.enable_thinking
+        given.setdefault("seed", self.base.seed if "seed" in self.base.model_fields_set else secrets.randbits(31))
         base = self.base.model_dump(exclude_unset=True)
         if policy != self.base.policy:
             base.pop("policy_options", None)
         try:
-            config = build(SearchConfig, {**base, **asked, **_ceilings(asked, self.base, key), "policy": policy})
+            config = build(SearchConfig, {**base, **given})
             check_search(config)
         except UserError as error:
-            raise bad_request(str(error), _named_field(str(error), own)) from error
+            name = str(error).partition(" = ")[0]
+            param = f"gambit.{name}" if name in own else NAMED_OTHERWISE.get(name, "gambit")
+            raise bad_request(f"gambit: {error}" if param.startswith("gambit") else str(error), param) from error
+        config = config.model_copy(update=_ceilings(config, self.base, key))
         self._check_size(config)
         return config, warnings
 
     def _policy(self, model: str, own: Mapping[str, object]) -> str:
-        by_id, by_option = self.ids.policy_of(model), own.get("policy")
+        by_id, by_option = self._policy_of(model), own.get("policy")
         if by_id is not None and by_option not in (None, by_id):
             raise bad_request(f"the model {model!r} names the policy {by_id!r}, gambit.policy {by_option!r}: "
                               "leave one out", "gambit.policy")  # fmt: skip
@@ -396,50 +377,31 @@ class AskReader:
             raise bad_request(f"num_traces {config.num_traces}: at most {MOST_NUM_TRACES}", "gambit.num_traces")
 
 
-def _search_options(own: dict[str, Any]) -> dict[str, Any]:
-    for name in own:
-        if name in NAMED_OTHERWISE:
-            raise bad_request(f"gambit.{name}: give it as {NAMED_OTHERWISE[name]} of the request", f"gambit.{name}")
-    try:
-        build(SearchConfig, own)
-    except UserError as error:
-        raise bad_request(f"gambit: {error}", _named_field(str(error), own)) from error
-    return {name: value for name, value in own.items() if value is not None}
-
-
-def _named_field(sentence: str, own: Mapping[str, object]) -> str:
-    """Returns the field that an error of the config names."""
-    name = sentence.partition(" = ")[0]
-    if name in own:
-        return f"gambit.{name}"
-    return NAMED_OTHERWISE.get(name, "gambit")
-
-
 def _sampling(request: AnyRequest, policy: str) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Returns the options of sampling, and warnings about them."""
     given = request.model_dump(include={"temperature", "top_p", "top_k", "min_p", "seed"}, exclude_none=True)
-    warnings: tuple[str, ...] = ()
-    if given.get("temperature") == 0 and policy != "single":
-        del given["temperature"]
-        warnings = ("temperature 0 would make all traces of a search equal: the model's own is used; "
-                    "use the model id that ends in :single for greedy decoding",)  # fmt: skip
     if given.get("top_k") == -1:  # vLLM's word for off
         given["top_k"] = 0
-    return given, warnings
+    if given.get("temperature") != 0 or policy == "single":
+        return given, ()
+    del given["temperature"]
+    return given, ("temperature 0 would make all traces of a search equal: the model's own is used; "
+                   "use the model id that ends in :single for greedy decoding",)  # fmt: skip
 
 
 def _length(request: AnyRequest) -> dict[str, object]:
+    """Returns the most tokens of a trace as an option."""
     given = {name: length for name in LENGTHS if (length := getattr(request, name, None)) is not None}
     if len(set(given.values())) > 1:
         raise bad_request(f"{' and '.join(given)} differ: give one of them", next(iter(given)))
     return {"max_new_tokens": next(iter(given.values()))} if given else {}
 
 
-def _ceilings(asked: Mapping[str, object], base: SearchConfig, key: ApiKey) -> dict[str, float]:
+def _ceilings(config: SearchConfig, base: SearchConfig, key: ApiKey) -> dict[str, float]:
     """Returns budgets: the least of the request's, the server's and the key's."""
     found = {}
     for name in ("budget_tokens", "budget_seconds", "budget_traces"):
-        values = [asked.get(name), getattr(base, name), getattr(key, name, None)]
-        given = [value for value in values if isinstance(value, int | float)]
+        given = [budget for each in (config, base, key) if (budget := getattr(each, name, None)) is not None]
         if given:
             found[name] = min(given)
     return found

@@ -19,7 +19,7 @@ from gambit.events import Chain
 from gambit.results.record import SearchRecord
 from gambit.results.result import SearchResult
 from gambit.serve.http import ApiError
-from gambit.serve.requests import SearchAsk
+from gambit.serve.requests import CheckedRequest
 from gambit.serve.settings import ApiKey
 from gambit.text.boundary import THINK_END, THINK_START
 from gambit.tree import Trace, TraceTree
@@ -120,17 +120,17 @@ class SearchAnswer:
     result: SearchResult
 
 
-def answer_of(ask: SearchAsk, pending: AnySearch, result: SearchResult, solver: AnySolver) -> SearchAnswer:
+def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult, solver: AnySolver) -> SearchAnswer:
     """Returns the best-voted answers, or the text of the trace with the best score where no answer can be read."""
-    record, warnings = pending.record, [*ask.warnings, *pending.notes]
-    picked = _winners(record, result, ask.fields.n)
+    record, warnings = pending.record, [*request.warnings, *pending.notes]
+    picked = _winners(record, result, request.fields.n)
     if not picked:
         spoken = [trace for trace in record.tree.traces if trace.num_tokens]
         best = max(spoken, key=_standing_in(record.tree), default=None)
         picked = [(best, None)]
         warnings.append(NO_END if best is None or best.end_reason is None else NO_ANSWER)
-    elif len(picked) < ask.fields.n:
-        warnings.append(f"n = {ask.fields.n}: the traces gave {len(picked)} different answers")
+    elif len(picked) < request.fields.n:
+        warnings.append(f"n = {request.fields.n}: the traces gave {len(picked)} different answers")
     is_cut, num_after, choices = result.stop_reason in CUT_SHORT, 0, []
     for trace, answer in picked:
         if trace is None:
@@ -141,8 +141,8 @@ def answer_of(ask: SearchAsk, pending: AnySearch, result: SearchResult, solver: 
         reasoning, content = _parted(solver.text_of(tokens), thinks=pending.thinks)
         if not content and answer is not None:
             warnings.append(NO_TEXT)
-            content = f"\\boxed{{{answer}}}" if ask.config.answer is AnswerKind.BOXED else answer
-        content, is_stopped = _cut_at(content, ask.fields.stop)
+            content = f"\\boxed{{{answer}}}" if request.config.answer is AnswerKind.BOXED else answer
+        content, is_stopped = _cut_at(content, request.fields.stop)
         is_whole = is_stopped or (trace.end_reason is EndReason.STOP and not is_cut)
         choices.append(AnswerChoice(reasoning, content, is_whole, trace.id))
     generated = result.tokens.generated
@@ -229,7 +229,7 @@ class SearchStatus(StrEnum):
 class ServedSearch:
     """One search of a client, from the queue to its answer."""
 
-    ask: SearchAsk
+    request: CheckedRequest
     key: ApiKey
     bell: Bell  # rings for new notes and when the search is over
     log_bell: Bell  # rings when the log has grown

@@ -7,8 +7,9 @@ import os
 import resource
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import h11
 import uvicorn
@@ -52,7 +53,8 @@ async def serve(
     gateway, desk = make_app(solver, settings, base)
     config = uvicorn.Config(
         gateway,
-        http=_protocol(settings),
+        # uvicorn makes one object per connection, without options of ours
+        http=partial(LimitedConnection, settings, _descriptors_for(settings.max_connections), {}),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -105,18 +107,6 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _protocol(settings: ServeSettings) -> type[asyncio.Protocol]:
-    """Returns the class of a server's connections; uvicorn makes one object per connection, without options of ours."""
-
-    class _Connection(LimitedConnection):
-        max_connections = _descriptors_for(settings.max_connections)
-        header_timeout = settings.header_timeout
-        body_timeout = settings.body_timeout
-        waiting: ClassVar[dict[LimitedConnection, None]] = {}
-
-    return _Connection
-
-
 def _descriptors_for(max_connections: int) -> int:
     """Returns how many connections the process can hold, after raising its own limit on open files where it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -136,33 +126,35 @@ class LimitedConnection(H11Protocol):
     `/health` too, and its keep-alive timer ends with the next byte.
     """
 
-    max_connections: int
-    header_timeout: float
-    body_timeout: float
-    waiting: ClassVar[dict[LimitedConnection, None]]  # connections of one server with a deadline, the oldest first
-    _deadline: asyncio.TimerHandle | None = None
-    _is_admitted = False
-
     def __init__(
         self,
+        settings: ServeSettings,
+        max_connections: int,
+        waiting: dict[LimitedConnection, None],
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """`waiting`: the connections of this server that have a deadline, the oldest first."""
         super().__init__(config, server_state, {**app_state, "admit": self.admit}, _loop)
+        self._settings = settings
+        self._max_connections = max_connections
+        self._waiting = waiting
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_admitted = False
 
     def admit(self) -> None:
         """Gives an accepted request as long for its body as any, and no limit for its answer."""
         self._is_admitted = True
-        self._set_deadline(self.body_timeout + self.header_timeout)  # the answer 408 comes before
+        self._set_deadline(self._settings.body_timeout + self._settings.header_timeout)  # the answer 408 comes before
         self._lift_deadline_if_whole()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
-        self._set_deadline(self.header_timeout)
-        if len(self.connections) > self.max_connections:
-            next(iter(self.waiting)).give_up()
+        self._set_deadline(self._settings.header_timeout)
+        if len(self.connections) > self._max_connections:
+            next(iter(self._waiting)).give_up()
 
     def give_up(self) -> None:
         """Ends the connection without an answer."""
@@ -204,10 +196,10 @@ class LimitedConnection(H11Protocol):
         self._lift_deadline()
         if self in self.connections:  # else it was lost meanwhile
             self._deadline = self.loop.call_later(seconds, self.give_up)
-            self.waiting[self] = None
+            self._waiting[self] = None
 
     def _lift_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-            del self.waiting[self]
+            del self._waiting[self]
