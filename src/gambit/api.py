@@ -40,7 +40,7 @@ from gambit import events
 from gambit.answers import AnswerKind, Grader
 from gambit.async_solver import AsyncSolver
 from gambit.bench.datasets import Benchmark, Item
-from gambit.cluster.spreading import spread_on_ray
+from gambit.cluster.work import spread_on_ray
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.config.presets import SearchSettings
 from gambit.config.trust import ScorerTrust

@@ -14,7 +14,7 @@ from gambit.cli.progress import engine_lines
 from gambit.cluster.actor import Done, EngineActor, EngineReport, Failed, JobDesk
 from gambit.cluster.engines import EngineSlot, EngineState, RemoteJob
 from gambit.cluster.plan import ClusterPlan, EngineNeeds, engine_needs
-from gambit.cluster.work import Work, WorkQueue, engine_options
+from gambit.cluster.work import Work, WorkQueue, fitting_options
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
 
@@ -167,10 +167,10 @@ def test_a_run_is_gone_on_with_by_the_flags_that_began_it() -> None:
 
 
 def test_options_fit_into_a_part_of_a_gpu_and_vllm_starts_its_own_workers() -> None:
-    shared = engine_options(EngineConfig(memory_ratio=0.8), EngineNeeds(gpus=0.5))
+    shared = fitting_options(EngineConfig(memory_ratio=0.8), EngineNeeds(gpus=0.5))
     assert shared["memory_ratio"] == pytest.approx(0.4)
-    assert "memory_ratio" not in engine_options(EngineConfig(), EngineNeeds(gpus=1))
-    assert engine_options(TWO_WORKERS, EngineNeeds(gpus=2))["engine_options"] == {
+    assert "memory_ratio" not in fitting_options(EngineConfig(), EngineNeeds(gpus=1))
+    assert fitting_options(TWO_WORKERS, EngineNeeds(gpus=2))["engine_options"] == {
         "tensor_parallel_size": 2, "distributed_executor_backend": "mp",
     }  # fmt: skip
 

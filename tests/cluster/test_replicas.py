@@ -15,8 +15,7 @@ from gambit.cli.app import app
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import EngineNeeds
 from gambit.cluster.serving import ReplicaSolver
-from gambit.cluster.spreading import RemoteEngine
-from gambit.cluster.work import SolverMaker
+from gambit.cluster.work import RemoteEngine, SolverMaker
 from gambit.config.options import SearchConfig
 from gambit.errors import UserError
 from gambit.results.record import replay_log

@@ -130,9 +130,9 @@ def needs_in_cluster(
 
 def solver_maker(engine: EngineConfig, needs: EngineNeeds, scorer: Scorer | None = None) -> SolverMaker:
     """Returns the description of a solver, with the environment that commands give to libraries."""
-    from gambit.cluster.work import SolverMaker, engine_options
+    from gambit.cluster.work import SolverMaker, fitting_options
 
-    return SolverMaker(engine_options(engine, needs), scorer, library_settings())
+    return SolverMaker(fitting_options(engine, needs), scorer, library_settings())
 
 
 @contextmanager
@@ -140,15 +140,10 @@ def loaded_in_cluster(
     plan: ClusterPlan, engine: EngineConfig, loading: Loading
 ) -> Iterator[tuple[SpreadSolver, EnginePool[Solver]]]:
     """Yields a solver that spreads each search over all engines, and these engines."""
-    from gambit.cluster.spreading import spread_engines
-    from gambit.solver.spread import SpreadSolver
+    from gambit.cluster.work import spread_over
 
     with needs_in_cluster(plan, engine, loading) as needs:
         loading(engine.model)
-        make = solver_maker(engine, needs)
-        with (
-            spread_engines(make, plan.num_engines, needs) as (engines, pool),
-            SpreadSolver(engines) as solver,
-        ):
+        with spread_over(solver_maker(engine, needs), plan.num_engines, needs) as (solver, pool):
             pool.wait()
             yield solver, pool

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gambit import events as ev
@@ -150,8 +149,7 @@ class EnginePool(Generic[Engine]):
         """Lets engines give back their memory, and kills those that do not do so in time."""
         with self._changed:
             self._is_closed = True
-        ends = [slot.actor.close.remote() for slot in self.slots if slot.is_ready]
-        if ends:
+        if ends := [slot.actor.close.remote() for slot in self.slots if slot.is_ready]:
             self._ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS)
         for slot in self.slots:
             if (actor := slot.actor) is not None:
@@ -162,7 +160,7 @@ class EnginePool(Generic[Engine]):
     def __enter__(self) -> EnginePool[Engine]:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- questions and single jobs -----------------------------------------------------------------------------

@@ -116,17 +116,20 @@ def submit_here(
 
 @dataclass(frozen=True, slots=True)
 class ServedEnd:
-    """The result of a search on a replica, or why there is none."""
+    """The result of a search on a replica, and the warnings and the kind of traces that `PendingSearch` has."""
 
-    result: SearchResult | None
-    notes: tuple[str, ...] = ()
-    thinks: bool = False
-    error: str | None = None
-    is_users: bool = False
+    result: SearchResult
+    notes: tuple[str, ...]
+    thinks: bool
 
 
-def run_served(problem: Problem, config: SearchConfig, has_notes: bool, solver: Solver, desk: JobDesk) -> ServedEnd:
-    """Searches for a client of the server, and sends events and notes; called in the process of a replica."""
+def run_served(
+    problem: Problem, config: SearchConfig, has_notes: bool, solver: Solver, desk: JobDesk
+) -> ServedEnd | Failed:
+    """Searches for a client of the server, and sends events and notes; called in the process of a replica.
+
+    Returns what failed in this search alone: an exception would cost the engine its life.
+    """
     pending = submit_here(solver, problem, config, desk.send, desk.send if has_notes else None)
     desk.listen(pending.cancel, lambda _: pending.ticket.abandon())
     try:
@@ -134,7 +137,7 @@ def run_served(problem: Problem, config: SearchConfig, has_notes: bool, solver: 
     except Exception as error:
         if not pending.ticket.failed_alone:
             raise
-        return ServedEnd(None, error=str(error) or type(error).__name__, is_users=isinstance(error, UserError))
+        return Failed(str(error) or type(error).__name__, isinstance(error, UserError))
     return ServedEnd(dataclasses.replace(result, traces=()), pending.notes, pending.thinks)
 
 
@@ -223,9 +226,9 @@ class RemoteSearch:
             if not self.has_begun:
                 self._sink.discard()
             self.ticket.result.set_exception(EngineError(words) if self.has_begun else NoEngineError(words))
-        elif end.value.result is None:
+        elif isinstance(end.value, Failed):
             kind = UserError if end.value.is_users else EngineError
-            self.ticket.result.set_exception(kind(end.value.error))
+            self.ticket.result.set_exception(kind(end.value.reason))
         else:
             self.notes, self.thinks = end.value.notes, end.value.thinks
             self.ticket.result.set_result(end.value.result)

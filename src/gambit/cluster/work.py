@@ -1,6 +1,6 @@
-"""Work for any engine under Ray, handed out as engines become free, and the searches that are such work.
+"""Work for engines under Ray: pieces that are handed out as engines become free, and searches that need all of them.
 
-Work that was under way when its engine died is done again. Work that has cost two engines their life is given up.
+A piece that was under way when its engine died is done again. One that has cost two engines their life is given up.
 """
 
 from __future__ import annotations
@@ -10,27 +10,35 @@ import itertools
 import os
 import queue
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gambit import events as ev
-from gambit.cluster.actor import NEWS_SECONDS, Done, Failed, Job, JobDesk, JobEnd
+from gambit.cluster.actor import NEWS_SECONDS, Done, Failed, Job, JobDesk, JobEnd, Make
 from gambit.cluster.engines import POLL_SECONDS, EnginePool, EngineSlot, RemoteJob
-from gambit.cluster.plan import EngineNeeds, workers_of
-from gambit.config.options import EngineConfig, SearchConfig
+from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs, workers_of
+from gambit.config.options import EngineConfig, SearchConfig, build
 from gambit.errors import EngineError, StorageError
+from gambit.models import files as models
 from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
+from gambit.search.parts import PartHandle, PartNews, PartOrder, Report
 from gambit.solver import Solver
+from gambit.solver.builder import LengthHistory, SearchPlan
+from gambit.solver.spread import SpreadSolver
 from gambit.storage.run_folder import LOG_FILE, warn_incomplete, with_log_error, write_result
 from gambit.types import Problem
 
 EXECUTOR = "distributed_executor_backend"
 MOST_DEATHS = 2  # of engines, by one piece of work
+PARTS_PER_ENGINE = 2  # of spread searches: one that is ending, and the next
 Tag = TypeVar("Tag")
 
 
@@ -195,7 +203,7 @@ class SolverMaker:
         return Solver(**self.options if self.scorer is None else {**self.options, "scorer": self.scorer})
 
 
-def engine_options(config: EngineConfig, needs: EngineNeeds) -> dict[str, Any]:
+def fitting_options(config: EngineConfig, needs: EngineNeeds) -> dict[str, Any]:
     """Returns the options that a config sets, made to fit into a share of a machine."""
     given = config.model_dump(exclude_unset=True)
     if needs.shares_a_gpu:
@@ -258,6 +266,20 @@ class SearchJob:
         return FinishedSearch(dataclasses.replace(result, out_dir=None, traces=()), found)
 
 
+def run_part(order: PartOrder, allowed_step: int | None, solver: Solver, desk: JobDesk) -> None:
+    """Runs a part of a search to its end; called in the process of its engine."""
+    is_over = threading.Event()
+
+    def report(news: PartNews) -> None:
+        desk.send(news, at_once=True)
+        if news.is_over:
+            is_over.set()
+
+    part = solver.start_part(order, report, allowed_step)
+    desk.listen(part.stop, part.allow)
+    is_over.wait()
+
+
 # -- in the process of the driver ------------------------------------------------------------------------------
 
 
@@ -289,3 +311,56 @@ class ClusterSolver:
             assert isinstance(end.value, FinishedSearch)
             self._pool.told.tell(end.value.result.warnings)
             yield end.value.result if out_dir is None else end.value.written(out_dir / end.tag.id)
+
+
+# -- one search on all engines ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """A solver under Ray, for a spread search."""
+
+    pool: EnginePool[Solver]
+    slot: EngineSlot
+
+    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int) -> SearchPlan:
+        self.pool.wait()  # for the other engines too: the clock of the search does not run yet
+        plan: SearchPlan = self.pool.ask(self.slot, methodcaller("plan", problem, config, history, num_engines))
+        return plan
+
+    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> PartHandle:
+        def on_end(end: JobEnd) -> None:
+            if isinstance(end, Failed):
+                error = f"engine {self.slot.number} died: {end.reason}"
+                report(PartNews(-1, (), is_over=True, error=error, is_engines=True))
+
+        job = self.pool.begin(self.slot, partial(run_part, order, allowed_step), report, on_end)
+        return PartHandle(job.post, job.stop)
+
+
+@contextmanager
+def spread_over(
+    make: Make[Solver], num_engines: int, needs: EngineNeeds
+) -> Iterator[tuple[SpreadSolver, EnginePool[Solver]]]:
+    """Yields a solver that spreads each search over new engines, and these; this process must be a driver of Ray."""
+    with (
+        EnginePool(make, num_engines, needs, jobs_per_engine=PARTS_PER_ENGINE) as pool,
+        SpreadSolver([RemoteEngine(pool, slot) for slot in pool.slots]) as solver,
+    ):
+        yield solver, pool
+
+
+@contextmanager
+def spread_on_ray(
+    model: str = models.BUNDLED, *, engines: int, address: str = OWN, **engine_options: object
+) -> Iterator[SpreadSolver]:
+    """Yields a `SpreadSolver` on engines under Ray: at an address, or on this machine alone.
+
+    `engine_options` are those of `Solver`.
+    """
+    config, plan = build(EngineConfig, {"model": model, **engine_options}), ClusterPlan(address, engines)
+    check_plan(plan, config)
+    with connected(plan) as resources:
+        needs = engine_needs(plan, config, resources)
+        with spread_over(SolverMaker(fitting_options(config, needs)), engines, needs) as (solver, _):
+            yield solver

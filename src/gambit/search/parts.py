@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gambit import events as ev
 from gambit.answers import Equivalent, Extractor
@@ -104,14 +104,12 @@ class PartNews:
 Report: TypeAlias = Callable[[PartNews], None]
 
 
-class PartHandle(Protocol):
+@dataclass(frozen=True, slots=True)
+class PartHandle:
     """A part that runs, perhaps in another process. Calls come from any thread."""
 
-    def allow(self, step: int | None) -> None:
-        """Lets it go on up to a step; None: to its end."""
-
-    def stop(self) -> None:
-        """Ends it within two engine steps; a second call does nothing."""
+    allow: Callable[[int | None], None]  # lets it go on up to a step; None: to its end
+    stop: Callable[[], None]  # ends it within two engine steps; a second call does nothing
 
 
 StartPart: TypeAlias = Callable[[Report, int | None], PartHandle]  # the second: the last step that it may take

@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -271,8 +272,8 @@ class Api:
         if not search.request.fields.background:
             raise ApiError(400, "only background responses can be cancelled: close the connection of the others")
         self.desk.abandon(search)
-        while not search.is_over:
-            await search.bell.listen()
+        with suppress(ApiError):
+            await search.finished()
         return JSONResponse(RESPONSES.whole(search))
 
     async def delete_response(self, request: Request) -> Response:

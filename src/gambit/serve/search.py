@@ -7,10 +7,11 @@ import dataclasses
 import secrets
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from gambit import events as ev
 from gambit.answers import AnswerKind
@@ -126,7 +127,7 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
     picked = _winners(record, result, request.fields.n)
     if not picked:
         spoken = [trace for trace in record.tree.traces if trace.num_tokens]
-        best = max(spoken, key=_standing_in(record.tree), default=None)
+        best = max(spoken, key=partial(_standing, record.tree), default=None)
         picked = [(best, None)]
         warnings.append(NO_END if best is None or best.end_reason is None else NO_ANSWER)
     elif len(picked) < request.fields.n:
@@ -161,15 +162,11 @@ def _winners(record: SearchRecord, result: SearchResult, most: int) -> list[tupl
     return found
 
 
-def _standing_in(tree: TraceTree) -> Callable[[Trace], tuple[bool, bool, float, int]]:
+def _standing(tree: TraceTree, trace: Trace) -> tuple[bool, bool, float, int]:
     """Returns what traces are compared by where no vote counts: completed ones first, then by score."""
-
-    def standing(trace: Trace) -> tuple[bool, bool, float, int]:
-        score = tree.score_of(trace)
-        is_stopped = trace.end_reason is EndReason.STOP
-        return is_stopped, trace.end_reason is not None, -1.0 if score is None else score, -trace.id
-
-    return standing
+    score = tree.score_of(trace)
+    is_stopped = trace.end_reason is EndReason.STOP
+    return is_stopped, trace.end_reason is not None, -1.0 if score is None else score, -trace.id
 
 
 def _parted(text: str, *, thinks: bool) -> tuple[str | None, str]:

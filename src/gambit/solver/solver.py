@@ -23,7 +23,7 @@ from gambit.scorers.choice import warn_of_other_weights
 from gambit.search.choice import with_fixed_pool
 from gambit.search.host import SearchTicket
 from gambit.search.loop import Search
-from gambit.search.parts import PartOrder, Report, RunningPart
+from gambit.search.parts import PartHandle, PartOrder, Report, RunningPart
 from gambit.solver.builder import (
     LengthHistory,
     PreparedSearch,
@@ -240,14 +240,14 @@ class Solver:
         """Returns the settings that a search would have; for `SpreadSolver`."""
         return self._builder.plan(SearchRequest(problem, config, None, None, None), history, num_engines)
 
-    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> RunningPart:
+    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> PartHandle:
         """Runs a part of a search that is spread over several solvers; for `SpreadSolver`."""
         part = RunningPart(order.settings, report, allowed_step)
         request = SearchRequest(
             order.problem, order.config, None, order.extractor, lambda _, event: part.on_event(event), part=part
         )
         part.follow(self._submit(request, lambda: False).ticket)
-        return part
+        return PartHandle(part.allow, part.stop)
 
     def equivalent(self, first: str, second: str) -> bool:
         """Returns True if two answers are equal, as votes decide it; comparisons are remembered."""
