@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections import Counter, OrderedDict, deque
@@ -10,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 
 from gambit import events as ev
 from gambit.async_solver import result_of
@@ -45,8 +45,8 @@ class AdmissionQueue:
 
     def __init__(self, max_running: int, max_traces: int, max_waiting: int) -> None:
         self.running: set[QueueTicket] = set()
-        self._lines: dict[str, deque[QueueTicket]] = {}  # by key
-        self._num_turns = 0
+        self._waiting: list[QueueTicket] = []  # the oldest first
+        self._turns = itertools.count(1)
         self._last_turns: dict[str, int] = {}  # by key
         self._max_running = max_running
         self._max_traces = max_traces
@@ -55,7 +55,7 @@ class AdmissionQueue:
 
     @property
     def num_waiting(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return len(self._waiting)
 
     @property
     def num_traces(self) -> int:
@@ -64,61 +64,52 @@ class AdmissionQueue:
     def join(self, key: ApiKey, num_traces: int) -> QueueTicket:
         """Adds a search, whose turn can be awaited, and which must leave; raises an error of status 429 if full."""
         ticket = QueueTicket(key, num_traces)
-        line = self._lines.setdefault(key.name, deque())
-        line.append(ticket)
+        self._waiting.append(ticket)
         self._admit()
-        if not ticket.turn.done() and self._is_full(key, line):
+        if ticket in self._waiting and self._is_overfull(key):
             self.leave(ticket)
             raise self._too_many()
         return ticket
 
     def leave(self, ticket: QueueTicket, seconds: float | None = None) -> None:
         """Removes a search that has ended or gives up its turn; a second call does nothing."""
-        line = self._lines.get(ticket.key.name, ())
-        if ticket in line:
-            line.remove(ticket)  # type: ignore[union-attr] # an empty tuple holds no ticket
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
         self.running.discard(ticket)
         if seconds is not None:
             self._seconds.append(seconds)
         self._admit()
 
-    def _is_full(self, key: ApiKey, line: deque[QueueTicket]) -> bool:
-        own = key.max_waiting
-        return self.num_waiting > self._max_waiting or (own is not None and len(line) > own)
+    def _is_overfull(self, key: ApiKey) -> bool:
+        own = sum(ticket.key.name == key.name for ticket in self._waiting)
+        return self.num_waiting > self._max_waiting or (key.max_waiting is not None and own > key.max_waiting)
 
     def _too_many(self) -> ApiError:
         mean = sum(self._seconds) / len(self._seconds)
         wait = math.ceil(mean * (self.num_waiting + 1) / max(len(self.running), 1))
         seconds = min(max(wait, 1), MOST_RETRY_SECONDS)
-        return ApiError(
-            429,
-            f"{len(self.running)} searches run and {self.num_waiting} wait: try again in {seconds} s",
-            code="queue_full",
-            headers={"retry-after": str(seconds)},
-        )
+        sentence = f"{len(self.running)} searches run and {self.num_waiting} wait: try again in {seconds} s"
+        return ApiError(429, sentence, code="queue_full", headers={"retry-after": str(seconds)})
 
     def _admit(self) -> None:
-        while (line := self._next_line()) is not None and self._fits(line[0]):
-            ticket = line.popleft()
-            self._num_turns += 1
-            self._last_turns[ticket.key.name] = self._num_turns
+        while (ticket := self._next()) is not None and self._fits(ticket):
+            self._waiting.remove(ticket)
+            self._last_turns[ticket.key.name] = next(self._turns)
             if not ticket.turn.done():  # else it was cancelled while it waited
                 self.running.add(ticket)
                 ticket.turn.set_result(None)
-        self._lines = {name: line for name, line in self._lines.items() if line}
 
-    def _next_line(self) -> deque[QueueTicket] | None:
-        """Returns the line of the key with the fewest running traces, on a tie of the one that waited longest."""
-        searches, traces = Counter[str](), Counter[str]()
+    def _next(self) -> QueueTicket | None:
+        """Returns the oldest of the key with the fewest running traces, on a tie of the one that waited longest."""
+        searches = Counter(ticket.key.name for ticket in self.running)
+        traces = Counter[str]()
         for ticket in self.running:
-            searches[ticket.key.name] += 1
             traces[ticket.key.name] += ticket.num_traces
-        open_lines = (
-            (traces[name], self._last_turns.get(name, 0), line)
-            for name, line in self._lines.items()
-            if line and ((most := line[0].key.max_running) is None or searches[name] < most)
-        )
-        return min(open_lines, key=itemgetter(0, 1), default=(0, 0, None))[2]
+        oldest: dict[str, QueueTicket] = {}  # by key
+        for ticket in self._waiting:
+            oldest.setdefault(ticket.key.name, ticket)
+        free = [ticket for name, ticket in oldest.items() if searches[name] < (ticket.key.max_running or math.inf)]
+        return min(free, key=lambda each: (traces[each.key.name], self._last_turns.get(each.key.name, 0)), default=None)
 
     def _fits(self, ticket: QueueTicket) -> bool:
         if len(self.running) >= self._max_running:
@@ -148,7 +139,7 @@ class SearchDesk:
         self._kv_usage = 0.0
         self._submit = solver.submit if isinstance(solver, ReplicaSolver) else partial(submit_here, solver)
         if isinstance(solver, ReplicaSolver):
-            solver.listen(self.changed.ring_from_thread, self._lose_engines)
+            solver.listen(self.changed.ring_from_thread, lambda error: self._from_thread(partial(self._die, error)))
 
     @property
     def has_engine(self) -> bool:
@@ -332,10 +323,6 @@ class SearchDesk:
             await result_of(self._submit(Problem(search.request.question, id="probe"), probe, lambda event: None, None))
         except Exception:
             self._die(error)
-
-    def _lose_engines(self, error: BaseException) -> None:
-        """Ends the server; called on a thread of the engines."""
-        self._from_thread(partial(self._die, error))
 
     def _from_thread(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has ended
