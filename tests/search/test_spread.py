@@ -232,8 +232,8 @@ def test_what_goes_wrong_on_one_engine_ends_all_and_is_told(solvers, tmp_path):
     class Broken:
         plan = solvers[1].plan
 
-        def start_part(self, order, *more):
-            return solvers[1].start_part(dataclasses.replace(order, extractor=self.fail), *more)
+        def start_part(self, request, *more):
+            return solvers[1].start_part(dataclasses.replace(request, extractor=self.fail), *more)
 
         @staticmethod
         def fail(text):

@@ -23,7 +23,7 @@ from gambit.cluster.actor import Failed, JobDesk, JobEnd
 from gambit.cluster.engines import EnginePool, EngineSlot, RemoteJob
 from gambit.config.options import SearchConfig
 from gambit.config.presets import resolved_capacity
-from gambit.errors import EngineError, UserError
+from gambit.errors import EngineError, GambitError, UserError
 from gambit.models import files as models
 from gambit.results.record import SearchRecord, extended
 from gambit.results.result import SearchResult
@@ -196,12 +196,7 @@ class RemoteSearch:
 
     def result(self) -> SearchResult:
         """Waits for the result."""
-        try:
-            result = self.ticket.result.result()
-        except BaseException:
-            self.abandon()
-            raise
-        return self._sink.finish(result)
+        return self._sink.finish(self.ticket.result.result())
 
     def abandon(self) -> None:
         """Ends it, and waits for that."""
@@ -221,17 +216,20 @@ class RemoteSearch:
 
     def end(self, end: JobEnd) -> None:
         """Takes its end."""
-        if isinstance(end, Failed):
-            words = f"the engine of this search died: {end.reason}"
-            if not self.has_begun:
-                self._sink.discard()
-            self.ticket.result.set_exception(EngineError(words) if self.has_begun else NoEngineError(words))
-        elif isinstance(end.value, Failed):
-            kind = UserError if end.value.is_users else EngineError
-            self.ticket.result.set_exception(kind(end.value.reason))
-        else:
+        if not isinstance(end, Failed) and not isinstance(end.value, Failed):
             self.notes, self.thinks = end.value.notes, end.value.thinks
             self.ticket.result.set_result(end.value.result)
+            return
+        error: GambitError
+        if not isinstance(end, Failed):
+            error = UserError(end.value.reason) if end.value.is_users else EngineError(end.value.reason)
+        elif self.has_begun:
+            error = EngineError(f"the engine of this search died: {end.reason}")
+        else:
+            error = NoEngineError(f"the engine of this search died: {end.reason}")
+            self._sink.discard()
+        self._sink.close()
+        self.ticket.result.set_exception(error)
 
 
 class ReplicaSolver:

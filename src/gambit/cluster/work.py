@@ -25,13 +25,14 @@ from gambit.cluster.actor import NEWS_SECONDS, Done, Failed, Job, JobDesk, JobEn
 from gambit.cluster.engines import POLL_SECONDS, EnginePool, EngineSlot, RemoteJob
 from gambit.cluster.plan import OWN, ClusterPlan, EngineNeeds, check_plan, connected, engine_needs, workers_of
 from gambit.config.options import EngineConfig, SearchConfig, build
+from gambit.config.presets import SearchSettings
 from gambit.errors import EngineError, StorageError
 from gambit.models import files as models
 from gambit.results.result import SearchResult
 from gambit.scorers.base import Scorer
-from gambit.search.parts import PartHandle, PartNews, PartOrder, Report
+from gambit.search.parts import PartHandle, PartNews, Report
 from gambit.solver import Solver
-from gambit.solver.builder import LengthHistory, SearchPlan
+from gambit.solver.builder import LengthHistory, SearchPlan, SearchRequest
 from gambit.solver.spread import SpreadSolver
 from gambit.storage.run_folder import LOG_FILE, warn_incomplete, with_log_error, write_result
 from gambit.types import Problem
@@ -266,7 +267,9 @@ class SearchJob:
         return FinishedSearch(dataclasses.replace(result, out_dir=None, traces=()), found)
 
 
-def run_part(order: PartOrder, allowed_step: int | None, solver: Solver, desk: JobDesk) -> None:
+def run_part(
+    request: SearchRequest, settings: SearchSettings, allowed_step: int | None, solver: Solver, desk: JobDesk
+) -> None:
     """Runs a part of a search to its end; called in the process of its engine."""
     is_over = threading.Event()
 
@@ -275,7 +278,7 @@ def run_part(order: PartOrder, allowed_step: int | None, solver: Solver, desk: J
         if news.is_over:
             is_over.set()
 
-    part = solver.start_part(order, report, allowed_step)
+    part = solver.start_part(request, settings, report, allowed_step)
     desk.listen(part.stop, part.allow)
     is_over.wait()
 
@@ -323,19 +326,22 @@ class RemoteEngine:
     pool: EnginePool[Solver]
     slot: EngineSlot
 
-    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int) -> SearchPlan:
+    def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
         self.pool.wait()  # for the other engines too: the clock of the search does not run yet
-        plan: SearchPlan = self.pool.ask(self.slot, methodcaller("plan", problem, config, history, num_engines))
+        plan: SearchPlan = self.pool.ask(self.slot, methodcaller("plan", request, history, num_engines))
         return plan
 
-    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> PartHandle:
+    def start_part(
+        self, request: SearchRequest, settings: SearchSettings, report: Report, allowed_step: int | None
+    ) -> PartHandle:
         def on_end(end: JobEnd) -> None:
             if isinstance(end, Failed):
                 error = f"engine {self.slot.number} died: {end.reason}"
                 report(PartNews(-1, (), is_over=True, error=error, is_engines=True))
 
-        job = self.pool.begin(self.slot, partial(run_part, order, allowed_step), report, on_end)
-        return PartHandle(job.post, job.stop)
+        job = partial(run_part, request, settings, allowed_step)
+        remote = self.pool.begin(self.slot, job, report, on_end)
+        return PartHandle(remote.post, remote.stop)
 
 
 @contextmanager

@@ -20,8 +20,7 @@ from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from gambit import events as ev
-from gambit.answers import Equivalent, Extractor
-from gambit.config.options import SearchConfig
+from gambit.answers import Equivalent
 from gambit.config.presets import SearchPart, SearchSettings
 from gambit.errors import EngineError, UserError
 from gambit.policies.base import Requirements, SplitBy
@@ -32,7 +31,7 @@ from gambit.search.host import SearchTicket
 from gambit.search.limits import CHECK_SECONDS, SearchLimits, is_over
 from gambit.search.score_spread import DoubtWatch
 from gambit.tree import LIVE, Trace, TraceState
-from gambit.types import Problem, StopReason
+from gambit.types import StopReason
 
 POLL_SECONDS = 0.2  # between two looks at whether to stop
 # The phases of an engine step in their order; first come events of earlier steps.
@@ -78,16 +77,6 @@ def ranges(total: int, count: int) -> list[range]:
 
 
 # -- on an engine -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PartOrder:
-    """A part for a solver to run."""
-
-    problem: Problem
-    config: SearchConfig
-    settings: SearchSettings  # of the part; those of the whole were resolved once for all engines
-    extractor: Extractor | None = None
 
 
 @dataclass(frozen=True, slots=True)

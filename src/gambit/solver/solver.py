@@ -12,7 +12,7 @@ from types import TracebackType
 from gambit import events as ev
 from gambit.answers import Extractor
 from gambit.config.options import EngineConfig, SearchConfig, build
-from gambit.config.presets import resolved_capacity
+from gambit.config.presets import SearchSettings, resolved_capacity
 from gambit.engines.base import Engine
 from gambit.errors import UserError
 from gambit.models import files as models
@@ -23,7 +23,7 @@ from gambit.scorers.choice import warn_of_other_weights
 from gambit.search.choice import with_fixed_pool
 from gambit.search.host import SearchTicket
 from gambit.search.loop import Search
-from gambit.search.parts import PartHandle, PartOrder, Report, RunningPart
+from gambit.search.parts import PartHandle, Report, RunningPart
 from gambit.solver.builder import (
     LengthHistory,
     PreparedSearch,
@@ -236,17 +236,17 @@ class Solver:
             for left in pending:
                 left.abandon()
 
-    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
+    def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
         """Returns the settings that a search would have; for `SpreadSolver`."""
-        return self._builder.plan(SearchRequest(problem, config, None, None, None), history, num_engines)
+        return self._builder.plan(request, history, num_engines)
 
-    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> PartHandle:
+    def start_part(
+        self, request: SearchRequest, settings: SearchSettings, report: Report, allowed_step: int | None
+    ) -> PartHandle:
         """Runs a part of a search that is spread over several solvers; for `SpreadSolver`."""
-        part = RunningPart(order.settings, report, allowed_step)
-        request = SearchRequest(
-            order.problem, order.config, None, order.extractor, lambda _, event: part.on_event(event), part=part
-        )
-        part.follow(self._submit(request, lambda: False).ticket)
+        part = RunningPart(settings, report, allowed_step)
+        own = dataclasses.replace(request, on_event=lambda _, event: part.on_event(event), part=part)
+        part.follow(self._submit(own, lambda: False).ticket)
         return PartHandle(part.allow, part.stop)
 
     def equivalent(self, first: str, second: str) -> bool:

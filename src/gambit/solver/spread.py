@@ -13,10 +13,11 @@ from typing import Protocol
 from gambit import events as ev
 from gambit.answers import Extractor, Grader
 from gambit.config.options import SearchConfig
+from gambit.config.presets import SearchSettings
 from gambit.errors import EngineError, ToldOnce, UserError
 from gambit.policies.base import SplitBy
 from gambit.results.result import SearchResult
-from gambit.search.parts import EngineDiedError, MergedSearch, PartHandle, PartOrder, Report, split
+from gambit.search.parts import EngineDiedError, MergedSearch, PartHandle, Report, split
 from gambit.solver.builder import LengthHistory, SearchPlan, SearchRequest, request_of, requests_of
 from gambit.storage.run_folder import EventCallback, EventSink
 from gambit.types import ChatMessage, Problem
@@ -27,10 +28,12 @@ MOST_DEATHS = 2  # of engines, by one search
 class PartEngine(Protocol):
     """A solver for parts of searches, perhaps in another process."""
 
-    def plan(self, problem: Problem, config: SearchConfig, history: LengthHistory, num_engines: int) -> SearchPlan:
-        """Returns the settings that a search of a problem would have."""
+    def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
+        """Returns the settings that the whole of a search would have."""
 
-    def start_part(self, order: PartOrder, report: Report, allowed_step: int | None) -> PartHandle:
+    def start_part(
+        self, request: SearchRequest, settings: SearchSettings, report: Report, allowed_step: int | None
+    ) -> PartHandle:
         """Starts a part of a search, which may take steps up to the allowed one."""
 
 
@@ -122,14 +125,14 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
 
     def _attempt(self, request: SearchRequest, sink: EventSink, should_stop: Callable[[], bool]) -> SearchResult:
         num_engines = len(self._engines)
-        plan = self._engines[0].plan(request.problem, request.config, self._history, num_engines)
+        bare = dataclasses.replace(request, out_dir=None, on_event=None)  # the driver alone writes
+        plan = self._engines[0].plan(bare, self._history, num_engines)
         parts = split(plan.settings, plan.requirements.split_by, num_engines)
         whole = plan.settings if len(parts) == 1 else dataclasses.replace(plan.settings, doubt=None)
         environment = {**plan.header.environment, "engines": len(parts)}
         header = dataclasses.replace(plan.header, settings=whole.to_json(), environment=environment)
         merged = MergedSearch(header, plan.settings, plan.requirements, len(parts), sink.write, self._grader.for_vote)
-        orders = [PartOrder(request.problem, request.config, settings, request.extractor) for settings in parts]
-        starts = [partial(engine.start_part, order) for engine, order in zip(self._engines, orders, strict=False)]
+        starts = [partial(engine.start_part, bare, part) for engine, part in zip(self._engines, parts, strict=False)]
         result = merged.run(starts, should_stop)
         news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.note]))
