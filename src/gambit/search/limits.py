@@ -1,10 +1,11 @@
-"""When a search is over: enough traces are complete, none is left, its vote is settled, or a budget is used up."""
+"""Ends a search: enough traces are complete, none is left, its vote is settled, or a budget is used up."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gambit.answers import Equivalent
 from gambit.config.presets import SearchSettings
@@ -17,8 +18,8 @@ from gambit.tree import TraceState, TraceTree
 from gambit.types import StopReason
 
 CHECK_SECONDS = 0.5  # the longest that a look at the vote may hold up the engine
-# Where weights are chances, an answer that nobody has given yet has half of what a trace that is certainly right has:
-# four traces that agree and are all thought to be wrong settle nothing.
+# If weights are chances, an answer that no trace has given yet counts half of a trace that is certainly right: four
+# traces that agree and are all likely wrong settle nothing.
 UNSEEN = 0.5
 VOTE_SHARE, MAX_VOTE_SECONDS = 0.1, 5.0  # of a time budget, kept for the vote
 
@@ -56,13 +57,13 @@ class SearchLimits:
 
     @property
     def has_enough_traces(self) -> bool:
-        """Whether as many traces are complete as were asked for, on every island."""
+        """Returns True if the requested number of traces is complete, on every island."""
         if self._tree.count(TraceState.FINISHED) < self._num_wanted:
             return False
         return self.islands.are_complete(trace.island for trace in self._tree.in_state(TraceState.FINISHED))
 
     def due_reason(self, num_generated: int, *, is_settled: bool) -> StopReason | None:
-        """Returns why the search must stop now; None where it goes on. `is_settled`: its vote cannot change any more.
+        """Returns why the search must stop now, None if it goes on. `is_settled`: its vote cannot change any more.
 
         A part of a search ends with its own traces: the budgets and the vote are the whole's.
         """
@@ -70,7 +71,7 @@ class SearchLimits:
             return self._end_of_traces(self._tree.num_live)
         if (reason := self.reason_in_pool(num_generated, is_settled=is_settled)) is not None:
             return reason
-        return StopReason.BUDGET_SECONDS if time.monotonic() >= self.search_deadline else None
+        return StopReason.BUDGET_SECONDS if self.is_time_up else None
 
     def reason_in_pool(self, num_generated: int, *, is_settled: bool) -> StopReason | None:
         """Returns the same as `due_reason`, whatever the time: it is equal in every run with the same seed."""
@@ -92,78 +93,72 @@ class SearchLimits:
         return None if num_live else StopReason.EXHAUSTED
 
 
+@dataclass(slots=True)
 class VoteWatch:
     """Looks at the vote while traces run. A search without `first_traces` has one round, which it may cut short."""
 
-    def __init__(
-        self,
-        settings: SearchSettings,
-        record: SearchRecord,
-        requirements: Requirements,
-        scores: Scores,
-        limits: SearchLimits,
-        equivalent_until: Callable[[float], Equivalent],
-    ) -> None:
-        self.is_settled = False
-        self.num_planned = settings.first_traces  # traces that may have begun by now; None: all
-        self._settings = settings
-        self._record = record
-        self._requirements = requirements
-        self._scores = scores
-        self._limits = limits
-        self._equivalent_until = equivalent_until
-        self._has_news = False  # a trace has ended since the vote was looked at, or has got its score
+    settings: SearchSettings
+    record: SearchRecord
+    requirements: Requirements
+    scores: Scores
+    limits: SearchLimits
+    equivalent_until: Callable[[float], Equivalent]
+    num_planned: int | None = field(init=False)  # traces that may have begun by now; None: all
+    is_settled: bool = False
+    has_news: bool = False  # a trace has ended since the vote was looked at, or has got its score
+
+    def __post_init__(self) -> None:
+        self.num_planned = self.settings.first_traces
 
     def note_end(self) -> None:
         """Notes that a trace has finished."""
-        self._has_news = True
+        self.has_news = True
 
     @property
     def must_wait(self) -> bool:
-        """Whether the verifier has yet to read what decides about a next round."""
-        is_open = self._is_between and self._votes_by_verifier and not self._limits.is_time_up
-        return is_open and not self._scores.have_come
+        """Returns True while the verifier has yet to read what decides about a next round."""
+        is_open = self.is_between and self.votes_by_verifier and not self.limits.is_time_up
+        return is_open and not self.scores.have_come
 
     def look(self, at: int, *, is_check: bool) -> None:
-        """Finds out whether the vote is settled, if it is time to look. `is_check`: a check interval is over.
+        """Finds out if the vote is settled, when it is time to look. `is_check`: a check interval is over.
 
         The engine stands still while one of its searches waits for its verifier. While traces run, the vote is
         therefore looked at in checks alone, by scores that a check's lag has given time to come.
         """
-        consensus = self._settings.consensus
-        if consensus is None or not self._has_news:
+        consensus = self.settings.consensus
+        if consensus is None or not self.has_news:
             return
-        if self._votes_by_verifier:
-            if not self._is_between and not is_check:
+        if self.votes_by_verifier:
+            if not self.is_between and not is_check:
                 return
-            self._scores.collect(at, self._limits.search_deadline, with_latest=self._is_between)
-        self._has_news = self._votes_by_verifier and self._scores.are_owed_to_votes
-        equivalent = self._equivalent_until(time.monotonic() + CHECK_SECONDS)
-        self.is_settled = is_over(
-            consensus, self._record, self._requirements, equivalent, is_probability=self._settings.is_probability
-        )
+            self.scores.collect(at, self.limits.search_deadline, with_latest=self.is_between)
+        self.has_news = self.votes_by_verifier and self.scores.are_owed_to_votes
+        equivalent = self.equivalent_until(time.monotonic() + CHECK_SECONDS)
+        is_probability = self.settings.is_probability
+        self.is_settled = is_over(consensus, self.record, self.requirements, equivalent, is_probability=is_probability)
 
     def plan_next(self) -> bool:
         """Lets as many roots begin again as there are, if it is time to."""
-        if not self._is_between or self.is_settled:
+        if not self.is_between or self.is_settled:
             return False
-        self.num_planned = 2 * self._num_roots
+        self.num_planned = 2 * self.num_roots
         return True
 
     @property
-    def _is_between(self) -> bool:
-        """Whether nothing of the search runs, and the vote decides if there are more traces."""
-        if self.num_planned is None or self._record.tree.num_live or self._limits.has_enough_traces:
+    def is_between(self) -> bool:
+        """Returns True while nothing of the search runs, and the vote decides if there are more traces."""
+        if self.num_planned is None or self.record.tree.num_live or self.limits.has_enough_traces:
             return False
-        return self._num_roots < self._settings.num_traces
+        return self.num_roots < self.settings.num_traces
 
     @property
-    def _num_roots(self) -> int:
-        return sum(trace.parent is None for trace in self._record.tree.traces)
+    def num_roots(self) -> int:
+        return sum(trace.parent is None for trace in self.record.tree.traces)
 
     @property
-    def _votes_by_verifier(self) -> bool:
-        return self._scores.are_late and self._record.vote_kind.needs_scores
+    def votes_by_verifier(self) -> bool:
+        return self.scores.are_late and self.record.vote_kind.needs_scores
 
 
 def is_over(
@@ -174,7 +169,7 @@ def is_over(
     *,
     is_probability: bool,
 ) -> bool:
-    """Returns whether the vote needs no more traces. `is_probability`: scores are chances."""
+    """Returns True if the vote needs no more traces. `is_probability`: scores are chances."""
     least = consensus.min_traces if consensus.fraction is not None else 0
     if record.tree.count(TraceState.FINISHED) < max(least, requirements.provisional_traces):
         return False

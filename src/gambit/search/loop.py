@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 
 from gambit import events as ev
 from gambit.config.presets import SearchSettings
@@ -25,7 +26,7 @@ NOTHING = SearchStep()
 
 
 class SearchBatch:
-    """The running searches of one engine. What goes wrong in one of them ends that one; an engine that fails ends all.
+    """The running searches of one engine. An error in one of them ends that one; an engine that fails ends all.
 
     A search that a method returns has stopped: its vote is the caller's to take (`Search.conclude`).
     """
@@ -37,10 +38,10 @@ class SearchBatch:
     def step(self) -> list[Search]:
         """Takes one decode step and lets every search act on it; returns the searches that this ended.
 
-        Where all of them wait for their verifiers, no trace has a token to decode, and the wait takes the step's place.
+        If all of them wait for their verifiers, no trace has a token to decode, and the wait takes the step's place.
         """
         if all(search.is_waiting for search in self.running.values()):
-            return self._wait()
+            return self._each(self.running.values(), lambda search: search.end_if_due(may_wait=False))
         batch = self._engine.step()
         for search in self.running.values():
             began, waited = time.perf_counter(), search.pool.scores.seconds_waited
@@ -67,40 +68,31 @@ class SearchBatch:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more search would have a trace to run: traces that wait for others are better not begun."""
+        """Returns True if one more search would have a trace to run: traces that wait for others can begin later."""
         most = self._engine.info.most_traces
         return most is None or sum(search.record.tree.num_live for search in self.running.values()) < most
 
     def add(self, search: Search) -> list[Search]:
-        """Begin a search; gives it back where it ended while it began (an exhausted budget, a policy that fails)."""
+        """Begins a search; returns it if it ended at once (an exhausted budget, a policy that fails)."""
         self.running[search.number] = search
-        try:
-            search.begin()
-        except Exception as error:
-            search.fail(error)
-        return self._take_stopped()
-
-    def _wait(self) -> list[Search]:
-        for search in self.running.values():
-            try:
-                search.end_if_due(may_wait=False)
-            except Exception as error:
-                search.fail(error)
-        return self._take_stopped()
+        return self._each([search], Search.begin)
 
     def stop(
         self, searches: Iterable[Search], reason: StopReason = StopReason.INTERRUPTED, error: str | None = None
     ) -> list[Search]:
-        """End running searches between two steps."""
-        for search in list(searches):
-            try:
-                search.stop(reason, error)
-            except Exception as failure:
-                search.fail(failure)
-        return self._take_stopped()
+        """Ends running searches between two steps."""
+        return self._each(searches, lambda search: search.stop(reason, error))
 
     def stop_all(self, reason: StopReason, error: str | None = None) -> list[Search]:
         return self.stop(self.running.values(), reason, error)
+
+    def _each(self, searches: Iterable[Search], act: Callable[[Search], None]) -> list[Search]:
+        for search in searches:
+            try:
+                act(search)
+            except Exception as error:
+                search.fail(error)
+        return self._take_stopped()
 
     def _take_stopped(self) -> list[Search]:
         stopped = [search for search in self.running.values() if search.is_stopped]
@@ -130,24 +122,25 @@ class Search:
         self.is_waiting = False  # nothing of it runs until the verifier has read what the vote needs
         self.failure: BaseException | None = None  # of this search alone
         self.meter = Meter()
-        self.policy = policy
-        self.policy_state = policy.initial_state()
-        self._wake = policy.wake
-        self._requirements = requirements_of(policy)
-        self.pool = TracePool(engine, self.record, settings, spec, callbacks, self._requirements, verifier)
+        requirements = requirements_of(policy)
+        self.pool = TracePool(engine, self.record, settings, spec.search, callbacks, requirements, verifier)
         self.limits = SearchLimits(settings, self.pool.islands, self.record.tree)
-        self._watch: VoteWatch | None = None  # only where the vote may end the search; a part of one has no vote
+        self._watch: VoteWatch | None = None  # only if the vote may end the search; a part of one has no vote
         if settings.part is None and (settings.consensus is not None or settings.first_traces is not None):
             self._watch = VoteWatch(
-                settings, self.record, self._requirements, self.pool.scores, self.limits, callbacks.equivalent_until
+                settings, self.record, requirements, self.pool.scores, self.limits, callbacks.equivalent_until
             )
         self._error: str | None = None
         self._engine = engine
+        self.policy = policy
+        self._policy_state = policy.initial_state()
+        self._wake = policy.wake
+        self._score_use = requirements.scores
         self._settings = settings
         self._spec = spec
         self._callbacks = callbacks
 
-    # -- its part in a step ------------------------------------------------------------------------------------
+    # -- its share of a step -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self.limits.start_clock()
@@ -158,42 +151,38 @@ class Search:
         self.report(0)
 
     def is_turn(self, step: SearchStep, at: int) -> bool:
-        """Whether the policy wants to act on an engine step. Once enough traces are complete, only votes are left."""
-        wake = self._wake
-        has_left = bool(step.finished) or any(lost.action is PressureAction.PRUNE for lost in step.evicted)
-        if wake.on_completion and has_left:
+        """Returns True if the policy acts on an engine step. When enough traces are complete, only votes are left."""
+        has_left = step.finished or any(lost.action is PressureAction.PRUNE for lost in step.evicted)
+        if self._wake.on_completion and has_left:
             return True
-        return (self._is_round(step, at) or (wake.on_boundary and bool(step.scored))) and not (
-            self.limits.has_enough_traces
-        )
+        return self._is_round(step, at) and not self.limits.has_enough_traces
 
     def is_check(self, step: SearchStep, at: int) -> bool:
-        """Whether a check interval is over."""
+        """Returns True if a check interval is over."""
         return step.num_generated > 0 and at % self._settings.pool.check_interval == 0
 
     def _is_round(self, step: SearchStep, at: int) -> bool:
+        if self._wake.on_boundary and step.scored:
+            return True
         every = self._wake.every_steps
         return every is not None and step.num_generated > 0 and at % every == 0
 
     def collect_scores(self, step: SearchStep, at: int, *, is_turn: bool) -> None:
-        """Waits for the late scores that the policy is about to look at: a completion may wake one that does not."""
-        use, wake = self._requirements.scores, self._wake
-        is_needed = use is not ScoreUse.NEVER
-        if is_turn and use is ScoreUse.ROUNDS:
-            is_needed = self._is_round(step, at) or (wake.on_boundary and bool(step.scored))
-        if is_needed:
-            self.pool.scores.collect(at, self.limits.search_deadline, with_latest=is_turn and wake.on_boundary)
+        """Waits for the late scores that the policy is about to use; not if a completion alone has woken it."""
+        is_unused = is_turn and self._score_use is ScoreUse.ROUNDS and not self._is_round(step, at)
+        if self._score_use is not ScoreUse.NEVER and not is_unused:
+            is_latest = is_turn and self._wake.on_boundary
+            self.pool.scores.collect(at, self.limits.search_deadline, with_latest=is_latest)
 
     def decide(self, at: int) -> Sequence[Decision]:
-        """Asks the policy."""
+        """Returns the policy's decisions on the pool as it is."""
         view = self.pool.view(at, None if self._watch is None else self._watch.num_planned)
-        self.policy_state, decisions = self.policy.decide(self.policy_state, view)
+        self._policy_state, decisions = self.policy.decide(self._policy_state, view)
         return decisions
 
     def execute(self, decisions: Sequence[Decision], at: int) -> None:
         """Carries decisions out. A policy that divided the islands decides once more at once."""
-        is_over = self.limits.has_enough_traces
-        if is_over:
+        if self.limits.has_enough_traces:
             decisions = [decision for decision in decisions if isinstance(decision, Discard)]
         self.pool.execute(decisions, at)
         self.limits.islands = self.pool.islands
@@ -205,7 +194,7 @@ class Search:
             self.sample()
 
     def end_if_due(self, *, is_check: bool = False, has_finished: bool = False, may_wait: bool = True) -> None:
-        """Looks at the vote, begins a next round of traces or ends the search, where it is time to.
+        """Looks at the vote, begins a next round of traces or ends the search, if it is time to.
 
         A search that has to wait for its verifier lets others go on meanwhile, unless there are none (`may_wait`).
         """
@@ -247,7 +236,7 @@ class Search:
         self.is_stopped = True
 
     def fail(self, error: BaseException) -> None:
-        """Ends the search with what it has, after something that went wrong in it alone."""
+        """Ends the search with what it has, after an error in it alone."""
         self.failure = self.failure or error
         with suppress(Exception):  # a callback that always fails leaves a log without an end, and no trace running
             self.stop(StopReason.FAILED, str(error) or type(error).__name__)
@@ -284,22 +273,25 @@ class Search:
         return tokens
 
 
+@dataclass(slots=True)
 class Meter:
     """Decode steps, tokens and seconds of a search so far, and the memory of its engine."""
 
-    def __init__(self) -> None:
-        self.num_steps = 0  # in which it got a token
-        self.num_generated = 0
-        self.search = 0.0  # seconds
-        self._engine = self._scoring = self._scheduling = 0.0  # seconds
-        self._kv_used_tokens = self._kv_capacity_tokens = 0
+    num_steps: int = 0  # in which it got a token
+    num_generated: int = 0
+    kv_used_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    search: float = 0.0  # seconds, as are the next three
+    engine: float = 0.0
+    scoring: float = 0.0
+    scheduling: float = 0.0
 
     def add(self, step: SearchStep, batch: StepBatch) -> int:
         """Counts an engine step; returns the number of steps."""
-        self._kv_used_tokens, self._kv_capacity_tokens = batch.kv_used_tokens, batch.kv_capacity_tokens
-        self._engine += batch.seconds.engine
-        self._scoring += batch.seconds.scoring
-        self._scheduling += batch.seconds.scheduling
+        self.kv_used_tokens, self.kv_capacity_tokens = batch.kv_used_tokens, batch.kv_capacity_tokens
+        self.engine += batch.seconds.engine
+        self.scoring += batch.seconds.scoring
+        self.scheduling += batch.seconds.scheduling
         self.num_steps += step.num_generated > 0
         self.num_generated += step.num_generated
         return self.num_steps
@@ -312,12 +304,12 @@ class Meter:
             ghosts=tree.count(TraceState.GHOST),
             completed=tree.count(TraceState.FINISHED),
             generated=self.num_generated,
-            kv_used_tokens=self._kv_used_tokens,
-            kv_capacity_tokens=self._kv_capacity_tokens,
+            kv_used_tokens=self.kv_used_tokens,
+            kv_capacity_tokens=self.kv_capacity_tokens,
             seconds_total=seconds_total,
-            seconds_engine=self._engine,
-            seconds_scoring=self._scoring,
-            seconds_scheduling=self._scheduling,
+            seconds_engine=self.engine,
+            seconds_scoring=self.scoring,
+            seconds_scheduling=self.scheduling,
             seconds_search=self.search,
         )
 
@@ -329,7 +321,7 @@ def run_searches(
     concurrency: int = 1,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Search]:
-    """Drive searches in this thread, up to `concurrency` in one batch with room, and give each back with its result.
+    """Drives searches in this thread, up to `concurrency` in one batch with room, and yields each with its result.
 
     Whatever ends the iteration early, every begun search gets its vote and the end of its log.
     """
@@ -337,7 +329,8 @@ def run_searches(
     reason, failure = StopReason.INTERRUPTED, None
     try:
         while True:
-            yield from _concluded(_fill_up(batch, coming, concurrency))
+            while len(batch.running) < concurrency and batch.has_room and (search := next(coming, None)) is not None:
+                yield from _concluded(batch.add(search))
             if not batch.running or should_stop():
                 break
             yield from _concluded(batch.step())
@@ -349,16 +342,8 @@ def run_searches(
     yield from left
 
 
-def _fill_up(batch: SearchBatch, coming: Iterator[Search], concurrency: int) -> Iterator[Search]:
-    while len(batch.running) < concurrency and batch.has_room:
-        search = next(coming, None)
-        if search is None:
-            return
-        yield from batch.add(search)
-
-
 def _concluded(stopped: Iterable[Search]) -> Iterator[Search]:
-    """With their votes; a search that failed by itself raises, for whoever drives it here owns its callbacks."""
+    """Concludes each search; re-raises its own failure."""
     for search in stopped:
         search.conclude()
         if search.failure is not None:

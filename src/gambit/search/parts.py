@@ -24,12 +24,12 @@ from gambit.answers import Equivalent
 from gambit.config.presets import SearchPart, SearchSettings
 from gambit.errors import EngineError, UserError
 from gambit.policies.base import Requirements, SplitBy
+from gambit.policies.doubt import DoubtWatch
 from gambit.policies.islands import Islands
 from gambit.results.record import SearchRecord, voted
 from gambit.results.result import SearchResult
 from gambit.search.host import SearchTicket
 from gambit.search.limits import CHECK_SECONDS, SearchLimits, is_over
-from gambit.search.score_spread import DoubtWatch
 from gambit.tree import LIVE, Trace, TraceState
 from gambit.types import StopReason
 

@@ -1,4 +1,4 @@
-"""The traces of one search: what its engine does to them and its policy decides on them, each change an event."""
+"""The traces of one search: changes by its engine and decisions of its policy become events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gambit import events as ev
 from gambit.answers import Equivalent
 from gambit.config.presets import SearchSettings
-from gambit.engines.base import Engine, SearchSpec
+from gambit.engines.base import Engine
 from gambit.policies.base import (
     Branch,
     Decision,
@@ -23,10 +23,10 @@ from gambit.policies.base import (
     Start,
     TraceView,
 )
+from gambit.policies.doubt import FirstScores
 from gambit.policies.islands import Islands
 from gambit.policies.slim_sc import Embed
 from gambit.results.record import SearchRecord
-from gambit.search.score_spread import FirstScores
 from gambit.search.scores import Scores, VerifierScores, VerifierUse
 from gambit.search.thoughts import Decode, ThoughtReader
 from gambit.tree import LIVE, Trace, TraceState, TraceTree
@@ -52,8 +52,8 @@ class Callbacks:
     answer_of: Callable[[Sequence[int]], str | None]  # all tokens of a finished trace -> its answer
     equivalent_until: Callable[[float], Equivalent]  # are answers equal, as far as a deadline (monotonic) lets one tell
     on_event: Callable[[ev.Event], None]
-    decode: Decode | None = None  # for policies that read thoughts
-    embed: Embed | None = None  # and compare them as text
+    decode: Decode | None = None  # for policies that compare thoughts
+    embed: Embed | None = None  # for those that compare them as text
     after_step: Callable[[int], None] | None = None  # everything of an engine step has been recorded
 
 
@@ -65,21 +65,19 @@ class TracePool:
         engine: Engine,
         record: SearchRecord,
         settings: SearchSettings,
-        spec: SearchSpec,
+        search: int,
         callbacks: Callbacks,
         requirements: Requirements,
         verifier: VerifierUse | None,
     ) -> None:
         self.islands = Islands.of(settings)
         self.waits = WaitLedger()
-        self.scores = (
-            Scores() if verifier is None else VerifierScores(verifier, engine, spec.search, record.tree, self.emit)
-        )
+        self.scores = Scores() if verifier is None else VerifierScores(verifier, engine, search, record.tree, self.emit)
         self._engine = engine
         self._record = record
         self._tree = record.tree
         self._settings = settings
-        self._search = spec.search
+        self._search = search
         self._callbacks = callbacks
         self._requirements = requirements
         most = requirements.first_scores
@@ -87,7 +85,7 @@ class TracePool:
         need = requirements.thoughts
         self._reader = None if need is None else ThoughtReader(need, self.tokens_of, callbacks.decode, callbacks.embed)
         self._finished: list[TraceView] = []  # in the order of their ends
-        self._ghost_tokens: dict[int, tuple[int, ...]] = {}  # kept only where ghosts may be parents
+        self._ghost_tokens: dict[int, tuple[int, ...]] = {}  # kept only if ghosts may be parents
         self._num_on_island = [0] * settings.pool.islands  # traces created so far
         self._root_noise: list[int] = []  # by trace: the random numbers of its root
         self._unsent: list[TraceSpec] = []  # decided on, not on the engine yet
@@ -281,7 +279,7 @@ def trace_view(tree: TraceTree, trace: Trace, progress: Progress | None) -> Trac
 
 @dataclass(slots=True)
 class WaitLedger:
-    """Follows traces that wait; `total` is known for each once it was admitted, for the rest at the end."""
+    """Follows traces that wait; `total` is known for each after its admission, for the rest at the end."""
 
     since: dict[int, tuple[int, float]] = field(default_factory=dict)  # trace -> step and time
     total: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -302,7 +300,7 @@ class WaitLedger:
         self.total[trace] = (steps_before + steps, seconds_before + time.monotonic() - began)
 
     def event(self, step: int) -> ev.Waited | None:
-        """Returns what the log says at the end; None where no trace waited."""
+        """Returns the event for the end of the log; None if no trace waited."""
         if not self.total:
             return None
         traces = tuple(sorted(self.total))
