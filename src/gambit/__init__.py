@@ -40,7 +40,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Lazy, so that `gambit --help` pays for nothing that it does not use."""
+    """Imports a name at its first use, so that `gambit --help` pays for nothing that it does not use."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -32,19 +32,19 @@ class AsyncSolver:
     """
 
     def __init__(self, model: str = BUNDLED, *, scorer: str | Scorer = "auto", **engine_options: object) -> None:
-        """As `Solver`; the model is loaded by `start`, or by `async with`."""
+        """Takes the arguments of `Solver`; the model is loaded by `start`, or by `async with`."""
         self._options = {"model": model, "scorer": scorer, **engine_options}
         self._solver: Solver | None = None
 
     async def start(self) -> AsyncSolver:
-        """Load the model on a thread; a second call does nothing."""
+        """Loads the model on a thread; a second call does nothing."""
         if self._solver is None:
             self._solver = await asyncio.to_thread(lambda: Solver(**self._options))  # type: ignore[arg-type]
         return self
 
     @property
     def solver(self) -> Solver:
-        """What it drives."""
+        """The solver that it drives."""
         if self._solver is None:
             raise UserError("this solver has not loaded its model yet: `await solver.start()`, or use `async with`")
         return self._solver
@@ -57,7 +57,7 @@ class AsyncSolver:
         out_dir: Path | str | None = None,
         extractor: Extractor | None = None,
     ) -> SearchResult:
-        """Search one problem to its end."""
+        """Searches one problem to its end."""
         pending = self.solver.submit(problem, config, out_dir=out_dir, extractor=extractor)
         return await result_of(pending)
 
@@ -69,15 +69,13 @@ class AsyncSolver:
         out_dir: Path | str | None = None,
         extractor: Extractor | None = None,
     ) -> SearchStream:
-        """A search as an iterator over its events; its `result` is there once the iteration has ended."""
+        """Begins a search and returns an iterator over its events; its `result` is set when the iteration has ended."""
         stream = SearchStream(asyncio.get_running_loop())
-        stream.pending = self.solver.submit(
-            problem, config, out_dir=out_dir, extractor=extractor, on_event=stream.push
-        )  # fmt: skip
+        stream.pending = self.solver.submit(problem, config, out_dir=out_dir, extractor=extractor, on_event=stream.push)
         return stream
 
     async def close(self) -> None:
-        """End what runs and give back memory and processes."""
+        """Ends what runs and releases memory and processes."""
         if self._solver is not None:
             await asyncio.to_thread(self._solver.close)
 
@@ -102,7 +100,7 @@ class SearchStream:
         self._has_news = asyncio.Event()
 
     def push(self, event: ev.Event) -> None:
-        """On the engine's thread; the loop is woken once for all the events that it finds then."""
+        """Adds an event, on the engine's thread; the loop is woken once for all the events that it finds then."""
         self._events.append(event)
         if len(self._events) == 1:
             self._loop.call_soon_threadsafe(self._has_news.set)
@@ -122,7 +120,7 @@ class SearchStream:
 
 
 class AwaitedTicket(Protocol):
-    """What is asked of the ticket of a search: its result, and that it may go."""
+    """The ticket of a search: its result, and a way to give it up."""
 
     @property
     def result(self) -> Future[SearchResult]: ...
@@ -131,7 +129,7 @@ class AwaitedTicket(Protocol):
 
 
 class AwaitedSearch(Protocol):
-    """A search that was handed in, here or elsewhere."""
+    """A submitted search, in this process or another."""
 
     @property
     def ticket(self) -> AwaitedTicket: ...
@@ -142,10 +140,10 @@ class AwaitedSearch(Protocol):
 
 
 async def result_of(pending: AwaitedSearch) -> SearchResult:
-    """The result of a search that was handed in; cancelling this ends the search."""
+    """Returns the result of a submitted search; cancelling this ends the search."""
     done = asyncio.wrap_future(pending.ticket.result)
     try:
-        await asyncio.shield(done)  # the ticket is the engine's: nobody else may settle it
+        await asyncio.shield(done)  # the ticket is the engine's: only that may settle it
     except asyncio.CancelledError:
         pending.ticket.abandon()
         done.add_done_callback(_retrieved)
@@ -157,6 +155,6 @@ async def result_of(pending: AwaitedSearch) -> SearchResult:
 
 
 def _retrieved(done: asyncio.Future[SearchResult]) -> None:
-    """An error of a search that nobody waits for is no warning of asyncio's."""
+    """Retrieves the exception so asyncio does not log it as unhandled."""
     if not done.cancelled():
         done.exception()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class GambitError(Exception):
-    """Anything Gambit says on purpose; its message names the offending value and the fix."""
+    """An error that Gambit raises on purpose; its message names the offending value and the fix."""
 
 
 class UserError(GambitError):
@@ -21,16 +21,16 @@ class EngineError(GambitError):
 
 
 class StorageError(GambitError):
-    """What was found cannot be written: the disk is full, or the folder is gone (exit code 1)."""
+    """Results cannot be written: the disk is full, or the folder is gone (exit code 1)."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says in short, or its kind where it says nothing."""
+    """Returns the first line of another library's error, or its kind if it has no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def reason_of(error: Exception) -> str:
-    """What the operating system says of a failed call, without its number and path; of other errors, all they say."""
+    """Returns the reason of a failed system call, without its number and path; of other errors, the message."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -38,14 +38,14 @@ class GambitWarning(UserWarning):
     """Something the user should know that stops nothing."""
 
 
-class ToldOnce:
+class WarnOnce:
     """Gives each warning once."""
 
     def __init__(self) -> None:
         self._notes: set[str] = set()
 
-    def tell(self, notes: Iterable[str]) -> tuple[str, ...]:
-        """Warn of what was not told before, and give it back."""
+    def warn(self, notes: Iterable[str]) -> tuple[str, ...]:
+        """Gives the warnings that were not given before, and returns them."""
         news = tuple(note for note in dict.fromkeys(notes) if note not in self._notes)
         self._notes.update(news)
         for note in news:
@@ -54,7 +54,7 @@ class ToldOnce:
 
 
 def check_host(platform: str = sys.platform) -> None:
-    """Windows is refused: file locks, grading processes and signals are those of POSIX."""
+    """Refuses Windows: file locks, grading processes and signals are those of POSIX."""
     if platform == "win32":
         raise UserError("Gambit runs on Linux and macOS; on Windows, use it inside WSL (wsl --install)")
 
@@ -63,13 +63,13 @@ ONE_WISH_SECONDS = 0.3  # coreutils' `timeout` signals a process, and at once ag
 
 
 class StopWish:
-    """Tells a user who asks to stop again from one whose wish arrives twice."""
+    """Debounces repeated stop signals: a second one counts only if it comes later."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def is_repeated(self) -> bool:
-        """To be asked at every signal: whether this one comes from a user who has lost patience."""
+        """Called at every signal; returns True if the user has asked to stop a second time."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

@@ -13,7 +13,7 @@ from gambit.types import Aggregation, EndReason, RunningScore, TraceConfidence
 
 
 class TraceState(StrEnum):
-    """Where a trace is in its life."""
+    """The state of a trace."""
 
     WAITING = "waiting"  # logically active, holds no KV blocks yet
     RUNNING = "running"
@@ -26,19 +26,11 @@ class TraceState(StrEnum):
 ACTIVE = frozenset({TraceState.WAITING, TraceState.RUNNING, TraceState.GHOST})
 LIVE = frozenset({TraceState.WAITING, TraceState.RUNNING})
 
+_LEAVES = {TraceState.GHOST, TraceState.PRUNED, TraceState.CANCELLED}
 _TRANSITIONS = {
-    TraceState.WAITING: {TraceState.RUNNING, TraceState.GHOST, TraceState.PRUNED, TraceState.CANCELLED},
-    TraceState.RUNNING: {
-        TraceState.WAITING,
-        TraceState.GHOST,
-        TraceState.FINISHED,
-        TraceState.PRUNED,
-        TraceState.CANCELLED,
-    },
+    TraceState.WAITING: {TraceState.RUNNING, *_LEAVES},
+    TraceState.RUNNING: {TraceState.WAITING, TraceState.FINISHED, *_LEAVES},
     TraceState.GHOST: {TraceState.PRUNED},
-    TraceState.FINISHED: set(),
-    TraceState.PRUNED: set(),
-    TraceState.CANCELLED: set(),
 }
 
 
@@ -58,7 +50,7 @@ class Trace:
     score: RunningScore = field(default_factory=RunningScore)
     boundary_tokens: int = 0  # length at the last scored boundary
     packed_tokens: array[int] = field(default_factory=lambda: array("i"))  # its own, known once it has ended
-    ended_step: int | None = None  # when it said its last token
+    ended_step: int | None = None  # of its last token
     was_evicted: bool = False
     end_reason: EndReason | None = None
     answer: str | None = None
@@ -85,7 +77,7 @@ class Trace:
 
     @property
     def own_tokens(self) -> tuple[int, ...]:
-        """Made anew at every call: a tuple takes nine times the memory, and a search has millions of tokens."""
+        """Unpacked at every call: a tuple takes nine times the memory, and a search has millions of tokens."""
         return tuple(self.packed_tokens)
 
     @property
@@ -94,7 +86,7 @@ class Trace:
 
     @property
     def num_tokens(self) -> int:
-        """Its length after its end, inherited part included."""
+        """Its length after its end, inherited tokens included."""
         return self.inherited + len(self.packed_tokens)
 
 
@@ -123,7 +115,7 @@ class TraceTree:
         }
 
     def apply(self, event: ev.Event) -> None:
-        """Fold one event in; events that say nothing about traces are passed over."""
+        """Folds one event in; events that are not about traces change nothing."""
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
@@ -137,11 +129,11 @@ class TraceTree:
         return len(self._in_state[state])
 
     def tree_view(self) -> list[Trace]:
-        """Logically active traces, ghosts and waiting ones included."""
+        """Returns the logically active traces by id, ghosts and waiting ones included."""
         return sorted((t for state in ACTIVE for t in self.in_state(state)), key=_by_id)
 
     def voters(self) -> list[Trace]:
-        """Finished traces that nobody discarded, and pruned ones whose answer was asked for."""
+        """Returns finished traces that were not discarded, and pruned ones with an answer, by id."""
         finished = [trace for trace in self.in_state(TraceState.FINISHED) if not trace.is_discarded]
         pruned = [trace for trace in self.in_state(TraceState.PRUNED) if trace.answer is not None]
         return sorted([*finished, *pruned], key=_by_id)
@@ -152,36 +144,36 @@ class TraceTree:
 
     @property
     def num_live(self) -> int:
-        """Running or waiting: a waiting child counts as running for the end of a search."""
+        """The number of running and waiting traces: a waiting child keeps a search from its end."""
         return sum(self.count(state) for state in LIVE)
 
     def score_of(self, trace: Trace) -> float | None:
         return trace.score.value(self.aggregation)
 
     def lineage(self, trace_id: int) -> list[int]:
-        """Ids from the root down to the trace."""
+        """Returns the ids from the root down to the trace."""
         path = [trace_id]
         while (parent := self.traces[path[-1]].parent) is not None:
             path.append(parent)
         return path[::-1]
 
     def tokens_of(self, trace_id: int) -> tuple[int, ...]:
-        """All generated tokens of an ended trace, assembled along its lineage."""
-        parts: list[array[int]] = []
+        """Returns all generated tokens of an ended trace, assembled along its lineage."""
+        pieces: list[array[int]] = []
         trace = self.traces[trace_id]
-        length = trace.num_tokens  # how many of its tokens are wanted
+        length = trace.num_tokens  # of the tokens to take up to here
         while True:
-            parts.append(trace.packed_tokens[: max(length - trace.inherited, 0)])
+            pieces.append(trace.packed_tokens[: max(length - trace.inherited, 0)])
             if trace.parent is None:
                 break
             trace, length = self.traces[trace.parent], min(length, trace.inherited)
-        return tuple(chain.from_iterable(reversed(parts)))
+        return tuple(chain.from_iterable(reversed(pieces)))
 
     # -- the transitions ---------------------------------------------------------------------------------------
 
     def _move(self, trace_id: int, state: TraceState) -> Trace:
         trace = self.traces[trace_id]
-        assert state in _TRANSITIONS[trace.state], f"trace {trace_id}: {trace.state} -> {state}"
+        assert state in _TRANSITIONS.get(trace.state, ()), f"trace {trace_id}: {trace.state} -> {state}"
         del self._in_state[trace.state][trace_id]
         trace.state = state
         self._in_state[state][trace_id] = None
@@ -234,7 +226,7 @@ class TraceTree:
             self._add_score(trace, score, num_tokens)
 
     def _verified(self, event: ev.Verified) -> None:
-        """A trace may have left the pool since it ended the thought; its score still counts in the vote."""
+        """Adds scores, also of traces that left the pool since the thought ended: they count in the vote."""
         for trace_id, score, num_tokens in zip(event.traces, event.scores, event.num_tokens, strict=True):
             self._add_score(self.traces[trace_id], score, num_tokens)
 
@@ -247,7 +239,7 @@ class TraceTree:
         was_ghost = self.traces[trace_id].state is TraceState.GHOST
         trace = self._move(trace_id, state)
         if was_ghost:
-            assert not tokens, f"ghost {trace_id} spoke"
+            assert not tokens, f"ghost {trace_id} generated tokens"
             return trace
         trace.packed_tokens, trace.ended_step = array("i", tokens), step
         return trace
@@ -287,7 +279,7 @@ class TraceTree:
     # -- the invariants ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert what must hold between any two events (docs/how-it-works.md)."""
+        """Asserts what must hold between any two events (docs/how-it-works.md)."""
         assert self.num_active <= self.capacity, f"{self.num_active} active traces, capacity {self.capacity}"
         assert sum(map(self.count, TraceState)) == len(self.traces), "a trace is in two states or in none"
         for trace in self.traces:
@@ -305,7 +297,7 @@ class TraceTree:
             assert child.inherited <= parent.num_tokens, f"child {child.id} inherits tokens that {parent.id} never had"
 
     def check_ended(self) -> None:
-        """Assert what must hold once the search is over."""
+        """Asserts what must hold at the end of a search."""
         self.check()
         assert self.num_live == 0, f"{self.num_live} traces neither ended nor were cancelled"
 

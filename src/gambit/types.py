@@ -19,14 +19,14 @@ class TraceKey(NamedTuple):
 
 
 class Aggregation(StrEnum):
-    """How the scores of a trace's thoughts become the score of the trace; a scorer's checkpoint names it."""
+    """The way from the scores of thoughts to the score of their trace; a scorer's checkpoint names it."""
 
     MEAN = "mean"
     LAST = "last"
 
 
 class StatePosition(StrEnum):
-    """Which hidden state a scorer reads (the paper and STEP's published scorers differ by one token)."""
+    """The hidden state that a scorer reads (the paper and STEP's published scorers differ by one token)."""
 
     BEFORE = "before"  # the state that predicted the boundary token
     BOUNDARY = "boundary"  # the state of the boundary token itself, one decode step later
@@ -46,14 +46,14 @@ class RunningScore:
         return RunningScore(count, self.total + score, self.position_total + count * score, score)
 
     def value(self, aggregation: Aggregation) -> float | None:
-        """The trace's score, or None before its first finished thought."""
+        """Returns the trace's score, or None before its first finished thought."""
         if self.count == 0:
             return None
         return self.last if aggregation is Aggregation.LAST else self.total / self.count
 
     @property
     def position_weighted(self) -> float | None:
-        """Mean with weights rising linearly over the steps: later thoughts count more."""
+        """The mean with weights rising linearly over the thoughts: later ones count more."""
         if self.count == 0:
             return None
         return self.position_total / (self.count * (self.count + 1) / 2)
@@ -61,7 +61,7 @@ class RunningScore:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn; temperature 0 is greedy, and 0 switches top_k and min_p off, 1 top_p."""
+    """The way the next token is drawn; temperature 0 is greedy, and 0 switches top_k and min_p off, 1 top_p."""
 
     temperature: float = 0.6
     top_p: float = 0.95
@@ -71,7 +71,7 @@ class Sampling:
 
 
 class PressureAction(StrEnum):
-    """What becomes of a trace that loses its KV blocks."""
+    """The fate of a trace that loses its KV blocks."""
 
     QUEUE = "queue"  # it waits and is recomputed later (plain sampling)
     GHOST = "ghost"  # it stays logically active without memory (gambit)
@@ -92,7 +92,7 @@ class StopRule:
     """Ends a trace as soon as its last `window_tokens` tokens have a mean confidence below `threshold` (DeepConf).
 
     The confidence of a token is minus the mean log-probability of the 20 likeliest, before temperature. Nothing ends
-    before its window is full. An engine obeys at the very step; it may already compute a token that nobody reads.
+    before its window is full. An engine obeys at the very step; one more token that it computes is dropped.
     """
 
     window_tokens: int
@@ -115,7 +115,7 @@ class TraceSpec:
 
     A root has neither parent nor prefix. A child names the live `parent` whose cached tokens it shares, or brings
     the inherited tokens in `prefix` when no engine row holds them any more. The thoughts in its `score` are the first
-    ones of its parent; with a prefix it names whose they are, which a scorer that remembers thoughts has to know.
+    ones of its parent; with a prefix, `history_of` names that parent to scorers that remember thoughts.
     """
 
     key: TraceKey
@@ -129,7 +129,7 @@ class TraceSpec:
     history_of: TraceKey | None = None  # an ended trace of a search that keeps histories
     stop_rule: StopRule | None = None
     island: int = 0
-    noise_id: int | None = None  # what its random numbers are drawn by, besides the seed; None: its id
+    noise_id: int | None = None  # seeds its random numbers, besides the search's seed; None: its id
     eviction_score: float | None = None  # its verifier's score so far, in a search that has a verifier
 
     @property
@@ -139,7 +139,7 @@ class TraceSpec:
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How the traces of a pool compete: M, K, Δ, w, and why so, in a sentence."""
+    """The competition between the traces of a pool: M, K, Δ, w, and the reason for them, in a sentence."""
 
     islands: int
     swap_size: int
@@ -158,16 +158,16 @@ class PoolSettings:
 
 
 class EndReason(StrEnum):
-    """Why a trace finished."""
+    """The reason for which a trace finished."""
 
-    STOP = "stop"  # it said a stop token
+    STOP = "stop"  # it generated a stop token
     LENGTH = "length"  # it reached max_new_tokens
     MEMORY = "memory"  # it alone needs more KV cache than there is
     CONFIDENCE = "confidence"  # its stop rule
 
 
 class StopReason(StrEnum):
-    """Why a search ended."""
+    """The reason for which a search ended."""
 
     COMPLETED = "completed"  # the planned number of traces is complete
     EXHAUSTED = "exhausted"  # nothing runs any more
@@ -197,7 +197,7 @@ class ThoughtScore:
     trace: int
     score: float
     num_tokens: int
-    embedding: tuple[float, ...] | None = None  # unit norm, where the search asked for it
+    embedding: tuple[float, ...] | None = None  # unit norm, if the search requires it
     confidence: float | None = None  # mean of its tokens', where the scorer needs it
 
 
@@ -209,7 +209,7 @@ class Eviction:
     action: PressureAction
     score: float | None
     num_tokens: int
-    tokens: tuple[int, ...]  # all it generated or inherited; empty for a queued one, which will say more
+    tokens: tuple[int, ...]  # all it generated or inherited; empty for a queued one, which goes on later
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class TraceEnd:
     trace: int
     reason: EndReason
     tokens: tuple[int, ...]
-    confidence: TraceConfidence | None = None  # where the search asked for it
+    confidence: TraceConfidence | None = None  # if the search requires it
 
 
 @dataclass(slots=True)
@@ -235,7 +235,7 @@ class SearchStep:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Where the wall clock of one engine step went."""
+    """The wall-clock time of one engine step, divided."""
 
     engine: float = 0.0
     scoring: float = 0.0
@@ -254,7 +254,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a live trace is."""
+    """The progress of a live trace."""
 
     num_tokens: int  # generated, inherited part included
     is_thinking: bool  # False once it closed its think block
@@ -269,14 +269,14 @@ class ChatMessage(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, as text or as chat messages, and what the model's answer is to begin with."""
+    """A question, as text or as chat messages, and the beginning of the model's answer."""
 
     question: str | Sequence[ChatMessage]
     id: str = "problem"
     prefix_tokens: tuple[int, ...] = ()  # of the answer: traces continue it, and it counts as part of them
 
     def __post_init__(self) -> None:
-        """An id names a problem's folder, and must not lead out of the run's."""
+        """Checks the id: it names a problem's folder, and must not lead out of the run's."""
         if self.id in ("", ".", "..") or any(mark in self.id for mark in "/\\\0"):
             raise UserError(f"the id {self.id!r} cannot name a problem's folder: leave out '/' and '\\', and use "
                             "letters, digits, '.', '_' and '-'")  # fmt: skip
@@ -291,7 +291,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that a package brings along, asked for by its name (entry-point group `gambit.models`)."""
+    """A model that a package brings along, found by its name (entry-point group `gambit.models`)."""
 
     folder: Path
     check_question: Callable[[str], object]  # raises UserError for a question that the model was not made for

@@ -347,7 +347,7 @@ class RaySearches:
         """Writes the log before the row, so that each row has its log; returns the log's path."""
         folder = self.folder / task.folder
         shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed before it wrote the row
-        self.pool.told.tell(found.result.warnings)
+        self.pool.warnings_given.warn(found.result.warnings)
         found.written(folder)
         return log_of(self.folder, task)
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from gambit import events as ev
 from gambit.cluster.actor import NEWS_SECONDS, Done, Engine, EngineActor, EngineReport, Failed, Job, JobEnd, Make
 from gambit.cluster.plan import EngineNeeds
-from gambit.errors import EngineError, GambitWarning, ToldOnce, UserError, first_line
+from gambit.errors import EngineError, GambitWarning, UserError, WarnOnce, first_line
 
 Handle: TypeAlias = Any  # Ray's of an actor, which mypy cannot follow
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class EnginePool(Generic[Engine]):
         self._user_error: str | None = None
         self._on_change: Callable[[], None] = lambda: None
         self._on_lost: Callable[[EngineError], None] = lambda error: None
-        self.told = ToldOnce()
+        self.warnings_given = WarnOnce()
         self.slots = [EngineSlot(number) for number in range(num_engines)]
         self._keepers = [threading.Thread(target=self._keep, args=(slot,), daemon=True) for slot in self.slots]
         for keeper in self._keepers:
@@ -245,7 +245,7 @@ class EnginePool(Generic[Engine]):
                     report = self._start(slot)
                 life = slot.actor.live.remote()
                 with self._changed:
-                    self.told.tell(report.warnings)
+                    self.warnings_given.warn(report.warnings)
                     slot.state, slot.failed_starts, slot.node, slot.pid = EngineState.READY, 0, report.node, report.pid
                     self._changed.notify_all()
                 self._on_change()

@@ -312,7 +312,7 @@ class ClusterSolver:
                 yield SearchResult.failed(end.tag.id, config.policy, config.seed, end.error)
                 continue
             assert isinstance(end.value, FinishedSearch)
-            self._pool.told.tell(end.value.result.warnings)
+            self._pool.warnings_given.warn(end.value.result.warnings)
             yield end.value.result if out_dir is None else end.value.written(out_dir / end.tag.id)
 
 

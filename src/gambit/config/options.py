@@ -303,8 +303,8 @@ def _finding(kind: type[BaseModel], found: dict[str, object]) -> str:
     name = str(location[0]) if location else "config"
     if found["type"] == "extra_forbidden":
         return unknown_key(name, kind.model_fields)
-    said = str(found["msg"]).lower().removeprefix("value error, ")
-    return f"{name} = {_shown(found['input'])}: {_IN_YAML.get(str(found['type']), said)}"
+    message = str(found["msg"]).lower().removeprefix("value error, ")
+    return f"{name} = {_shown(found['input'])}: {_IN_YAML.get(str(found['type']), message)}"
 
 
 def _shown(value: object) -> str:

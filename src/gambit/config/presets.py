@@ -107,7 +107,7 @@ class SearchSettings:
     budget_traces: int | None
     consensus: Consensus | None = None
     first_traces: int | None = None  # None: all at once
-    is_probability: bool = False  # whether scores are
+    is_probability: bool = False  # scores are chances
     doubt: Doubt | None = None  # None: the pool stays as it is
     policy_options: BaseModel | None = None  # checked by the policy's own model; None: its defaults
     part: SearchPart | None = None  # None: all of the search

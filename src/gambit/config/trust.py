@@ -92,7 +92,7 @@ class TrustRule(NamedTuple):
     swaps_per_island: int
     least_warmup: float  # of a trace of median length; the model's own warm-up counts where it is longer
     margin: float  # log-odds by which a parent must lead the trace that gives way to its child
-    has_floor: bool  # whether chances below a floor cost a trace its memory
+    has_floor: bool  # chances below a floor cost a trace its memory
 
 
 # The one place to change. Evidence, C = 64:

@@ -97,5 +97,5 @@ class DeepConf:
 
 
 def lowest(trace: TraceView) -> float:
-    assert trace.confidence is not None, "the engine was asked for confidence"
+    assert trace.confidence is not None, "confidence is required"
     return trace.confidence.lowest

@@ -1,4 +1,4 @@
-"""Doubt: Gambit's policy turns to smaller islands where its scorer does less than its figures promise."""
+"""Doubt: Gambit's policy turns to smaller islands if its scorer does less than its figures promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Scores = Sequence[Sequence[float]]  # of the first thoughts of each root
 class Doubting:
     """A wrapper that looks, before each tournament, at how far the scores of the pool's roots lie apart.
 
-    Where that is much further than when the scorer was judged, the islands are divided, and the policy for these is
+    If that is much further than when the scorer was judged, the islands are divided, and the policy for these is
     in force from then on: it is the state.
     """
 
@@ -53,7 +53,7 @@ class Doubting:
 
 
 def fallback(doubt: Doubt, scores: Scores, num_islands: int) -> PoolSettings | None:
-    """Returns the pool to turn to, with its reason; None where scores lie no further apart than they may."""
+    """Returns the pool to turn to, with its reason; None if scores lie no further apart than they may."""
     found = spread_in(doubt, scores)
     if found is None or (auc := doubt.auc_at(*found)) == doubt.auc:
         return None
@@ -101,7 +101,7 @@ class FirstScores:
 
 
 class DoubtWatch:
-    """Sees whether the scores of a whole search lie so far apart that its scorer should not be trusted as much."""
+    """Finds out if the scores of a spread search lie so far apart that its scorer should be trusted less."""
 
     def __init__(self, doubt: Doubt, settings: SearchSettings, tree: TraceTree) -> None:
         self.finding: str | None = None

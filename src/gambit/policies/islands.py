@@ -172,7 +172,7 @@ class Islands:
         return sum(map(self.share, self))
 
     def are_complete(self, completed: Iterable[int]) -> bool:
-        """Returns whether each has its share; `completed` are the islands of the completed traces, one entry each."""
+        """Returns True if each has its share; `completed` are the islands of the completed traces, one entry each."""
         counts = Counter(completed)
         return all(counts[island] >= self.share(island) for island in self)
 

@@ -1,4 +1,4 @@
-"""A thread that owns an engine and runs everybody's searches on it in one batch."""
+"""A thread that owns an engine and runs all searches on it in one batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gambit.types import StopReason
 
 @dataclass(slots=True, eq=False)
 class SearchTicket:
-    """A search that was handed in: its result to come, and the way to call it off.
+    """A submitted search: its result to come, and the way to call it off.
 
     The result raises what the engine raised, or what ended this search alone (`failed_alone`).
     """
@@ -30,21 +30,21 @@ class SearchTicket:
     may_wait: bool  # for room on the engine
     result: Future[SearchResult] = field(default_factory=Future)
     failed_alone: bool = False
-    is_abandoned: bool = False  # nobody waits for its result
+    is_abandoned: bool = False  # its result is not awaited
     is_cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
-        """End it within two engine steps, with the best vote so far."""
+        """Ends it within two engine steps, with the best vote so far."""
         self.is_cancelled.set()
 
     def abandon(self) -> None:
-        """As `cancel`, for one whose vote nobody reads: comparing its answers must not hold up the votes of others."""
+        """Cancels a search whose vote is not read: comparing its answers must not hold up the votes of others."""
         self.is_abandoned = True
         self.cancel()
 
     @property
     def is_pressing(self) -> bool:
-        """Whether it begins without room: others wait for it, or it is called off and needs nothing but its end."""
+        """Returns True if it begins without room: others wait for it, or it is called off and needs only its end."""
         return not self.may_wait or self.is_cancelled.is_set()
 
 
@@ -71,7 +71,7 @@ class SearchHost:
     def submit(
         self, make: Callable[[], Search], should_stop: Callable[[], bool] = lambda: False, *, may_wait: bool = True
     ) -> SearchTicket:
-        """Hand in a search; it joins those that run. `make` and all callbacks are called on the engine's thread."""
+        """Submits a search, which joins those that run. `make` and callbacks are called on the engine's thread."""
         ticket = SearchTicket(make, should_stop, may_wait)
         with self._closing:
             if self._is_closed:
@@ -80,7 +80,7 @@ class SearchHost:
         return ticket
 
     def close(self) -> None:
-        """Cancel what runs, close the engine and end the thread; once."""
+        """Cancels what runs, closes the engine and ends the thread, once."""
         with self._closing:
             if self._is_closed:
                 return
@@ -107,7 +107,7 @@ class SearchHost:
         engine.close()
 
     def _take_in(self, batch: SearchBatch) -> bool:
-        """Takes in what was submitted, and waits for it where there is nothing to step; returns False at the end."""
+        """Takes in submitted searches; waits for one if there is nothing to step; returns False at the end."""
         is_open = True
         with suppress(queue.Empty):
             while is_open:
@@ -167,7 +167,7 @@ class SearchHost:
 
 
 def _conclude(ticket: SearchTicket, search: Search, error: BaseException | None) -> None:
-    """Take the vote, and say what happened. Every log gets its end, whatever went wrong before."""
+    """Takes the vote and settles the ticket. Every log gets its end, whatever went wrong before."""
     try:
         result = search.conclude(is_hurried=ticket.is_abandoned)
     except BaseException as failure:

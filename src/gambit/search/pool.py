@@ -50,7 +50,7 @@ class Callbacks:
     """Functions outside the loop that a search calls."""
 
     answer_of: Callable[[Sequence[int]], str | None]  # all tokens of a finished trace -> its answer
-    equivalent_until: Callable[[float], Equivalent]  # are answers equal, as far as a deadline (monotonic) lets one tell
+    equivalent_until: Callable[[float], Equivalent]  # equality of answers, compared until a deadline (monotonic)
     on_event: Callable[[ev.Event], None]
     decode: Decode | None = None  # for policies that compare thoughts
     embed: Embed | None = None  # for those that compare them as text

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from gambit import events as ev
@@ -27,12 +29,12 @@ class Scores:
 
     @property
     def have_come(self) -> bool:
-        """Whether nothing would have to wait to collect them."""
+        """True if they can be collected without waiting."""
         return True
 
     @property
     def are_owed_to_votes(self) -> bool:
-        """Whether the score of a complete trace is not recorded yet."""
+        """True while the score of a complete trace is not recorded."""
         return False
 
     def note(self, step: SearchStep, at: int) -> Sequence[ThoughtScore]:
@@ -94,7 +96,7 @@ class _Awaited:
     trace: int
     num_tokens: int
     ended_step: int
-    engine_score: float | None  # None for what a trace said at its end
+    engine_score: float | None  # None for the text after the last thought
     score: Future[TimedScore]
     was_needed: bool = False  # a tournament was due to go by it
 
@@ -104,8 +106,8 @@ class VerifierScores(Scores):
 
     Thoughts are sent to it as they end, so that it reads while the engine decodes. Their scores are recorded at moments
     that the seed decides, whenever they came; only an asynchronous verifier's are recorded as they happen to be there.
-    The engine stands still while one of its searches waits, and so do all others: hence the lag. Once a verifier that
-    is optional has failed, the engine's own scores count.
+    The engine stands still while one of its searches waits, and so do all others: hence the lag. After the
+    failure of an optional verifier, the engine's own scores count.
     """
 
     are_late = True
@@ -119,7 +121,7 @@ class VerifierScores(Scores):
         self._tree = tree
         self._emit = emit
         self._lost: str | None = None  # why the verifier was given up
-        self._lineages: dict[int, _Lineage] = {}
+        self._lineages: defaultdict[int, _Lineage] = defaultdict(_Lineage)
         self._awaited: list[_Awaited] = []
         self._unused: list[Future[TimedScore]] = []  # of traces that went while they were being read
         self._counted: set[Future[TimedScore]] = set()
@@ -139,7 +141,7 @@ class VerifierScores(Scores):
     def note(self, step: SearchStep, at: int) -> Sequence[ThoughtScore]:
         ended = {done.trace: done.tokens for done in step.finished}
         for thought in step.scored:
-            self._lineage(thought.trace).engine_scores.append(thought.score)
+            self._lineages[thought.trace].engine_scores.append(thought.score)
             self._extend(thought.trace, thought.num_tokens, ended.get(thought.trace))
             if self._lost is None and not self._use.only_ends:
                 self._send(thought.trace, at, thought.score)
@@ -154,23 +156,17 @@ class VerifierScores(Scores):
 
     def branch(self, child: int, parent: Trace, inherited: int) -> tuple[RunningScore, float | None]:
         """Gives a child its parent's thoughts, also those whose scores are still to come."""
-        lineage = self._lineages[child] = self._lineage(parent.id).cut(inherited)
+        lineage = self._lineages[child] = self._lineages[parent.id].cut(inherited)
         self._awaited += [
             _Awaited(child, each.num_tokens, each.ended_step, each.engine_score, each.score)
             for each in self._awaited
             if each.trace == parent.id and each.num_tokens <= inherited
         ]
-        engine_score = RunningScore()
-        for score in lineage.engine_scores:
-            engine_score = engine_score.add(score)
-        return engine_score, self._tree.score_of(parent)
-
-    def _lineage(self, trace: int) -> _Lineage:
-        return self._lineages.setdefault(trace, _Lineage())
+        return reduce(RunningScore.add, lineage.engine_scores, RunningScore()), self._tree.score_of(parent)
 
     def _extend(self, trace: int, num_tokens: int, tokens: Sequence[int] | None) -> None:
         """Adds the thought that ends at a length; `tokens` are all of a trace that has ended."""
-        lineage = self._lineage(trace)
+        lineage = self._lineages[trace]
         lineage.ends.append(num_tokens)
         if self._lost is not None:
             return
@@ -181,17 +177,17 @@ class VerifierScores(Scores):
         lineage.thoughts.append(self._use.decode(added))
 
     def _send(self, trace: int, at: int, engine_score: float | None) -> None:
-        lineage = self._lineage(trace)
+        lineage = self._lineages[trace]
         key = ReadingKey(self._search, trace, len(lineage.tokens))
-        said = tuple(lineage.tokens), tuple(lineage.ends), tuple(lineage.thoughts)
-        score = self._use.thread.submit(ThoughtReading(key, self._use.question, *said, lineage.last))
+        text = tuple(lineage.tokens), tuple(lineage.ends), tuple(lineage.thoughts)
+        score = self._use.thread.submit(ThoughtReading(key, self._use.question, *text, lineage.last))
         lineage.last = key
         self._awaited.append(_Awaited(trace, key.num_tokens, at, engine_score, score))
 
     def _send_end(self, done: TraceEnd, at: int) -> None:
-        """Sends what a trace said after its last thought, its answer in most cases."""
+        """Sends the text of a trace after its last thought, in most cases its answer."""
         tokens = done.tokens[:-1] if done.reason is EndReason.STOP else done.tokens
-        lineage = self._lineage(done.trace)
+        lineage = self._lineages[done.trace]
         rest = tokens[len(lineage.tokens) :]
         if rest and self._use.decode(rest).strip():
             self._extend(done.trace, len(tokens), tokens)
@@ -258,7 +254,8 @@ class VerifierScores(Scores):
             if id(each.score) not in wanted and not each.score.cancel():
                 self._unused.append(each.score)
         self._awaited = kept
-        self._lineages = {trace: each for trace, each in self._lineages.items() if self._tree.traces[trace].is_active}
+        for trace in [trace for trace in self._lineages if not self._tree.traces[trace].is_active]:
+            del self._lineages[trace]
 
     def _wait(self, due: Sequence[_Awaited], deadline: float) -> None:
         began = time.monotonic()
@@ -270,7 +267,9 @@ class VerifierScores(Scores):
         done = self._take_done(due)
         failure = next((error for each in done if (error := each.score.exception()) is not None), None)
         if failure is not None:
-            self._give_up(failure)
+            if not self._use.is_optional:
+                raise EngineError(f"{failure}; --verifier-optional lets a search go on without it") from failure
+            self._lost, self.are_late = str(failure), False
             done, self._awaited = [*done, *self._awaited], []
         rows: list[tuple[Any, ...]] = [
             (each.trace, score, each.num_tokens, each.ended_step, each.engine_score)
@@ -292,15 +291,9 @@ class VerifierScores(Scores):
                 done.append(each)
             else:
                 blocked.add(each.trace)
-        taken = set(map(id, done))
-        self._awaited = [each for each in self._awaited if id(each) not in taken]
+        taken = set(done)
+        self._awaited = [each for each in self._awaited if each not in taken]
         return done
-
-    def _give_up(self, failure: BaseException) -> None:
-        if not self._use.is_optional:
-            raise EngineError(f"{failure}; --verifier-optional lets a search go on without it") from failure
-        self._lost = str(failure)
-        self.are_late = False
 
     def _score_of(self, each: _Awaited) -> float | None:
         """Returns the verifier's score, or the engine's where there is none to come."""
@@ -327,5 +320,5 @@ class VerifierScores(Scores):
 
 
 def _is_wanted(trace: Trace) -> bool:
-    """Returns whether a trace is in the pool or votes: the others need no score any more."""
+    """Returns True if a trace is in the pool or votes: the others need no score any more."""
     return trace.is_active or trace.state is TraceState.FINISHED or trace.answer is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -29,20 +29,16 @@ class _Cut:
     end: int
     states: tuple[Vector, ...]  # of the boundaries in it
 
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start
-
 
 @dataclass(slots=True)
 class _Open:
-    """The thought a trace is in the middle of."""
+    """The thought that a trace is in the middle of."""
 
     start: int = 0
     boundaries: list[tuple[int, Vector | None]] = field(default_factory=list)  # position, state
 
     def close(self, trace: int, end: int) -> _Cut:
-        """The thought up to a position; the next one begins there."""
+        """Returns the thought up to a position; the next one begins there."""
         states = tuple(state for at, state in self.boundaries if at <= end and state is not None)
         cut = _Cut(trace, self.start, end, states)
         self.boundaries = [boundary for boundary in self.boundaries if boundary[0] > end]
@@ -51,7 +47,7 @@ class _Open:
 
 
 class ThoughtReader:
-    """Follows the traces of one search; `collect` gives each thought once."""
+    """Follows the traces of one search; `collect` returns each thought once."""
 
     def __init__(
         self,
@@ -68,27 +64,25 @@ class ThoughtReader:
         self._open: dict[int, _Open] = {}
 
     def note(self, scored: Iterable[ThoughtScore]) -> None:
-        """Boundaries that the engine reported."""
+        """Takes in boundaries that the engine reported."""
         for thought in scored:
             self._open.setdefault(thought.trace, _Open()).boundaries.append((thought.num_tokens, thought.embedding))
 
     def collect(self, live: Sequence[int]) -> tuple[ThoughtView, ...]:
-        """Thoughts of these traces that ended since the last call, by trace; the others are forgotten.
+        """Returns the thoughts of these traces that ended since the last call, by trace; the others are forgotten.
 
         A piece under the smallest size is dropped, as in Slim-SC; it does not become part of the next thought.
         """
         self._open = {trace: self._open.get(trace, _Open()) for trace in live}
-        cut = self._at_boundaries if self._need.split is ThoughtSplit.BLANK_LINES else self._at_markers
-        cuts = [found for trace in live for found in cut(trace, self._open[trace])]
-        return self._embedded([found for found in cuts if found.num_tokens >= self._need.min_tokens])
+        cuts = [open_.close(trace, end) for trace, open_ in self._open.items() for end in self._ends(trace, open_)]
+        return self._embedded([cut for cut in cuts if cut.end - cut.start >= self._need.min_tokens])
 
-    def _at_boundaries(self, trace: int, open_: _Open) -> Iterable[_Cut]:
-        for end, _ in list(open_.boundaries):
-            yield open_.close(trace, end)
-
-    def _at_markers(self, trace: int, open_: _Open) -> Iterable[_Cut]:
-        for length in marker_lengths(self._tokens_of(trace, open_.start), self._text):
-            yield open_.close(trace, open_.start + length)
+    def _ends(self, trace: int, open_: _Open) -> list[int]:
+        """Returns the positions at which thoughts of a trace have ended."""
+        if self._need.split is ThoughtSplit.BLANK_LINES:
+            return [end for end, _ in open_.boundaries]
+        lengths = marker_lengths(self._tokens_of(trace, open_.start), self._text)
+        return [open_.start + end for end in accumulate(lengths)]
 
     def _text(self, tokens: Sequence[int]) -> str:
         assert self._decode is not None, "thoughts are read as text, and nothing here can decode"
@@ -96,7 +90,7 @@ class ThoughtReader:
 
     def _embedded(self, cuts: list[_Cut]) -> tuple[ThoughtView, ...]:
         if self._embed is not None:
-            texts = [self._text(self._tokens_of(cut.trace, cut.start)[: cut.num_tokens]).strip() for cut in cuts]
+            texts = [self._text(self._tokens_of(cut.trace, cut.start)[: cut.end - cut.start]).strip() for cut in cuts]
             vectors = self._embed(texts) if texts else []
             return tuple(ThoughtView(cut.trace, cut.end, v) for cut, v in zip(cuts, vectors, strict=True))
         # A thought without a boundary in it has no state to stand for it.
@@ -104,7 +98,7 @@ class ThoughtReader:
 
 
 def marker_lengths(tokens: Sequence[int], decode: Decode) -> list[int]:
-    """How many tokens each thought has that ends in `tokens`: one ends before the token in which a marker begins.
+    """Returns the lengths of the thoughts that end in `tokens`, each before the token in which a marker begins.
 
     A marker in the first token is the one that these tokens begin with.
     """
@@ -116,7 +110,7 @@ def marker_lengths(tokens: Sequence[int], decode: Decode) -> list[int]:
 
 
 def _token_at(place: int, tokens: Sequence[int], decode: Decode) -> int:
-    """The token that a character of the text belongs to: the first one whose text ends behind it."""
+    """Returns the token that a character of the text belongs to: the first one whose text ends behind it."""
     low, high = 0, len(tokens) - 1
     while low < high:
         middle = (low + high) // 2

@@ -19,7 +19,7 @@ from gambit.answers import Extractor, extractor_for
 from gambit.config.options import PresetSource, SearchConfig
 from gambit.config.presets import ModelDefaults, SearchSettings, resolve, system_prompt_of
 from gambit.engines.base import SearchSpec, check_prompt
-from gambit.errors import ToldOnce, UserError
+from gambit.errors import UserError, WarnOnce
 from gambit.policies.base import Policy, Requirements, ScoreUse, requirements_of
 from gambit.policies.slim_sc import load_embedder
 from gambit.results.record import SearchRecord
@@ -123,7 +123,7 @@ class SearchBuilder:
         self.history = LengthHistory()
         self._parts = parts
         self._num_searches = 0
-        self._told = ToldOnce()
+        self._warnings = WarnOnce()
 
     def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int = 1) -> SearchPlan:
         """Resolves the settings of a search; `history` is of all engines that share it."""
@@ -161,7 +161,7 @@ class SearchBuilder:
         thoughts = requirements.thoughts
         embed = load_embedder(thoughts.embedder) if thoughts and thoughts.embedder else None
         verifier = self._verifier_use(request.problem, tokens, plan, config)
-        news = self._told.tell(plan.notes)
+        news = self._warnings.warn(plan.notes)
         sink = EventSink(request.problem.id, request.out_dir, request.on_event, must_log=request.must_log)
         self._num_searches += 1
         spec = SearchSpec(
@@ -321,7 +321,7 @@ class LengthHistory:
         if self._has_warned or ended is None or not ended.are_most:
             return ()
         self._has_warned = True
-        return ToldOnce().tell([ended.sentence("the traces")])
+        return WarnOnce().warn([ended.sentence("the traces")])
 
     def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
         if not self._lengths:

@@ -14,7 +14,7 @@ from gambit import events as ev
 from gambit.answers import Extractor, Grader
 from gambit.config.options import SearchConfig
 from gambit.config.presets import SearchSettings
-from gambit.errors import EngineError, ToldOnce, UserError
+from gambit.errors import EngineError, UserError, WarnOnce
 from gambit.policies.base import SplitBy
 from gambit.results.result import SearchResult
 from gambit.search.parts import EngineDiedError, MergedSearch, PartHandle, Report, split
@@ -53,7 +53,7 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
         self._engines = tuple(engines)
         self._history = LengthHistory()
         self._grader = Grader()
-        self._told = ToldOnce()
+        self._warnings = WarnOnce()
 
     def solve(
         self,
@@ -136,7 +136,7 @@ class SpreadSolver(AbstractContextManager["SpreadSolver"]):
         result = merged.run(starts, should_stop)
         news = () if request.problem.prefix_tokens else self._history.remember(merged.record)
         notes = (*plan.notes, *self._idle(plan, len(parts)), *filter(None, [merged.note]))
-        return sink.finish(dataclasses.replace(result, warnings=(*self._told.tell(notes), *news)))
+        return sink.finish(dataclasses.replace(result, warnings=(*self._warnings.warn(notes), *news)))
 
     def _idle(self, plan: SearchPlan, num_parts: int) -> list[str]:
         """Returns a note if some engines have nothing to do."""
