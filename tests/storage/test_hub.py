@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from gambit.cli.app import app
 from gambit.errors import GambitWarning, UserError
-from gambit.models.files import locate, side_file
-from gambit.models.hub import OFFLINE
+from gambit.models.files import OFFLINE, locate, side_file
 
 NOBODY = "http://127.0.0.1:1"
 

@@ -20,7 +20,7 @@ from gambit.engines.base import check_engine
 from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.scorers.base import Scorer
-from gambit.scorers.choice import load_scorer
+from gambit.scorers.checkpoint import load_scorer
 from gambit.storage.run_folder import check_writable
 from gambit.training.collect import CollectPlan
 from gambit.training.sampling import Task

@@ -35,10 +35,9 @@ QUIET = {
 def check_model(model: str, *, is_quiet: bool = False) -> None:
     """Raises for a model that is not to be found. A download from the hub is announced, since it may take a while."""
     from gambit.models import files
-    from gambit.models.hub import address
 
     if files.must_be_fetched(model) and not is_quiet:
-        say(f"{model} is not on this machine: fetching it from {address()}")
+        say(f"{model} is not on this machine: fetching it from {files.hub_address()}")
     with only_our_warnings(is_quiet=is_quiet):
         files.check_model(model)
 

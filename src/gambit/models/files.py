@@ -1,18 +1,22 @@
-"""The files of a model: where they are, their hashes, and what lies beside the weights (preset, scorer, sampling)."""
+"""The files of a model: their places, on this disk or on the hub, their hashes, and the files beside the weights."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import ssl
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 from gambit.config import registry
 from gambit.config.presets import PRESET_FILE, ModelDefaults, preset_for
-from gambit.errors import UserError, first_line
-from gambit.models.hub import fetch_config, is_offline, work_offline_if_silent
+from gambit.errors import GambitWarning, UserError, first_line
 from gambit.storage.files import read_object
 from gambit.storage.identity import files_hash
 from gambit.types import NamedModel
@@ -31,6 +35,8 @@ TOKENIZER_FILES = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
+OFFLINE = "HF_HUB_OFFLINE"
+HUB_SECONDS = 5.0  # a hub that can be reached at all answers in this time
 SCORER_NAME = re.compile(r"[\w-]+")
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -52,11 +58,11 @@ def locate(model: str) -> str:
     if named is not None or Path(model).is_dir():
         return str(named.folder) if named is not None else model
     if folder_on_disk(model) is not None:
-        work_offline_if_silent(model)
+        _work_offline_if_silent(model)
     elif (mistake := _mistake_in(model)) is not None:
         raise UserError(f"cannot load model {model!r}: {mistake}")
     else:
-        fetch_config(model)
+        _fetch_config(model)
     return model
 
 
@@ -72,7 +78,7 @@ def _mistake_in(model: str) -> str | None:
 def must_be_fetched(model: str) -> bool:
     """Returns True if all of the model has to come from the hub."""
     is_here = named_model(model) is not None or Path(model).is_dir() or folder_on_disk(model) is not None
-    return not is_here and _mistake_in(model) is None and not is_offline()
+    return not is_here and _mistake_in(model) is None and not _is_offline()
 
 
 def side_file(model: str, filename: str) -> Path | None:
@@ -216,3 +222,66 @@ def _on_disk(model: str, filename: str) -> Path | None:
         return None
     cached = try_to_load_from_cache(model, filename)
     return Path(cached) if isinstance(cached, str) else None
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------
+# Libraries try again for half a minute for every file that they miss. One short probe finds out if the hub answers.
+
+
+def hub_address() -> str:
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
+
+
+def _is_offline() -> bool:
+    """Returns True if the user set it so, or if the hub was silent."""
+    from huggingface_hub import is_offline_mode
+
+    return is_offline_mode()
+
+
+def _fetch_config(model: str) -> None:
+    """Fetches config.json of a model that is not on this disk; raises if the hub does not send it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if _is_offline():
+        raise _refused(model, f"the hub is not asked: {OFFLINE} is set")
+    if (reason := _silence()) is not None:
+        raise _refused(model, f"the hub cannot be reached: {hub_address()} does not answer ({reason})")
+    try:
+        hf_hub_download(model, "config.json")
+    except LocalEntryNotFoundError as error:
+        raise _refused(model, f"the hub cannot be reached: {hub_address()} has stopped answering") from error
+    except (OSError, ValueError) as error:
+        raise _refused(model, f"the hub says: {first_line(error)}") from error
+
+
+def _work_offline_if_silent(model: str) -> None:
+    """Keeps libraries from requesting optional files of a cached model from a hub that does not answer."""
+    from huggingface_hub import constants
+
+    if _is_offline() or (reason := _silence()) is None:
+        return
+    os.environ[OFFLINE] = "1"  # of the processes that an engine starts
+    constants.HF_HUB_OFFLINE = True
+    warnings.warn(f"{hub_address()} does not answer ({reason}): {model} is used as it lies in this machine's cache",
+                  GambitWarning, stacklevel=2)  # fmt: skip
+
+
+def _refused(model: str, reason: str) -> UserError:
+    return UserError(f"cannot load model {model!r}: there is no such folder, and {reason}")
+
+
+def _silence() -> str | None:
+    """Returns the reason why nothing answers; None if something does, even with an error."""
+    try:
+        with urlopen(Request(hub_address(), method="HEAD"), timeout=HUB_SECONDS):
+            return None
+    except HTTPError:
+        return None
+    except URLError as error:
+        return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)
+    except OSError as error:
+        return first_line(error)

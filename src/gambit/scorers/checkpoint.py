@@ -1,19 +1,22 @@
-"""Checkpoints of scorers: safetensors files with JSON metadata, and STEP's published torch files."""
+"""Scorers by name, and their checkpoints: safetensors files with JSON metadata, and STEP's published torch files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from pydantic import TypeAdapter
 
+from gambit.config import registry
 from gambit.config.trust import ScorerTrust
-from gambit.errors import UserError, reason_of
+from gambit.errors import GambitWarning, UserError, reason_of
 from gambit.events import Json
-from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit
+from gambit.models.files import SCORER_FILE, own_scorer, side_file, weight_hash
+from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
 from gambit.scorers.mlp import TENSORS, BlendScorer, MlpScorer, Weights
 from gambit.storage.files import object_in, record_in, write_whole
 
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
 METADATA_KEY = "gambit"  # where the JSON metadata lives in a safetensors header
 FORMAT = 1
 NEEDED = ("architecture", "hidden_size", "state_position", "boundary_rule", "aggregation")
+NO_SCORER = (
+    "no scorer is known for {model}: thoughts are ranked by the model's token confidence, a weak guide. "
+    "Train one (`gambit scorer --help`) and pass it with --scorer FILE."
+)
+CHECKPOINT = ".safetensors"
 WHAT, FIX = "a scorer's checkpoint", "give another file, or train the scorer again with `gambit scorer train`"
 
 
@@ -126,6 +134,44 @@ def _load_mlp(path: Path, info: ScorerInfo, tensors: Mapping[str, torch.Tensor])
         raise UserError(f"{path}: metadata says hidden size {info.hidden_size}{times}, the weights take {takes}; {FIX}")
     mlp = MlpScorer(info, weights)
     return BlendScorer(info, mlp, float(tensors[BlendScorer.slope_name])) if is_blend else mlp
+
+
+# -- by name ------------------------------------------------------------------------------------------------------
+
+
+def load_scorer(name: str, source: str, model: str) -> Scorer:
+    """Loads a checkpoint file, another scorer of the model's own or a registered one; `auto` is the model's scorer."""
+    if name == "auto":
+        if (own := model_scorer(source)) is not None:
+            return own
+        warnings.warn(NO_SCORER.format(model=model), GambitWarning, stacklevel=3)
+        name = "confidence"
+    if is_checkpoint_file(name):
+        return load_checkpoint(Path(name))
+    if name not in registry.names("gambit.scorers") and (path := own_scorer(source, name)) is not None:
+        return load_checkpoint(path)
+    factory = cast("Callable[[], Scorer]", registry.load("gambit.scorers", name))
+    return factory()
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """Returns True if a scorer's name is the path of a checkpoint."""
+    return name.endswith(CHECKPOINT) or Path(name).is_file()
+
+
+def model_scorer(source: str) -> Scorer | None:
+    """Loads the scorer that lies beside a model's weights; None if there is none."""
+    path = side_file(source, SCORER_FILE)
+    return None if path is None else load_checkpoint(path)
+
+
+def warn_of_other_weights(info: ScorerInfo, source: str, model: str) -> None:
+    """Warns if a scorer was trained on the states of other weights."""
+    if info.base_model_hash is None:
+        return
+    warning = check_fit(made_for(info), MadeFor(model, weights=weight_hash(source)))
+    if warning is not None:
+        warnings.warn(f"{warning}; silence this with --any-weights", GambitWarning, stacklevel=3)
 
 
 # -- published ones --------------------------------------------------------------------------------------------

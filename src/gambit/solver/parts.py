@@ -10,7 +10,7 @@ from gambit.config.options import EngineConfig
 from gambit.engines.base import Engine, start_engine
 from gambit.models import files as models
 from gambit.scorers.base import MadeFor, Scorer, ScorerInfo, check_fit, made_for
-from gambit.scorers.choice import load_scorer, model_scorer
+from gambit.scorers.checkpoint import load_scorer, model_scorer
 from gambit.scorers.simple import ConfidenceScorer
 from gambit.search.host import SearchHost
 from gambit.text.boundary import boundary_rule, check_boundary_rule

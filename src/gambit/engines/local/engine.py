@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -42,34 +42,25 @@ class Layout:
         self.rows_per_search = {spec.search: count for spec, count in zip(specs, counts, strict=True) if count}
         self.tracked = pool.tracks.pick([trace.key for trace in rows.traces])  # rows whose confidence is measured
         self.limits = np.minimum(rows.table["max_new_tokens"], model.context_tokens - 1 - rows.table["prompt_length"])
-        self._detectors: list[tuple[npt.NDArray[np.int64], ThoughtTables]] = []
-        for rule, at in _rows_by(row_slots, [spec.rule for spec in specs]):
+        alike = defaultdict(list)  # nearly always all searches share rule and stop tokens
+        for slot, spec in enumerate(specs):
+            alike[spec.rule, spec.stop_ids].append(slot)
+        self._detectors: list[tuple[npt.NDArray[np.int64], ThoughtTables, npt.NDArray[np.int64]]] = []
+        for (rule, stop_ids), slots in alike.items():
             if rule not in tables:  # tables are kept: they have an entry for each token of the vocabulary
                 tables[rule] = ThoughtTables(rule)
-            self._detectors.append((at, tables[rule]))
-        stop_ids = _rows_by(row_slots, [spec.stop_ids for spec in specs])
-        self._stops = [(at, np.array(sorted(ids), np.int64)) for ids, at in stop_ids]
+            at, stops = np.flatnonzero(np.isin(row_slots, slots)), np.array(sorted(stop_ids), np.int64)
+            self._detectors.append((at, tables[rule], stops))
 
     def advance(
         self, table: npt.NDArray[np.void], tokens: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Feeds the thought detectors; returns the rows that ended a thought, and those with a stop token."""
         is_boundary, has_stopped = np.zeros((2, len(tokens)), np.bool_)
-        for at, detector in self._detectors:
+        for at, detector, stops in self._detectors:
             table["flags"][at], is_boundary[at] = detector.advance_rows(table["flags"][at], tokens[at])
-        for at, ids in self._stops:
-            has_stopped[at] = np.isin(tokens[at], ids)
+            has_stopped[at] = np.isin(tokens[at], stops)
         return is_boundary, has_stopped
-
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-def _rows_by(row_slots: npt.NDArray[np.int64], key_of_slot: list[Key]) -> list[tuple[Key, npt.NDArray[np.int64]]]:
-    """Groups rows by a key of their searches. Nearly always all rows share one key."""
-    keys = list(dict.fromkeys(key_of_slot))
-    number = np.array([keys.index(key) for key in key_of_slot])[row_slots]
-    return [(key, np.flatnonzero(number == i)) for i, key in enumerate(keys)]
 
 
 class LocalEngine:
