@@ -45,7 +45,7 @@ def _defined(source: Path, module: str, owner: str) -> frozenset[str]:
     if not owner:
         return frozenset(_module_names(tree))
     bodies = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
-    return frozenset(name for body in bodies for name in _class_names(body))
+    return frozenset(name for body in bodies for name in (owner, *_class_names(body)))
 
 
 def _tree(source: Path, module: str) -> ast.Module:

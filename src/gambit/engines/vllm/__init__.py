@@ -1,4 +1,4 @@
-"""Which vLLM is installed and which were tried on which device, without importing vLLM: that takes seconds."""
+"""Names the installed vLLM and the versions that were tried, without importing vLLM: that takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERNALS = "Gambit subclasses vLLM's scheduler and worker, whose interfaces may
 
 
 def installed() -> tuple[str, str] | None:
-    """Version and device of the installed build."""
+    """Returns version and device of the installed build; None if there is none."""
     for package, device in PACKAGES.items():
         if (found := package_version(package)) is not None:
             number, _, local = found.partition("+")
@@ -20,20 +20,19 @@ def installed() -> tuple[str, str] | None:
     return None
 
 
-def is_tested(found: str, device: str) -> bool:
-    """Whether this version was tried on this device. Where not, vLLM's own scheduling is used throughout."""
-    return found in TESTED_VERSIONS.get(device, ())
-
-
 def note_on(found: str, device: str) -> str | None:
-    """What a user should know about a build that was not tried."""
-    if is_tested(found, device):
+    """Returns a warning about a version that was not tried on this device; None for one that was.
+
+    Where it was not, vLLM's own scheduling is used throughout.
+    """
+    known = TESTED_VERSIONS.get(device, ())
+    if found in known:
         return None
-    known = ", ".join(TESTED_VERSIONS.get(device, ())) or "no version at all"
-    return (f"vLLM {found} on {device} has not been tried with this Gambit (tested: {known}): decode steps and "
-            "branches take vLLM's own path, unless short_cuts=true is given")  # fmt: skip
+    return (f"vLLM {found} on {device} has not been tried with this Gambit (tested: "
+            f"{', '.join(known) or 'no version at all'}): decode steps and branches take vLLM's own path, unless "
+            "short_cuts=true is given")  # fmt: skip
 
 
 def description(found: str, device: str) -> str:
-    """One line for `gambit doctor`."""
+    """Returns one line for `gambit doctor`."""
     return f"{note_on(found, device) or f'vLLM {found} ({device}), a tested version'}. {INTERNALS}"

@@ -116,10 +116,10 @@ class VllmEngine:
 
     def __init__(self, core: VllmCore, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
         """`remembers`: the scorer has histories; the scheduler learns when one is no longer needed."""
+        self.info = info
+        self.tokenizer = tokenizer
         self.seconds_waiting = 0.0  # so far, of vLLM's core for its device; above 0 the core's own work costs no time
         self._core = core
-        self._info = info
-        self._tokenizer = tokenizer
         self._searches: dict[int, SubmittedSearch] = {}
         self._live: dict[str, SubmittedTrace] = {}  # by request
         self._columns = TokenColumns()
@@ -131,19 +131,11 @@ class VllmEngine:
         self._late: list[tuple[int, Eviction]] = []  # by search: queued traces whose last token came with the news
         self._failure: EngineError | None = None
 
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
     # -- searches and traces come and go -----------------------------------------------------------------------
 
     def open(self, spec: SearchSpec) -> None:
         assert spec.search not in self._searches and spec.prompt
-        check_prompt(self._info, len(spec.prompt))
+        check_prompt(self.info, len(spec.prompt))
         self._searches[spec.search] = SubmittedSearch(spec)
 
     def submit(self, specs: Sequence[TraceSpec], *, is_check: bool = False) -> None:
@@ -277,7 +269,7 @@ class VllmEngine:
 
     def step(self) -> StepBatch:
         if not self._live:
-            return StepBatch({}, 0, self._info.kv_capacity_tokens, StepSeconds())
+            return StepBatch({}, 0, self.info.kv_capacity_tokens, StepSeconds())
         began = time.perf_counter()
         report, searches = self.step_report()
         elsewhere = report.seconds_scheduling + report.seconds_scoring
@@ -287,8 +279,8 @@ class VllmEngine:
             scheduling=report.seconds_scheduling,
         )
         self.seconds_waiting += report.seconds_waiting
-        used = report.kv_used_blocks * self._info.block_tokens
-        return StepBatch(searches, used, self._info.kv_capacity_tokens, seconds)
+        used = report.kv_used_blocks * self.info.block_tokens
+        return StepBatch(searches, used, self.info.kv_capacity_tokens, seconds)
 
     def step_report(self) -> tuple[StepReport, dict[int, SearchStep]]:
         """Returns the report of the next step in which a trace got a token or lost its place, and its events.
@@ -314,7 +306,7 @@ class VllmEngine:
             self._fail(EngineError(report.failure))
         self._num_stuck = self._num_stuck + 1 if report.is_empty and not report.num_running else 0
         if self._num_stuck > _STUCK_STEPS:
-            raise EngineError(f"a KV budget of {self._info.kv_capacity_tokens} tokens cannot hold a waiting trace: "
+            raise EngineError(f"a KV budget of {self.info.kv_capacity_tokens} tokens cannot hold a waiting trace: "
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
         return report
 

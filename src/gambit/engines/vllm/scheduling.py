@@ -169,7 +169,7 @@ class TraceScheduling:
         num_live = self._num_live(trace.key.search)[trace.island]
         action, step = action_on(trace.task.spec.on_pressure, num_live), self._report.of(trace.key.search)
         if action is PressureAction.QUEUE and is_last:
-            step.finished.append(TraceEnd(trace.key.trace, EndReason.MEMORY, (), self._table.confidence_of(request)))
+            step.finished.append(TraceEnd(trace.key.trace, EndReason.MEMORY, (), self._table.tracks.end(request)))
             return None
         step.evicted.append(Eviction(trace.key.trace, action, self._score_of(trace), 0, ()))
         if action is not PressureAction.QUEUE:
@@ -231,7 +231,7 @@ class TraceScheduling:
             self.histories.settle(thoughts, scored)
         stopped = {request: EndReason.CONFIDENCE for request in unconfident if request not in ends}
         for request, reason in {**ends, **stopped}.items():
-            key, confidence = self._table.traces[request].key, self._table.confidence_of(request)
+            key, confidence = self._table.traces[request].key, self._table.tracks.end(request)
             report.of(key.search).finished.append(TraceEnd(key.trace, reason, (), confidence))
         return list(stopped)
 

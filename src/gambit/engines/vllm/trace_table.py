@@ -15,7 +15,7 @@ from gambit.engines.vllm.messages import Floats, RowValues, StepReport, TraceTas
 from gambit.scorers.base import Scorer, SplitScorer, ThoughtBatch
 from gambit.scorers.simple import RunScores
 from gambit.text.boundary import THINKING, BoundaryRule, ThoughtTables
-from gambit.types import RunningScore, StatePosition, ThoughtScore, TraceConfidence, TraceKey
+from gambit.types import RunningScore, StatePosition, ThoughtScore, TraceKey
 
 SLOT = np.dtype([
     ("rule", np.int64),  # its detector's number
@@ -150,10 +150,6 @@ class TraceTable:
             return []
         places = self.tracks.pick(rows)
         return self.tracks.fold([rows[at] for at in places], values.confidences[places]) if len(places) else []
-
-    def confidence_of(self, request: str) -> TraceConfidence | None:
-        """Ends the track of a trace; returns None where its confidence was not measured."""
-        return self.tracks.end(request)
 
     def _gather(self, rows: list[str]) -> None:
         """Makes these rows the current ones. Request ids are not used twice: the same ids are the same traces."""

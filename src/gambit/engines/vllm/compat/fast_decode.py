@@ -1,6 +1,6 @@
 """Fast path for plain decode steps: one more token of a running request, planned and booked in a fraction of the time.
 
-Whatever is not surely a plain decode is left to vLLM. Both leave the same state behind: test_vllm_fast_decode.py
+A step that is not surely a plain decode is left to vLLM. Both leave the same state behind: test_vllm_fast_decode.py
 compares it field by field. vLLM hashes and caches blocks by counts, so that it catches up in the next step with what is
 not done in one.
 """
@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from itertools import chain
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-
-from gambit.engines.vllm.compat.scheduler_access import RUNNING, blocks_from, blocks_only_grow
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import RequestStatus
 
 NO_TOKEN = -1
+RUNNING = RequestStatus.RUNNING
 # Features with which a step does more than add one token to a request.
 _MORE_THAN_DECODING = (
     "connector", "ec_connector", "aux_output_connector", "enable_return_routed_experts", "num_lookahead_tokens",
@@ -25,6 +27,8 @@ _MORE_THAN_DECODING = (
 
 
 class _Decoding(NamedTuple):
+    """A request that may take the fast path, with what is read of it in every step."""
+
     request: Any
     output: list[int]
     tokens: list[int]  # the prompt and the output
@@ -32,24 +36,35 @@ class _Decoding(NamedTuple):
     limit: int  # this many tokens end it
 
 
+def blocks_from(scheduler: Any, request_id: str, start: int) -> list[int]:
+    """Returns a request's blocks without the first `start`."""
+    groups = scheduler.kv_cache_manager.coordinator.get_blocks(request_id)
+    return [block.block_id for block in (groups[0] if len(groups) == 1 else [*chain(*groups)])[start:]]
+
+
+def blocks_only_grow(scheduler: Any) -> bool:
+    """Returns True if running requests keep their blocks and append new ones; a sliding window gives some back."""
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
+
+
 def is_possible(scheduler: Any, block_tokens: int) -> bool:
-    """Whether a step adds at most one token to a plain request, and its blocks only grow."""
+    """Returns True if a step adds at most one token to a plain request, and its blocks only grow."""
     does_more = any(getattr(scheduler, name, None) for name in _MORE_THAN_DECODING)
     return not does_more and blocks_only_grow(scheduler) and scheduler.block_size == block_tokens
 
 
 def _touches_blocks(computed: int, length: int, block_tokens: int) -> bool:
-    """Whether the next token needs a new block, or a block is full of known tokens and is to be cached."""
+    """Returns True if the next token needs a new block, or a block is full of known tokens and is to be cached."""
     return not (computed % block_tokens and min(computed + 1, length) % block_tokens)
 
 
 class FastDecode:
-    """Hooks into one scheduler, for its lifetime."""
+    """Plans and books plain decodes by hooks in one scheduler, for its lifetime."""
 
     def __init__(self, scheduler: Any, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._is_async = isinstance(scheduler, AsyncScheduler)
-        self._num_placeholders = 1 if self._is_async else 0  # of a token under way
         self._max_model_len = scheduler.max_model_len
         self._decoding: dict[str, _Decoding] = {}
         # Since 0.27 vLLM counts tokens in flight, and under another name those that a preemption has made stale.
@@ -64,6 +79,7 @@ class FastDecode:
         self._hook_planning(scheduler)
 
     def begin(self, request: Any) -> None:
+        """Takes in a request that comes, if each of its steps may be a plain decode."""
         params = request.sampling_params
         if params.min_tokens or params.repetition_detection is not None or request.use_structured_output:
             return
@@ -82,10 +98,10 @@ class FastDecode:
 
     @contextmanager
     def planning(self) -> Iterator[None]:
-        """Around `schedule`, in a step in which no running request can lose its blocks.
+        """Plans the plain decodes of a step, around `schedule`, if no running request can lose its blocks in it.
 
-        Plain decodes are taken out of vLLM's list of running requests and planned here; the hooks then add them to
-        vLLM's plan, which ends up as if vLLM had planned all of them.
+        They are taken out of vLLM's list of running requests. The hooks then add them to vLLM's plan, which ends up as
+        if vLLM had planned all of them.
         """
         scheduler, running = self._scheduler, self._scheduler.running
         self._planned, growing = self._plain_decodes(running)
@@ -103,14 +119,14 @@ class FastDecode:
             self._planned = []
 
     def _shift_limits(self, by: int) -> None:
-        """Of a step: what is planned here takes its share of them."""
+        """Changes the limits of a step, of which the decodes that are planned here take their share."""
         self._scheduler.max_num_running_reqs += by
         self._scheduler.max_num_scheduled_tokens += by
         if hasattr(self._scheduler, "max_num_active_reqs"):
             self._scheduler.max_num_active_reqs += by
 
     def _plain_decodes(self, running: list[Any]) -> tuple[list[_Decoding], list[_Decoding]]:
-        """Requests that surely decode one token, and those of them for which the block manager has something to do."""
+        """Returns requests that surely decode one token, and those of them whose blocks change."""
         found: list[_Decoding] = []
         growing: list[_Decoding] = []
         decoding, block_tokens, scheduler = self._decoding, self._block_tokens, self._scheduler
@@ -136,7 +152,7 @@ class FastDecode:
         return found, growing
 
     def _add_blocks(self, growing: list[_Decoding]) -> dict[str, tuple[list[int]]]:
-        """Cache the blocks that are full, and give a new one to each request whose next token needs it."""
+        """Caches the blocks that are full; takes and returns a new one for each request whose next token needs it."""
         manager, cache = self._block_manager, self._scheduler.kv_cache_manager.cache_blocks
         full = [known.request for known in growing if not known.request.num_computed_tokens % self._block_tokens]
         new = manager.block_pool.get_new_blocks(len(full))
@@ -170,8 +186,19 @@ class FastDecode:
         scheduler._make_cached_request_data, scheduler._update_after_schedule = make_all_data, update_all
 
     def _complete(self, output: Any) -> None:
-        """Add the requests planned here to vLLM's plan of the step."""
-        self._advance()
+        """Adds the requests planned here to vLLM's plan, and notes of each what vLLM notes of those it schedules."""
+        scheduler = self._scheduler
+        # Without pipeline stages a request may decode in the very next step.
+        next_step = scheduler.current_step + 1
+        sets_next_step = self._is_async and scheduler.use_v2_model_runner
+        for known in self._planned:
+            request = known.request
+            request.num_computed_tokens += 1
+            request.num_output_placeholders += self._is_async  # a token under way
+            if self._counts_in_flight:
+                request.num_in_flight_tokens += 1
+            if sets_next_step:
+                request.next_decode_eligible_step = next_step
         planned = {known.request.request_id: 1 for known in self._planned}
         given = planned | output.num_scheduled_tokens
         # In vLLM's order: those that ran, then those that are new.
@@ -179,32 +206,16 @@ class FastDecode:
                    if request.request_id in given}  # fmt: skip
         output.num_scheduled_tokens = ordered | given
         output.total_num_scheduled_tokens += len(planned)
-        scheduler = self._scheduler
         if output.num_common_prefix_blocks:  # newer versions do not count them
             manager, first = scheduler.kv_cache_manager, self._order[0].request_id
             output.num_common_prefix_blocks = manager.get_num_common_prefix_blocks(first)
         if not scheduler.use_v2_model_runner:
             scheduler.prev_step_scheduled_req_ids.update(planned)
 
-    def _advance(self) -> None:
-        """What vLLM notes of each request that it has scheduled for one token."""
-        placeholders, counts_in_flight = self._num_placeholders, self._counts_in_flight
-        # Without pipeline stages a request may decode in the very next step.
-        next_step = self._scheduler.current_step + 1
-        sets_next_step = self._is_async and self._scheduler.use_v2_model_runner
-        for known in self._planned:
-            request = known.request
-            request.num_computed_tokens += 1
-            request.num_output_placeholders += placeholders
-            if counts_in_flight:
-                request.num_in_flight_tokens += 1
-            if sets_next_step:
-                request.next_decode_eligible_step = next_step
-
     # -- booking a step's tokens -------------------------------------------------------------------------------
 
     def book(self, scheduled: Any, output: Any) -> tuple[dict[str, int], Any]:
-        """Append the tokens of plain decodes to their requests.
+        """Appends the tokens of plain decodes to their requests.
 
         Returns the token of each scheduled request, NO_TOKEN for those left to vLLM, and the part of `scheduled` that
         is left to it.
@@ -212,29 +223,29 @@ class FastDecode:
         tokens: dict[str, int] = {}
         rest: dict[str, int] = {}
         sampled, row_of = output.sampled_token_ids, output.req_id_to_index
-        block_tokens, placeholders, decoding = self._block_tokens, self._num_placeholders, self._decoding
+        block_tokens, is_async, decoding = self._block_tokens, self._is_async, self._decoding
         counts_in_flight, stale = self._counts_in_flight, self._stale
         cache = self._scheduler.kv_cache_manager.cache_blocks
         for request_id, count in scheduled.num_scheduled_tokens.items():
             if count == 1 and (known := decoding.get(request_id)) is not None:
-                request, said, everything, stop_ids, limit = known
+                request, generated, everything, stop_ids, limit = known
                 new = sampled[row_of[request_id]] if sampled else ()
                 length = len(everything) + 1
                 if (  # a first token ends a prefill
-                    len(new) == 1 and said and length < limit and new[0] not in stop_ids
+                    len(new) == 1 and generated and length < limit and new[0] not in stop_ids
                     and request.status is RUNNING and not getattr(request, stale)
                 ):  # fmt: skip
                     (token,) = new
-                    said.append(token)
+                    generated.append(token)
                     everything.append(token)
-                    request.num_output_placeholders -= placeholders
+                    request.num_output_placeholders -= is_async
                     if counts_in_flight:
                         request.num_in_flight_tokens -= 1
                     tokens[request_id] = token
                     # A block is hashed with its last token, and cached with the next, or before that is scheduled.
                     if length % block_tokens == 0:
                         request.update_block_hashes()
-                    elif placeholders and length % block_tokens == 1:
+                    elif is_async and length % block_tokens == 1:
                         cache(request, request.num_computed_tokens - request.num_output_placeholders)
                     continue
             tokens[request_id] = NO_TOKEN
@@ -244,7 +255,7 @@ class FastDecode:
         return tokens, left
 
     def _hook_allocation(self, manager: Any) -> None:
-        """Skip the block manager for tokens that need nothing of it."""
+        """Skips the block manager for tokens that need nothing of it."""
         real, nothing, block_tokens = manager.allocate_slots, manager.empty_kv_cache_blocks, self._block_tokens
 
         def allocate(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
@@ -281,10 +292,14 @@ def copy_prefixes(
     for new in output.scheduled_new_reqs:
         child, count = scheduler.requests[new.req_id], planned[new.req_id]
         parent = scheduler.requests.get(parent_of(new.req_id))
-        if not 1 < count <= MOST_BLOCKS * block_tokens or not _is_complete(child) or parent is None:
+        # Nothing of it is left for later steps, and it has generated nothing: every token is its parent's too.
+        is_complete = child.num_computed_tokens == child.num_tokens == child.num_prompt_tokens
+        if not 1 < count <= MOST_BLOCKS * block_tokens or not is_complete or parent is None:
             continue
         last = child.num_tokens - 1
-        if not _has_computed(parent, last, planned):
+        # Tokens of the parent that are still under way are computed before the blocks are copied.
+        num_computed = parent.num_computed_tokens - planned.get(parent.request_id, 0)
+        if num_computed < last or parent.status is not RUNNING:
             continue
         first = new.num_computed_tokens // block_tokens
         own = new.block_ids[0][first : last // block_tokens + 1]
@@ -294,14 +309,3 @@ def copy_prefixes(
         output.num_scheduled_tokens[new.req_id] = 1
         output.total_num_scheduled_tokens -= count - 1
     return copies
-
-
-def _is_complete(child: Any) -> bool:
-    """Nothing of it is left for later steps, and it has generated nothing: every token is its parent's too."""
-    return bool(child.num_computed_tokens == child.num_tokens == child.num_prompt_tokens)
-
-
-def _has_computed(parent: Any, count: int, planned: dict[str, int]) -> bool:
-    """Its first tokens, in steps before this one; those still under way are computed before the blocks are copied."""
-    before = int(parent.num_computed_tokens) - planned.get(parent.request_id, 0)
-    return before >= count and parent.status is RUNNING

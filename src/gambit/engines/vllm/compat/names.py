@@ -33,6 +33,7 @@ class Touched:
 
     module: str
     owner: str = ""  # empty: the module itself
+    is_imported: bool = False  # the class itself, by its name
     imported: str = ""
     called: str = ""
     overridden: str = ""
@@ -41,6 +42,8 @@ class Touched:
     set: str = ""
 
     def uses(self) -> Iterator[tuple[str, Use]]:
+        if self.is_imported:
+            yield self.owner, "imported"
         for use in get_args(Use):
             for name in getattr(self, use).split():
                 yield name, use
@@ -52,17 +55,14 @@ class Touched:
 TOUCHED = (
     # -- start and configuration
     Touched("vllm", imported="ModelRegistry PoolingParams SamplingParams"),
-    Touched("vllm.sampling_params", imported="RequestOutputKind"),
-    Touched("vllm.sampling_params", "RequestOutputKind", read="DELTA"),
+    Touched("vllm.sampling_params", "RequestOutputKind", is_imported=True, read="DELTA"),
     Touched(
         "vllm.sampling_params", "SamplingParams",
         read="extra_args min_tokens repetition_detection stop_token_ids eos_token_id", set="extra_args max_tokens seed",
     ),
     Touched("vllm.pooling_params", "PoolingParams", called="clone verify"),
-    Touched("vllm.engine.arg_utils", imported="EngineArgs"),
-    Touched("vllm.engine.arg_utils", "EngineArgs", called="create_engine_config"),
-    Touched("vllm.usage.usage_lib", imported="UsageContext"),
-    Touched("vllm.usage.usage_lib", "UsageContext", read="LLM_CLASS"),
+    Touched("vllm.engine.arg_utils", "EngineArgs", is_imported=True, called="create_engine_config"),
+    Touched("vllm.usage.usage_lib", "UsageContext", is_imported=True, read="LLM_CLASS"),
     Touched("vllm.platforms", imported="current_platform"),
     Touched(
         "vllm.platforms.interface", "Platform", called="is_cpu is_cuda is_device_capability_family", read="device_type"
@@ -93,12 +93,10 @@ TOUCHED = (
         "vllm.config.model", "ModelConfig", called="get_hidden_size get_vocab_size",
         read="architecture dtype enforce_eager hf_text_config max_model_len",
     ),
-    Touched("vllm.config.compilation", imported="CUDAGraphMode"),
-    Touched("vllm.config.compilation", "CUDAGraphMode", read="FULL"),
+    Touched("vllm.config.compilation", "CUDAGraphMode", is_imported=True, read="FULL"),
     Touched("vllm.config.compilation", "CompilationConfig", read="static_forward_context"),
     # -- the engine core
-    Touched("vllm.v1.executor.abstract", imported="Executor"),
-    Touched("vllm.v1.executor.abstract", "Executor", called="get_class shutdown"),
+    Touched("vllm.v1.executor.abstract", "Executor", is_imported=True, called="get_class shutdown"),
     Touched("vllm.v1.engine", imported="EngineCoreOutput EngineCoreOutputs EngineCoreRequest FinishReason"),
     Touched(
         "vllm.v1.engine", "EngineCoreOutput",
@@ -108,9 +106,8 @@ TOUCHED = (
     Touched("vllm.v1.metrics.stats", "PrefillStats", read="num_computed_tokens"),
     Touched("vllm.v1.engine", "FinishReason", read="LENGTH STOP"),
     Touched("vllm.v1.engine.core", "EngineCore", read="model_executor"),
-    Touched("vllm.v1.engine.core_client", imported="EngineCoreClient"),
     Touched(
-        "vllm.v1.engine.core_client", "EngineCoreClient",
+        "vllm.v1.engine.core_client", "EngineCoreClient", is_imported=True,
         called="abort_requests add_request get_output make_client shutdown",
     ),
     Touched("vllm.v1.engine.core_client", "InprocClient", read="engine_core"),
@@ -119,9 +116,8 @@ TOUCHED = (
     Touched("vllm.v1.engine.core_client", "BackgroundResources", read="engine_dead"),
     # -- the scheduler
     Touched("vllm.v1.core.sched.async_scheduler", imported="AsyncScheduler"),
-    Touched("vllm.v1.core.sched.scheduler", imported="Scheduler"),
     Touched(
-        "vllm.v1.core.sched.scheduler", "Scheduler",
+        "vllm.v1.core.sched.scheduler", "Scheduler", is_imported=True,
         overridden="__init__ _free_request _preempt_request add_request finish_requests schedule update_from_output",
         called="_free_request finish_requests get_num_unfinished_requests",
         replaced="_make_cached_request_data _update_after_schedule",
@@ -132,8 +128,7 @@ TOUCHED = (
              "running use_pp use_v2_model_runner vllm_config",
         set="max_num_active_reqs max_num_running_reqs max_num_scheduled_tokens running",
     ),
-    Touched("vllm.v1.request", imported="RequestStatus"),
-    Touched("vllm.v1.request", "RequestStatus", read="FINISHED_ABORTED RUNNING"),
+    Touched("vllm.v1.request", "RequestStatus", is_imported=True, read="FINISHED_ABORTED RUNNING"),
     Touched(
         "vllm.v1.request", "Request", called="update_block_hashes",
         read="_all_token_ids _output_token_ids async_tokens_to_discard is_prefill_chunk max_tokens num_computed_tokens "
@@ -177,8 +172,7 @@ TOUCHED = (
     # -- attention
     Touched("vllm.v1.attention.backends.registry", imported="AttentionBackendEnum register_backend"),
     Touched("vllm.v1.attention.backends.registry", "AttentionBackendEnum", read="CUSTOM"),
-    Touched("vllm.v1.attention.backend", imported="AttentionType"),
-    Touched("vllm.v1.attention.backend", "AttentionType", read="DECODER"),
+    Touched("vllm.v1.attention.backend", "AttentionType", is_imported=True, read="DECODER"),
     Touched(
         "vllm.v1.attention.backend", "CommonAttentionMetadata",
         read="block_table_tensor max_query_len max_seq_len num_reqs seq_lens",
@@ -217,15 +211,15 @@ TOUCHED = (
     ),
     # -- the worker and its model runner, V1 and V2
     Touched("vllm.v1.worker.cpu_worker", imported="CPUWorker"),
-    Touched("vllm.v1.worker.gpu_worker", imported="Worker"),
     Touched(
-        "vllm.v1.worker.gpu_worker", "Worker",
+        "vllm.v1.worker.gpu_worker", "Worker", is_imported=True,
         overridden="compile_or_warm_up_model execute_model load_model sample_tokens", read="model_runner",
     ),
     Touched("vllm.v1.worker.worker_base", "WorkerBase", read="device is_driver_worker model_config vllm_config"),
-    Touched("vllm.v1.outputs", imported="AsyncModelRunnerOutput ModelRunnerOutput"),
-    Touched("vllm.v1.outputs", "AsyncModelRunnerOutput", called="get_output", overridden="get_output"),
-    Touched("vllm.v1.outputs", "ModelRunnerOutput", read="req_id_to_index req_ids sampled_token_ids"),
+    Touched(
+        "vllm.v1.outputs", "AsyncModelRunnerOutput", is_imported=True, called="get_output", overridden="get_output"
+    ),
+    Touched("vllm.v1.outputs", "ModelRunnerOutput", is_imported=True, read="req_id_to_index req_ids sampled_token_ids"),
     Touched(
         "vllm.v1.worker.gpu_model_runner", "GPUModelRunner", called="get_model", replaced="sampler",
         read="attn_groups cudagraph_dispatcher execute_model_state input_batch kv_cache_config kv_caches model "

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
 
-from gambit.engines.vllm.compat import scheduler_access as access
-from gambit.engines.vllm.compat.core import ignore_interrupts, join_front
-from gambit.engines.vllm.compat.fast_decode import NO_TOKEN, FastDecode, copy_prefixes, is_possible
+from gambit.engines.vllm.compat.core import ignore_interrupts, join_front, num_blocks
+from gambit.engines.vllm.compat.fast_decode import (
+    NO_TOKEN,
+    FastDecode,
+    blocks_from,
+    blocks_only_grow,
+    copy_prefixes,
+    is_possible,
+)
 from gambit.engines.vllm.messages import (
     DecodeAttention,
     GambitConfig,
+    RowValues,
+    Sharing,
     StepReport,
     TraceTask,
     WorkerStep,
@@ -25,6 +36,9 @@ from gambit.engines.vllm.messages import (
     unpacked,
 )
 from gambit.engines.vllm.scheduling import TraceScheduling
+from gambit.types import EndReason
+
+REASONS = {FinishReason.STOP: EndReason.STOP, FinishReason.LENGTH: EndReason.LENGTH}
 
 
 class _GambitScheduling:
@@ -40,12 +54,14 @@ class _GambitScheduling:
         join_front()
         config: GambitConfig = self.vllm_config.additional_config
         self._block_tokens = self.cache_config.block_size
-        access.hold_back_blocks(self)
-        self._blocks_only_grow = access.blocks_only_grow(self)
+        self._num_blocks = num_blocks(self.vllm_config)
+        if (surplus := self._num_free_blocks() - self._num_blocks) > 0:
+            self.kv_cache_manager.block_pool.get_new_blocks(surplus)  # over the budget: never given to a request
+        self._blocks_only_grow = blocks_only_grow(self)
         is_fast = config.fast_path and is_possible(self, self._block_tokens)
         self._fast_decode = FastDecode(self, self._block_tokens) if is_fast else None
         self._traces = TraceScheduling(
-            config.scorer, access.usable_blocks(self), self._block_tokens, is_async=isinstance(self, AsyncScheduler)
+            config.scorer, self._num_blocks, self._block_tokens, is_async=isinstance(self, AsyncScheduler)
         )
         self._measures_sharing = config.attention is DecodeAttention.AUTO
         self._gathering: list[Any] = []  # requests that came before others of their group
@@ -92,7 +108,7 @@ class _GambitScheduling:
             self._traces.release([request_ids] if isinstance(request_ids, str) else list(request_ids))
         return ended
 
-    # -- one step ----------------------------------------------------------------------------------------------
+    # -- before a step -----------------------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -104,7 +120,7 @@ class _GambitScheduling:
             with ExitStack() as stack:
                 if (failing := self._traces.failing) is not None:
                     self._traces.failing = None
-                    stack.enter_context(access.failing_once(self, failing))
+                    stack.enter_context(_failing_once(self.kv_cache_manager, failing))
                 if self._fast_decode is not None and not self._is_ranked:
                     # No trace can be evicted: vLLM need not look at those that just decode.
                     stack.enter_context(self._fast_decode.planning())
@@ -122,57 +138,91 @@ class _GambitScheduling:
         copies: list[tuple[int, int]] = []
         if self._fast_decode is not None:
             copies = copy_prefixes(self, output, self._traces.parent_of, self._block_tokens)
-        sharing = access.sharing(self, self._block_tokens) if self._measures_sharing else None
+        sharing = None
+        if self._measures_sharing:
+            lengths = [request.num_computed_tokens for request in self.running]
+            unique = self._num_used_blocks() * self._block_tokens  # a block that is being filled counts as a whole
+            sharing = Sharing(len(lengths), sum(lengths), unique, max(lengths, default=0))
         counts = output.num_scheduled_tokens
-        for request_id in access.newly_scheduled(output):
+        new = [data.req_id for data in output.scheduled_new_reqs]
+        for request_id in (*new, *output.scheduled_cached_reqs.resumed_req_ids):  # queued before, on model runner V1
             request = self.requests[request_id]
             self._traces.admit(request_id, request.num_computed_tokens - counts[request_id], request.num_tokens)
         self._only_decodes = output.total_num_scheduled_tokens == len(counts) == len(self.running)
         attach(output, WorkerStep(copies, sharing, self._traces.rows_to_score(list(counts))))
+
+    # -- after a step ------------------------------------------------------------------------------------------
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report = self._traces.begin_report()
         tokens, outputs = self._take_tokens(scheduler_output, model_runner_output)
         began = time.perf_counter()
         report.rows, report.tokens = list(tokens), list(tokens.values())
-        ends, report.failure = access.finished(outputs)
-        values, step = access.row_values(model_runner_output, report.rows), attached(scheduler_output, WorkerStep)
+        values, step = attached(model_runner_output, RowValues), attached(scheduler_output, WorkerStep)
+        if values is not None and report.rows != model_runner_output.req_ids:
+            values = values.of_rows([model_runner_output.req_id_to_index[request] for request in report.rows])
+        ended = {each.request_id: each.finish_reason for each in outputs if each.finish_reason is not None}
+        for request_id, reason in ended.items():
+            if reason not in REASONS:
+                report.failure = f"vLLM gave up request {request_id} ({reason})"
+        ends = {request_id: REASONS[reason] for request_id, reason in ended.items() if reason in REASONS}
         stopped = self._traces.read(report, ends, values, None if step is None else step.thoughts)
-        # A step that is already under way computes one more token of a stopped request, which is dropped.
-        access.stop_requests(self, stopped)
+        if stopped:
+            # A step that is already under way computes one more token of each, which is dropped.
+            self.finish_requests(stopped, RequestStatus.FINISHED_ABORTED)
         self._traces.forget_freed()
         report.num_running = len(self.running)
         report.num_waiting = int(self.get_num_unfinished_requests()) - report.num_running
-        report.kv_used_blocks = access.used_blocks(self)
+        report.kv_used_blocks = self._num_used_blocks()
         report.seconds_scheduling += time.perf_counter() - began
         if report.is_empty and not report.num_waiting + report.num_running:
             return {}
-        return access.outputs_of(packed(report))
+        return {0: EngineCoreOutputs(outputs=[EngineCoreOutput("gambit", [], kv_transfer_params=packed(report))])}
 
-    def _take_tokens(self, scheduler_output: Any, model_runner_output: Any) -> tuple[dict[str, int], Any]:
+    def _take_tokens(self, scheduled: Any, output: Any) -> tuple[dict[str, int], list[EngineCoreOutput]]:
         """Returns the new token of each request, in the order of scheduling, and vLLM's own outputs."""
-        tokens, left = {}, scheduler_output
+        tokens, left = {}, scheduled
         if self._fast_decode is not None:
-            tokens, left = self._fast_decode.book(scheduler_output, model_runner_output)
-        outputs = super().update_from_output(left, model_runner_output)
-        tokens |= access.new_tokens(outputs)
-        for request in left.num_scheduled_tokens:
-            if tokens.get(request) == NO_TOKEN:
-                del tokens[request]
+            tokens, left = self._fast_decode.book(scheduled, output)
+        by_client = super().update_from_output(left, output)
+        outputs = by_client[0].outputs if 0 in by_client else []
+        tokens |= {each.request_id: each.new_token_ids[0] for each in outputs if each.new_token_ids}
+        for request_id in left.num_scheduled_tokens:
+            if tokens.get(request_id) == NO_TOKEN:
+                del tokens[request_id]
         return tokens, outputs
 
     # -- memory pressure ---------------------------------------------------------------------------------------
 
+    def _num_free_blocks(self) -> int:
+        return int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def _num_used_blocks(self) -> int:
+        return self._num_blocks - self._num_free_blocks()
+
+    def _num_missing_blocks(self) -> int:
+        """Counts the blocks that the running requests need in the next step beyond the free ones; at most 0: enough."""
+        groups, free, size = len(self.kv_cache_config.kv_cache_groups), self._num_free_blocks(), self._block_tokens
+        # No step can need more than one block per trace and those that its share of prompt tokens fills.
+        prefill = 0 if self._only_decodes else self.max_num_scheduled_tokens // size
+        if free > groups * (len(self.running) + prefill):
+            return 0
+        needed = 0
+        for request in self.running:
+            end = request.num_tokens + request.num_output_placeholders
+            needed += -(-end // size) - -(-request.num_computed_tokens // size)
+        return groups * needed - free
+
     def _rank_if_tight(self) -> None:
         """Ranks the running requests for eviction if they need more blocks than are free."""
-        missing = access.missing_blocks(self, self._block_tokens, only_decodes=self._only_decodes)
+        missing = self._num_missing_blocks()
         if self._traces.failing is None and missing <= 0:
             return
         if not self._blocks_only_grow:
             self._traces.lose_blocks()
         running = (request.request_id for request in self.running)
         # The self-check makes an allocation fail although nothing is missing: then one victim must be known.
-        order = self._traces.eviction_order(running, partial(access.blocks_from, self), max(missing, 1))
+        order = self._traces.eviction_order(running, partial(blocks_from, self), max(missing, 1))
         place = {request: len(order) - index for index, request in enumerate(order)}
         for request in self.running:
             request.priority = place[request.request_id]
@@ -191,10 +241,30 @@ class _GambitScheduling:
                                "its block arithmetic has changed")  # fmt: skip
         priority = self._traces.evict(request.request_id, is_last=not self.running)
         if priority is None:
-            access.end_request(self, request)
+            request.status = RequestStatus.FINISHED_ABORTED
+            self._free_request(request)  # vLLM has just taken it out of the running ones; workers learn it in time
         else:
             request.priority = priority
             super()._preempt_request(request, *args, **kwargs)
+
+
+@contextmanager
+def _failing_once(manager: Any, request_id: str) -> Iterator[None]:
+    """Lets one allocation of a request fail although blocks are free: the self-check then sees which trace goes."""
+    real, has_failed = manager.allocate_slots, False
+
+    def allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal has_failed
+        if request.request_id == request_id and not has_failed:
+            has_failed = True
+            return None
+        return real(request, *args, **kwargs)
+
+    manager.allocate_slots = allocate
+    try:
+        yield
+    finally:
+        manager.allocate_slots = real
 
 
 class GambitScheduler(_GambitScheduling, Scheduler):
