@@ -225,11 +225,13 @@ def source_commit() -> str | None:
     """Returns the commit of the source, marked if files differ from it; None for an installed package."""
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None  # the folder of an installation may lie inside another repository
-    return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    return f"{commit}-dirty" if commit and _git("status", "--porcelain", "--untracked-files=no") else commit
 
 
 def _git(*words: str) -> str | None:
-    # Reading must not leave a lock behind, nor fail because of another process's.
+    # Reading must not leave a lock behind, nor fail because of another process's. `describe --dirty` takes one all the
+    # same, and a full disk then leaves it in the repository.
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

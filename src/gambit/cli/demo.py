@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,18 +15,14 @@ from gambit.cli.running import open_session
 from gambit.cli.session import sole_writer
 from gambit.cli.terminal import put
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.events import Event
+from gambit.events import read_log
 from gambit.pawn import Level, Split, generate
 from gambit.results.record import SearchRecord, fold
 from gambit.results.result import SearchResult
 from gambit.results.vote import Ballot, VoteKind, ballots_of, count_votes
 from gambit.storage.problems import new_run_folder
-from gambit.storage.run_folder import check_free, check_writable
+from gambit.storage.run_folder import LOG_FILE, check_free, check_writable
 from gambit.types import Problem
-
-if TYPE_CHECKING:
-    from gambit.solver import Solver
-    from gambit.solver.spread import SpreadSolver
 
 MOST_PUZZLES = 10**9
 POLICIES = "gambit", "sc"
@@ -55,18 +49,27 @@ def demo(
 
 
 def _run(number: int, folder: Path) -> int:
+    """Searches by Gambit, then by self-consistency with as many traces, and compares them."""
     problem, gold = unseen_problem(number)
     put(f"puzzle {number}, modulo 97: {problem.question}\n")
+    results: list[SearchResult] = []
     with open_session(EngineConfig(engine="local"), folder) as session:  # starts in seconds everywhere
         listener = session.listener(problem.id)
-        mine, rival = None, None
-        for found in searches(session.solver, problem, number, folder, listener, session.stop):
-            mine, rival = mine or found, found
+        for policy in POLICIES:
+            if session.stop():
+                break
+            config = SearchConfig(policy=policy, seed=number)
+            result = session.solver.solve(
+                problem, config, out_dir=folder / policy, on_event=listener, should_stop=session.stop
+            )
+            results.append(result)
             with session.display.paused():
-                Style().show(Shown(found.result, gold, found.result.answer == gold))
+                Style().show(Shown(result, gold, result.answer == gold))
                 put("")
-        if mine is not None and rival is not None and rival is not mine:
-            put(fair_comparison(mine, rival, gold, session.solver.equivalent))
+        if len(results) == len(POLICIES) and results[-1].log_error is None:
+            rivals_record = fold(read_log(folder / POLICIES[-1] / LOG_FILE))
+            mine, rival = results
+            put(fair_comparison(mine, rival, rivals_record, gold, session.solver.equivalent))
     return session.stop.exit_code
 
 
@@ -76,49 +79,19 @@ def unseen_problem(seed: int) -> tuple[Problem, str]:
     return Problem(puzzle.text, id="demo"), str(puzzle.answer)
 
 
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """A search and the record of its events."""
-
-    result: SearchResult
-    record: SearchRecord
-
-
-def searches(
-    solver: Solver | SpreadSolver,
-    problem: Problem,
-    seed: int,
-    folder: Path,
-    on_event: Callable[[Event], None] | None,
-    should_stop: Callable[[], bool],
-) -> Iterator[Searched]:
-    """Searches by Gambit, then by self-consistency with as many traces."""
-    for policy in POLICIES:
-        if should_stop():
-            return
-        events: list[Event] = []
-
-        def note(event: Event, events: list[Event] = events) -> None:
-            events.append(event)
-            if on_event is not None:
-                on_event(event)
-
-        config = SearchConfig(policy=policy, seed=seed)
-        result = solver.solve(problem, config, out_dir=folder / policy, on_event=note, should_stop=should_stop)
-        yield Searched(result, fold(events))
-
-
-def fair_comparison(mine: Searched, rival: Searched, gold: str, equivalent: Equivalent) -> str:
+def fair_comparison(
+    mine: SearchResult, rival: SearchResult, rivals_record: SearchRecord, gold: str, equivalent: Equivalent
+) -> str:
     """Compares Gambit with plain voting over as many whole traces as Gambit's tokens pay for."""
-    budget = mine.result.tokens.generated
-    ballots = affordable(rival.record, budget)
+    budget = mine.tokens.generated
+    ballots = affordable(rivals_record, budget)
     fewer = count_votes(ballots, VoteKind.MAJORITY, equivalent)
-    costs = rival.result.tokens.generated / max(budget, 1) - 1
-    plain = rival.result.counts.completed
+    costs = rival.tokens.generated / max(budget, 1) - 1
+    plain = rival.counts.completed
     return (
-        f"gambit is {_verdict(mine.result.answer, gold)} with {budget:,} tokens. For as many, sc completes "
+        f"gambit is {_verdict(mine.answer, gold)} with {budget:,} tokens. For as many, sc completes "
         f"{len(ballots)} of its {plain} traces and is {_verdict(fewer.answer, gold)}; with all {plain}, for "
-        f"{costs:+.0%} tokens, it is {_verdict(rival.result.answer, gold)}.\n"
+        f"{costs:+.0%} tokens, it is {_verdict(rival.answer, gold)}.\n"
         f"Measured over 300 unseen puzzles, three seeds, all traces: {MEASURED}."
     )
 

@@ -39,7 +39,7 @@ VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> int:
     """Say which engines and devices are here, what is missing."""
     findings = examine()
-    is_fit = can_run(findings)
+    is_fit = all(finding.condition is not Condition.MISSING for finding in findings)
     if as_json:
         rows = [dataclasses.asdict(finding) for finding in findings]
         typer.echo(json.dumps({"can_run": is_fit, "findings": rows}))
@@ -70,21 +70,16 @@ def examine() -> list[Finding]:
     torch = _torch()
     return [
         Finding("python", Condition.OK, f"{platform.python_version()} ({sys.executable})"),
-        *map(_package, NEEDED),
+        *(_package(name, Condition.MISSING, f"not installed: pip install {name}") for name in NEEDED),
         *_devices(torch),
         _compiled_step(torch),
         *_engines(torch),
-        _ray(),
+        _package("ray", Condition.OPTIONAL, RAY_HINT),
         _bundled_model(),
         *_bundled_pool(torch),
         Finding("policies", Condition.OK, ", ".join(registry.names("gambit.policies"))),
         Finding("scorers", Condition.OK, ", ".join([*registry.names("gambit.scorers"), "a checkpoint file"])),
     ]
-
-
-def can_run(findings: list[Finding]) -> bool:
-    """Returns whether nothing that every search needs is missing."""
-    return all(finding.condition is not Condition.MISSING for finding in findings)
 
 
 def _torch() -> ModuleType | None:
@@ -95,12 +90,12 @@ def _torch() -> ModuleType | None:
         return None
 
 
-def _package(name: str) -> Finding:
+def _package(name: str, otherwise: Condition, hint: str) -> Finding:
     label = name.removesuffix("-search")
     try:
         return Finding(label, Condition.OK, version(name))
     except PackageNotFoundError:
-        return Finding(label, Condition.MISSING, f"not installed: pip install {name}")
+        return Finding(label, otherwise, hint)
 
 
 def _compiled_step(torch: ModuleType | None) -> Finding:
@@ -148,28 +143,14 @@ def _engines(torch: ModuleType | None) -> Iterator[Finding]:
         "engine local", Condition.OK if is_local_ok else Condition.MISSING,
         "embedded, through transformers" if is_local_ok else "needs torch and transformers",
     )  # fmt: skip
-    names = registry.names("gambit.engines")
-    yield Finding("engine vllm", *_vllm())
-    for name in names:
+    build = installed()  # without importing vLLM, which takes seconds and may touch the GPU
+    if build is None:
+        yield Finding("engine vllm", Condition.OPTIONAL, VLLM_HINT)
+    else:
+        yield Finding("engine vllm", Condition.OK, description(*build))
+    for name in registry.names("gambit.engines"):
         if name not in ("local", "vllm"):
             yield Finding(f"engine {name}", Condition.OK, "installed by another package")
-
-
-def _vllm() -> tuple[Condition, str]:
-    """Finds vLLM without importing it, which takes seconds and may touch the GPU."""
-    build = installed()
-    if build is None:
-        return Condition.OPTIONAL, VLLM_HINT
-    found, device = build
-    return Condition.OK, description(found, device)
-
-
-def _ray() -> Finding:
-    """Finds Ray, which several engines need (--ray)."""
-    try:
-        return Finding("ray", Condition.OK, version("ray"))
-    except PackageNotFoundError:
-        return Finding("ray", Condition.OPTIONAL, RAY_HINT)
 
 
 def _bundled_model() -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import typer
 from rich.console import Group, RenderableType
@@ -61,27 +61,7 @@ class Style:
             put("")
 
 
-@dataclass(slots=True)
-class Tally:
-    """Exit codes and right answers of all problems."""
-
-    codes: list[int] = field(default_factory=list)
-    num_right: int = 0
-    num_answered: int = 0
-
-    def add(self, shown: Shown) -> None:
-        self.codes.append(_code_of(shown.result))
-        self.num_right += bool(shown.is_right)
-        self.num_answered += shown.result.answer is not None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the worst result; a run without an answer has one of its own."""
-        found = [*self.codes, OK if self.num_answered or not self.codes else NO_ANSWER]
-        return worst(found)
-
-
-def _code_of(result: SearchResult) -> int:
+def code_of(result: SearchResult) -> int:
     """Returns the exit code of a result; an incomplete log is a failure even with an answer."""
     if result.log_error is not None:
         return FAILURE
@@ -89,6 +69,7 @@ def _code_of(result: SearchResult) -> int:
 
 
 def worst(codes: Iterable[int]) -> int:
+    """Returns the exit code of a run out of those of its results."""
     found = set(codes)
     return next(code for code in (FAILURE, USER_MISTAKE, NO_ANSWER, OK) if code in found)
 

@@ -1,20 +1,19 @@
-"""Carries out `gambit solve`: loads the model, searches, prints results as they come."""
+"""The work of `gambit solve`: loads the model, searches, prints results as they come."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from gambit.answers import Grader
 from gambit.cli.options import picked, read_configs
 from gambit.cli.progress import LiveScreen, PoolScreen, SearchScreen
-from gambit.cli.results import Shown, Style, Tally
+from gambit.cli.results import Shown, Style, code_of, worst
 from gambit.cli.session import (
     check_model,
     loaded,
@@ -25,7 +24,7 @@ from gambit.cli.session import (
     solver_maker,
 )
 from gambit.cli.solve import SolveOptions
-from gambit.cli.terminal import FAILURE, StopSignal, is_watched, put, say, stderr, warn
+from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, warn
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterConfig, ClusterPlan
 from gambit.cluster.work import ClusterSolver
@@ -203,54 +202,41 @@ def _results(job: SolveJob, session: SolveSession) -> Iterator[SearchResult]:
 
 
 def _show_all(job: SolveJob, results: Iterable[SearchResult], grade: Grade, screen: LiveScreen) -> int:
-    """Prints each result as it comes; returns the exit code of the worst."""
-    tally, expected = Tally(), job.problems.expected
-    with ResultFile(job.output) as output:
+    """Prints each result as it comes; returns the exit code of the worst, or NO_ANSWER if no problem has an answer."""
+    expected = job.problems.expected
+    codes: list[int] = []
+    num_shown = num_right = num_answered = 0
+    with ExitStack() as stack:
+        output = None if job.output is None else stack.enter_context(_new_file(job.output))
         for result in results:
             gold = expected.get(result.problem_id)
-            is_right = None if gold is None else grade(result.answer, gold)
-            shown = Shown(result, gold, is_right)
-            output.add(shown.to_json())
+            shown = Shown(result, gold, None if gold is None else grade(result.answer, gold))
+            if output is not None and not _was_appended(output, shown.to_json()):
+                output = None
+                codes.append(FAILURE)
             with screen.paused():
                 job.style.show(shown)
-            tally.add(shown)
-    if output.failure is not None:
-        tally.codes.append(FAILURE)
-    if missing := len(job.problems.problems) - len(tally.codes):
+            codes.append(code_of(result))
+            num_right += bool(shown.is_right)
+            num_answered += result.answer is not None
+            num_shown += 1
+    if missing := len(job.problems.problems) - num_shown:
         say(f"stopped early: {missing} problems were not begun")
     if expected and not job.style.as_json and not job.style.is_quiet:
-        put(f"{tally.num_right} of {len(expected)} right")
-    return tally.exit_code
+        put(f"{num_right} of {len(expected)} right")
+    return worst([*codes, OK if num_answered or not codes else NO_ANSWER])
 
 
-class ResultFile:
-    """The file of `--output`, with a line for each result; the first error of writing is printed and ends it."""
+def _new_file(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("xb")
 
-    def __init__(self, path: Path | None) -> None:
-        self.failure: str | None = None
-        self._path = path
-        self._file: BinaryIO | None = None
 
-    def add(self, line: str) -> None:
-        if self._file is None:
-            return
-        try:
-            append_synced(self._file, line)
-        except StorageError as error:
-            self.failure = f"{error}: results from this one on are not in it"
-            warn(self.failure)
-            self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __enter__(self) -> ResultFile:
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("xb")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+def _was_appended(file: BinaryIO, line: str) -> bool:
+    """Appends a result to the file of `--output`; warns and returns False if that fails, which ends the file."""
+    try:
+        append_synced(file, line)
+    except StorageError as error:
+        warn(f"{error}: results from this one on are not in it")
+        return False
+    return True
