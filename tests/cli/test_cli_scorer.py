@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from gambit.cli.app import app
-from gambit.cli.scorer_display import show_training
+from gambit.cli.scorer_work import show_training
 from gambit.cli.terminal import NO_ANSWER, OK
 from gambit.models import files as models
 from gambit.scorers.base import ThoughtBatch

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from gambit.cli.scorer_display import show_report
+from gambit.cli.scorer_work import show_report
 from gambit.errors import UserError
 from gambit.scorers.base import ThoughtBatch
 from gambit.scorers.checkpoint import load_checkpoint, read_metadata, save_checkpoint

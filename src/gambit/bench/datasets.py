@@ -44,7 +44,7 @@ class Benchmark:
 
     name: str
     items: Callable[[], Iterable[Item]]  # the same items in the same order at every call
-    answer: AnswerKind | None = None  # None: as the user's options say
+    answer: AnswerKind | None = None  # None: by the user's options
     num_items: int | None = None  # where it is known before reading
 
     def first(self, limit: int | None) -> Iterator[Item]:

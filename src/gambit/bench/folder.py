@@ -56,7 +56,7 @@ class BenchPlan:
     @property
     def num_tasks(self) -> int:
         """Counts the searches of this shard."""
-        number, count = self.recipe.bench.part
+        number, count = self.recipe.bench.shard_numbers
         problems = sum(len(range(number, info.num_problems, count)) for info in self.benchmarks)
         return problems * len(self.variants) * len(self.recipe.bench.seeds)
 
@@ -289,9 +289,9 @@ def _check_disjoint(folders: Sequence[Path]) -> None:
 
 
 def _missing(plans: Sequence[BenchPlan]) -> list[str]:
-    counts = {plan.recipe.bench.part[1] for plan in plans}
+    counts = {plan.recipe.bench.shard_numbers[1] for plan in plans}
     if len(counts) > 1:
         return [f"the shards are cut differently ({', '.join(plan.recipe.bench.shard for plan in plans)})"]
-    here = {plan.recipe.bench.part[0] for plan in plans}
+    here = {plan.recipe.bench.shard_numbers[0] for plan in plans}
     absent = [number + 1 for number in range(*counts) if number not in here]
     return [f"shard {number} of {next(iter(counts))} is missing" for number in absent]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -23,7 +22,7 @@ from gambit.storage.problems import COLUMNS, MANY_SUFFIXES, shard_of
 Scalar: TypeAlias = bool | int | float | str
 Positive = Annotated[int, Field(ge=1, le=10_000_000)]
 ALL = "all"
-ANY_LENGTH = 10_000_000  # no model is asked how long its context is
+ANY_LENGTH = 10_000_000  # stands for the length of a context, which no model is loaded to find out
 HALVES = 2  # a warm-up is about half a trace (the paper: 12,000 of 23,500 tokens)
 POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search config takes any
 # One seed for all problems would give their traces the same random numbers: an accuracy over 300 problems would then
@@ -31,13 +30,6 @@ POLICY_OPTIONS = "policy_options"  # options of a policy's own, where a search c
 BENCH_DEFAULTS = {"own_noise": True}
 # These have flags of their own in a bench: naming them twice would be a contradiction.
 NOT_VARIED = {"policy": "--policies", "seed": "--seeds"}
-
-
-class SweepMode(StrEnum):
-    """The way in which several swept options combine."""
-
-    PRODUCT = "product"  # every combination
-    EACH = "each"  # one option at a time, the others as given
 
 
 class BenchConfig(BaseModel):
@@ -50,7 +42,9 @@ class BenchConfig(BaseModel):
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="each problem is searched once per seed")
     limit: Positive | None = Field(None, description="first problems of each benchmark only")
     sweep: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict, description="option -> values")
-    sweep_mode: SweepMode = Field(SweepMode.PRODUCT, description="product or each")
+    sweep_mode: Literal["product", "each"] = Field(
+        "product", description="every combination of swept options (product), or one option at a time (each)"
+    )
     variants: dict[str, dict[str, Scalar]] = Field(default_factory=dict, description="name -> policy and options")
     concurrency: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="problems searched at a time")
     block: Positive | None = Field(None, description="problems after which the next method has its turn")
@@ -74,7 +68,7 @@ class BenchConfig(BaseModel):
         return values
 
     @property
-    def part(self) -> tuple[int, int]:
+    def shard_numbers(self) -> tuple[int, int]:
         """Returns the shard's number, from 0, and the number of shards."""
         return shard_of(self.shard)
 
@@ -142,7 +136,7 @@ class BenchRecipe:
             raise UserError("no benchmark is named: --benchmark pawn, --benchmark FILE.jsonl, …")
         if self.bench.columns and not any(Path(name).suffix.lower() in MANY_SUFFIXES for name in self.bench.benchmarks):
             raise UserError(f"--map names the columns of a file, and {', '.join(self.bench.benchmarks)} is none")
-        self.bench.part  # noqa: B018 # refuses a shard that does not exist
+        self.bench.shard_numbers  # noqa: B018 # refuses a shard that does not exist
         build(EngineConfig, self.engine)
         for variant in self.variants():
             config = self.search_config(variant, 0, {})
@@ -199,7 +193,7 @@ def _variants(bench: BenchConfig) -> Iterator[BenchVariant]:
     sweeps = [_Sweep.parse(key, values, bench.policies) for key, values in bench.sweep.items()]
     for policy in bench.policies:
         mine = [sweep for sweep in sweeps if policy in sweep.policies]
-        if not mine or bench.sweep_mode is SweepMode.EACH:
+        if not mine or bench.sweep_mode == "each":
             yield BenchVariant(policy, policy, {})
         for changes in _combinations(mine, bench.sweep_mode):
             swept = ", ".join(f"{key}={value}" for key, value in changes.items())
@@ -228,8 +222,8 @@ class _Sweep:
         return cls(option, values, policies if policy == ALL else (policy,))
 
 
-def _combinations(sweeps: list[_Sweep], mode: SweepMode) -> Iterator[dict[str, Scalar]]:
-    if mode is SweepMode.EACH:
+def _combinations(sweeps: list[_Sweep], mode: str) -> Iterator[dict[str, Scalar]]:
+    if mode == "each":
         yield from ({sweep.option: value} for sweep in sweeps for value in sweep.values)
     elif sweeps:
         for values in itertools.product(*(sweep.values for sweep in sweeps)):
@@ -299,7 +293,7 @@ def _num_problems(recipe: BenchRecipe, benchmark: Benchmark) -> int:
     limit = recipe.bench.limit
     known = benchmark.num_items
     count = sum(1 for _ in benchmark.first(limit)) if known is None else min(known, limit or known)
-    number, shards = recipe.bench.part
+    number, shards = recipe.bench.shard_numbers
     return len(range(number, count, shards))
 
 

@@ -137,7 +137,7 @@ class Runner:
         The first variant changes with block and shard.
         """
         bench = self.plan.recipe.bench
-        number, count = bench.part
+        number, count = bench.shard_numbers
         for seed, benchmark in itertools.product(bench.seeds, self.benchmarks):
             mine = itertools.islice(benchmark.first(bench.limit), number, None, count)
             for turn, block in enumerate(_blocks(mine, bench.block_size)):

@@ -1,4 +1,4 @@
-"""Typer's commands with the help we want: flags without a type, and advanced options shown by `--help-all` alone."""
+"""Typer's commands with another help: flags without a type, and advanced options shown by `--help-all` alone."""
 
 from __future__ import annotations
 

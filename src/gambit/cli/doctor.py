@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
-MOST_CONTEXT = 1 << 20  # more than any preset asks for
+MOST_CONTEXT = 1 << 20  # more than any preset needs
 RAY_HINT = "not installed: pip install 'gambit-search[ray]' (engines on many GPUs and machines)"
 VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU)"
 

@@ -31,7 +31,7 @@ FOLDER: JsonDict = {"metavar": "FOLDER"}
 OFF_SWITCHES = {
     "enable_thinking": ("--no-thinking", "answer without thinking first, where the chat template offers the choice")
 }
-# Given as key=value, as often as wanted.
+# Given as key=value, any number of times.
 PAIRS = {name: f"--{name.removesuffix('s').replace('_', '-')}" for name in NESTED_OPTIONS}
 # Options whose flags do not follow from their names.
 FLAGS = {

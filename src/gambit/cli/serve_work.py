@@ -62,7 +62,7 @@ def _keys(typed: Sequence[str], file: Path | None) -> tuple[ApiKey, ...]:
     if not typed and file is None:
         typed = [key for key in map(os.environ.get, KEY_VARIABLES) if key][:1]
     if any(not key.strip() for key in typed):
-        raise UserError("--api-key is empty: anybody could send that")
+        raise UserError("--api-key is empty, which any client could send: give a key")
     named = [ApiKey(name=f"key-{number}", key=key) for number, key in enumerate(dict.fromkeys(typed), start=1)]
     return check_keys([*named, *(read_keys(file) if file else [])])
 

@@ -18,7 +18,7 @@ MOST_LABELLED = 40  # traces, above which the rows are too thin for text
 WIDTH, LABEL_WIDTH, MARGIN = 720, 90, 6
 TREE_HEIGHT, THICKEST_ROW, THINNEST_ROW = 520, 14.0, 2.0
 ISLAND_SHADES = ("#4c8fb8", "#b3862c", "#5f9e6e", "#a3688f")  # beside each other on light and on dark
-BLUE, ORANGE, GREY = "#2a7bd1", "#c76a1d", "#8d97a5"  # told apart by everybody, on light and on dark
+BLUE, ORANGE, GREY = "#2a7bd1", "#c76a1d", "#8d97a5"  # differ for any kind of colour vision, on light and on dark
 
 
 # -- elements --------------------------------------------------------------------------------------------------

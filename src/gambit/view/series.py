@@ -1,4 +1,4 @@
-"""Styles of the series of a figure: colour, marker and dashes, each of which alone tells them apart."""
+"""Styles of the series of a figure: each differs from the others by its colour, its marker and its dashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gambit.stats import Interval
 
-# Okabe and Ito's colours, told apart by everybody; three of Tol's where there are more series than those.
+# Okabe and Ito's colours, which differ for any kind of colour vision; then three of Tol's.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#44AA99", "#999933", "#6b6b6b")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES: tuple[tuple[float, ...], ...] = (
