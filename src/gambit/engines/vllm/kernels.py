@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ import torch
 from gambit.engines.vllm.compat.core import HAS_TRITON, device_view, tl, triton
 from gambit.engines.vllm.forest import ForestPlan
 from gambit.engines.vllm.messages import Floats
-from gambit.engines.vllm.scoring import ReadScores, Score
+from gambit.engines.vllm.scoring import ReadScores, Score, device_mark
 from gambit.errors import GambitWarning
 from gambit.scorers.base import TwoLayers
 
@@ -78,9 +77,9 @@ class FusedScorer:
         """
         slot, is_timed = self._num_launches % SLOTS, states.is_cuda and self._num_launches % TIMED_EVERY == 0
         self._num_launches += 1
-        began = _mark() if is_timed else None
+        began = device_mark() if is_timed else None
         self._launch(states, self._sums_on_device[slot])
-        ended = _mark() if is_timed else None
+        ended = device_mark() if is_timed else None
         sums = self._sums[slot, :, : len(states)]
 
         def read() -> tuple[Floats, float]:
@@ -102,12 +101,6 @@ class FusedScorer:
             states.stride(0), self._most_rows, tile_rows=TILE_ROWS, tile_width=TILE_WIDTH, tile_hidden=TILE_HIDDEN,
             num_warps=NUM_WARPS, num_stages=NUM_STAGES,
         )  # fmt: skip
-
-
-def _mark() -> Any:
-    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    mark.record()
-    return mark
 
 
 def fused(layers: TwoLayers, most_rows: int, like: torch.Tensor, score: Score) -> FusedScorer | None:

@@ -37,13 +37,13 @@ class TraceScheduling:
         self.histories = RequestHistories(scorer.max_past) if isinstance(scorer, HistoryScorer) else None
         self.failing: str | None = None  # self-check: the next allocation of this request fails once
         self.num_steps = 0
+        self.report = StepReport()  # what happens goes into it
         self._table = TraceTable(scorer)
         self._usage = BlockUsage()
         self._aggregation = scorer.info.aggregation
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
         self._is_async = is_async  # a step is scheduled before the tokens of the one before were read
-        self._report = StepReport()
         self._freed: list[str] = []
         self._num_admissions = 0
         self._num_queued = 0
@@ -96,9 +96,6 @@ class TraceScheduling:
         if self.histories is not None:
             self.histories.release(requests)
 
-    def parent_of(self, request: str) -> str | None:
-        return self._table.traces[request].task.parent
-
     # -- before and while a step is scheduled ------------------------------------------------------------------
 
     def begin_step(self) -> None:
@@ -117,17 +114,13 @@ class TraceScheduling:
         length = num_tokens - trace.task.prompt_tokens
         reused = min(max(num_cached - trace.task.prompt_tokens, 0), length)
         waited = max(self.num_steps - trace.waiting_since - 1, 0)
-        self._report.of(trace.key.search).admitted.append(Admission(trace.key.trace, reused, length - reused, waited))
+        self.report.of(trace.key.search).admitted.append(Admission(trace.key.trace, reused, length - reused, waited))
 
     def rows_to_score(self, scheduled: list[str]) -> ThoughtRows | None:
         """Returns the rows of a step that may end a thought; None for a scorer without histories."""
         if self.histories is None:
             return None
         return self.histories.propose(self._table.may_end_thought(scheduled, knows_fed=not self._is_async))
-
-    def add_seconds(self, seconds: float) -> None:
-        """Adds to the time that scheduling has taken."""
-        self._report.seconds_scheduling += seconds
 
     # -- memory pressure ---------------------------------------------------------------------------------------
 
@@ -167,7 +160,7 @@ class TraceScheduling:
         """
         trace = self._table.traces[request]
         num_live = self._num_live(trace.key.search)[trace.island]
-        action, step = action_on(trace.task.spec.on_pressure, num_live), self._report.of(trace.key.search)
+        action, step = action_on(trace.task.spec.on_pressure, num_live), self.report.of(trace.key.search)
         if action is PressureAction.QUEUE and is_last:
             step.finished.append(TraceEnd(trace.key.trace, EndReason.MEMORY, (), self._table.tracks.end(request)))
             return None
@@ -204,7 +197,7 @@ class TraceScheduling:
 
     def begin_report(self) -> StepReport:
         """Returns the report of what has happened so far; later events go into the next."""
-        report, self._report = self._report, StepReport()
+        report, self.report = self.report, StepReport()
         return report
 
     def read(

@@ -195,19 +195,26 @@ def _noise_row(task: TraceTask) -> tuple[float, ...]:
 # -- copies to the host ----------------------------------------------------------------------------------------------
 
 
+def device_mark(*, blocking: bool = False) -> torch.cuda.Event:
+    """Records on the current stream a mark that tells when the device has come so far."""
+    mark = torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark
+
+
 class DeviceValues:
     """Row values of one step; reading them waits for their copy, and nothing before that waits."""
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         """`stream`: on which they are computed; None on a CPU."""
         self._stream = stream
-        self._sent: list[tuple[tuple[str, ...], list[int], torch.Tensor]] = []  # names, widths, host memory
+        self._columns: dict[str, torch.Tensor] = {}  # memory of the host, filled when the device is done
         self._marks: list[Any] = []  # when work began and ended on the device, by turns
         self._read_scores: ReadScores | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self._sent and self._read_scores is None
+        return not self._columns and self._read_scores is None
 
     def expect(self, read_scores: ReadScores) -> None:
         """Takes scores that a kernel will have written when the step's tokens are there."""
@@ -223,9 +230,10 @@ class DeviceValues:
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._mark()
+            # Waiting for such a mark sleeps instead of asking the driver again and again.
+            self._marks.append(device_mark(blocking=True))
             yield
-            self._mark()
+            self._marks.append(device_mark(blocking=True))
         for tensor in tensors:
             tensor.record_stream(self._stream)  # its memory may be given away on the main stream meanwhile
 
@@ -236,34 +244,23 @@ class DeviceValues:
         wide = [column.float() if column.dim() > 1 else column.float()[:, None] for column in columns.values()]
         joined = wide[0] if len(wide) == 1 else torch.cat(wide, dim=1)
         host = joined.to("cpu", non_blocking=True)  # into pinned memory
-        self._sent.append((tuple(columns), [column.shape[1] for column in wide], host))
+        start = 0
+        for name, column in columns.items():
+            width = column.shape[1] if column.dim() > 1 else 1
+            self._columns[name] = host[:, start : start + width] if column.dim() > 1 else host[:, start]
+            start += width
 
     def values(self, waited: float = 0.0) -> RowValues:
         """Returns what was sent. `waited`: seconds for which the host had nothing to do but wait for this step."""
         if self._stream is not None and self._marks:
             self._marks[-1].synchronize()
-        found: dict[str, Floats] = {}
+        found = {name: column.numpy() for name, column in self._columns.items()}
         seconds = self._seconds()
-        for names, widths, host in self._sent:
-            columns = np.split(host.numpy(), np.cumsum(widths)[:-1], axis=1) if len(names) > 1 else [host.numpy()]
-            found |= dict(zip(names, columns, strict=True))
-        flat = {name: column[:, 0] for name, column in found.items() if name != "embeddings"}
         if self._read_scores is not None:
-            flat["scores"], seconds_scores = self._read_scores()
+            found["scores"], seconds_scores = self._read_scores()
             seconds += seconds_scores
-        return RowValues(
-            flat.get("scores"),
-            flat.get("confidences"),
-            flat.get("greedy"),
-            seconds,
-            found.get("embeddings"),
-            waited,
-        )
-
-    def _mark(self) -> None:
-        # Waiting for one sleeps instead of asking the driver again and again.
-        self._marks.append(torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
-        self._marks[-1].record()
+        scores, confidences, greedy = (found.get(name) for name in ("scores", "confidences", "greedy"))
+        return RowValues(scores, confidences, greedy, seconds, found.get("embeddings"), waited)
 
     def _seconds(self) -> float:
         """Returns how long the device worked, once it has passed the last mark."""

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from gambit.config.options import EngineConfig
 from gambit.engines.base import SearchSpec
-from gambit.engines.states import LayerChoice
 from gambit.engines.vllm import note_on
 from gambit.engines.vllm.engine import VllmEngine
 from gambit.engines.vllm.messages import DecodeAttention, GambitConfig
@@ -87,11 +86,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     own_process = is_apart_by_default if own["own_process"] is None else bool(own["own_process"])
     with _multiprocessing(own_process):
         vllm_config = _vllm_config(_options(config, weights_folder(model), gambit, is_cpu))
-        layers = LayerChoice.of(scorer.info.layers, vllm_build.num_layers(vllm_config))
-        if layers.inner and not vllm_build.has_inner_states(vllm_config):
-            raise UserError(f"the scorer reads layers {list(scorer.info.layers)}: vLLM gives those of "
-                            f"{vllm_build.architecture(vllm_config)} in the last one (-1) only; use --engine local, "
-                            "or a scorer of the last layer")  # fmt: skip
+        vllm_build.check_layers(vllm_config, scorer.info.layers)
         # vLLM's noise is of the same kind and as repeatable, and its sampler makes it at no cost on a GPU.
         if own["exact_noise"] is None and not is_cpu and vllm_build.has_seeded_noise(vllm_config):
             vllm_build.use_vllm_noise(vllm_config)
@@ -286,7 +281,7 @@ def self_check(engine: VllmEngine, vocab_size: int) -> None:
             ]
             engine.submit(branches, is_check=True)
     engine.close_search(SEARCH)
-    reasons = [*_wrong_states(checked, mismatches), *_wrong_eviction(evicted), *_wrong_branches(tokens, inherited)]
+    reasons = [*_wrong_steps(checked, mismatches, evicted), *_wrong_branches(tokens, inherited)]
     if reasons:
         versions = ", ".join(f"{name} {version}" for name, version in engine.info.versions.items())
         raise EngineError(f"Gambit does not work inside this vLLM ({versions}): {'; '.join(reasons)}")
@@ -303,14 +298,11 @@ def _length(trace: int) -> int:
     return trace + 2 + NEW_TOKENS
 
 
-def _wrong_states(checked: int, mismatches: int) -> Iterator[str]:
+def _wrong_steps(checked: int, mismatches: int, evicted: list[Eviction]) -> Iterator[str]:
     if checked == 0:
         yield "the worker gave no states"
     elif mismatches > MOST_MISMATCHES * checked:
         yield f"{mismatches} of {checked} states do not make the token that was sampled for their row"
-
-
-def _wrong_eviction(evicted: list[Eviction]) -> Iterator[str]:
     if [(lost.trace, lost.action) for lost in evicted] != [(VICTIM, PressureAction.GHOST)]:
         victims = ", ".join(f"{lost.trace} ({lost.score})" for lost in evicted) or "none"
         yield f"when an allocation failed, {victims} had to go instead of trace {VICTIM}, the lowest-scoring one"

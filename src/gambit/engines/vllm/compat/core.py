@@ -8,7 +8,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -32,8 +32,9 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from gambit.engines.base import EngineInfo
+from gambit.engines.states import LayerChoice
 from gambit.engines.vllm.messages import Message, StepReport, TraceTask, packed, unpacked
-from gambit.errors import EngineError
+from gambit.errors import EngineError, UserError
 
 __all__ = ["HAS_TRITON", "VllmCore", "device_view", "tl", "triton"]  # Triton as vLLM finds it
 _POLL_SECONDS = 0.5
@@ -197,13 +198,12 @@ def has_seeded_noise(config: Any) -> bool:
     return bool(getattr(config, "use_v2_model_runner", False))
 
 
-def has_inner_states(config: Any) -> bool:
-    """Returns True if vLLM can have this model return states of inner layers: it does so for EAGLE-3's drafts."""
-    return supports_eagle3(get_model_cls(config.model_config))
-
-
-def architecture(config: Any) -> str:
-    return str(config.model_config.architecture)
+def check_layers(config: Any, layers: Sequence[int]) -> None:
+    """Raises if a scorer reads layers that vLLM does not give. Inner ones it gives of models with EAGLE-3's drafts."""
+    model = config.model_config
+    if LayerChoice.of(layers, num_layers(config)).inner and not supports_eagle3(get_model_cls(model)):
+        raise UserError(f"the scorer reads layers {list(layers)}: vLLM gives those of {model.architecture} in the last "
+                        "one (-1) only; use --engine local, or a scorer of the last layer")  # fmt: skip
 
 
 def num_layers(config: Any) -> int:

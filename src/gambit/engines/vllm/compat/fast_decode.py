@@ -7,7 +7,7 @@ not done in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import chain
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
+
+from gambit.engines.vllm.messages import unpacked
 
 NO_TOKEN = -1
 RUNNING = RequestStatus.RUNNING
@@ -278,9 +280,7 @@ class FastDecode:
 MOST_BLOCKS = 2  # of a branch: the one being filled, and one that was filled too late to be in the cache
 
 
-def copy_prefixes(
-    scheduler: Any, output: Any, parent_of: Callable[[str], str | None], block_tokens: int
-) -> list[tuple[int, int]]:
+def copy_prefixes(scheduler: Any, output: Any, block_tokens: int) -> list[tuple[int, int]]:
     """Shortens what is planned for branches to their last token; returns the blocks to copy before, from and to.
 
     vLLM's own records need no change: by them a branch has computed its prefix in this step, as it would have.
@@ -291,7 +291,7 @@ def copy_prefixes(
     planned = dict(output.num_scheduled_tokens) if output.scheduled_new_reqs else {}
     for new in output.scheduled_new_reqs:
         child, count = scheduler.requests[new.req_id], planned[new.req_id]
-        parent = scheduler.requests.get(parent_of(new.req_id))
+        parent = scheduler.requests.get(unpacked(child.sampling_params.extra_args).parent)
         # Nothing of it is left for later steps, and it has generated nothing: every token is its parent's too.
         is_complete = child.num_computed_tokens == child.num_tokens == child.num_prompt_tokens
         if not 1 < count <= MOST_BLOCKS * block_tokens or not is_complete or parent is None:

@@ -225,7 +225,11 @@ class ForestSwitch:
         self.wish = wish
         self.num_steps = 0  # with forest attention
         self._builders = _builders(runner)
-        self.layer_kinds = [_layer_kind(builder) for builder in self._builders]
+        specs = [builder.kv_cache_spec for builder in self._builders]
+        self.layer_kinds = [
+            LayerKind(len(builder.layer_names), spec.page_size_bytes // spec.block_size, builder.num_heads_kv)
+            for builder, spec in zip(self._builders, specs, strict=True)
+        ]
         self.is_on = False
         self._rows: list[str] = []
         self._manager = getattr(runner, "cudagraph_manager", None)
@@ -285,11 +289,6 @@ class ForestSwitch:
                     f"forest attention differs from vLLM's by {error:.3f} of the result on random data (at most "
                     f"{MOST_ERROR}): use the engine option attention=stock, and report the versions"
                 )
-
-
-def _layer_kind(builder: Any) -> LayerKind:
-    spec = builder.kv_cache_spec
-    return LayerKind(len(builder.layer_names), spec.page_size_bytes // spec.block_size, builder.num_heads_kv)
 
 
 def _builders(runner: Any) -> list[Any]:

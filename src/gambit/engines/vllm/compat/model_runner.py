@@ -62,13 +62,11 @@ def row_ids(runner: Any) -> list[str]:
 # -- logits ---------------------------------------------------------------------------------------------------------
 
 
-def compute_logits(runner: Any, states: torch.Tensor) -> torch.Tensor | None:
-    """Passes states through the output layer once more; returns None on a rank that vLLM gives no logits."""
-    return runner.model.compute_logits(states)
-
-
 class SamplerTap:
-    """Stands before a model runner's sampler and sees the logits first; everything else goes through to it."""
+    """Stands before a model runner's sampler and sees the logits first; everything else goes through to it.
+
+    V2 runners of 0.25 have no other place where logits can be seen.
+    """
 
     def __init__(self, sampler: Any, see: Callable[[torch.Tensor], None]) -> None:
         self._sampler = sampler
@@ -80,11 +78,6 @@ class SamplerTap:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
-
-
-def tap_sampler(runner: Any, see: Callable[[torch.Tensor], None]) -> None:
-    """Calls `see` with the logits before each sampling. V2 runners of 0.25 have no other place to see them."""
-    runner.sampler = SamplerTap(runner.sampler, see)
 
 
 # -- KV blocks ------------------------------------------------------------------------------------------------------

@@ -130,14 +130,14 @@ class _GambitScheduling:
             self._is_ranked = False
         began = time.perf_counter()
         self._attach_worker_step(output)
-        self._traces.add_seconds(spent + time.perf_counter() - began)
+        self._traces.report.seconds_scheduling += spent + time.perf_counter() - began
         return output
 
     def _attach_worker_step(self, output: Any) -> None:
         """Attaches to vLLM's plan what the workers need beside it; notes which traces were admitted."""
         copies: list[tuple[int, int]] = []
         if self._fast_decode is not None:
-            copies = copy_prefixes(self, output, self._traces.parent_of, self._block_tokens)
+            copies = copy_prefixes(self, output, self._block_tokens)
         sharing = None
         if self._measures_sharing:
             lengths = [request.num_computed_tokens for request in self.running]

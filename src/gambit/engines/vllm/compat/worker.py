@@ -65,7 +65,7 @@ class GambitWorker(Worker):
         self._confidences: torch.Tensor | None = None
         self._rows: list[str] | None = None  # of the step whose tokens are about to be sampled; None: vLLM warms up
         # Always: a later search may need confidences, and where nothing is needed it costs one call per step.
-        model_runner.tap_sampler(self.model_runner, self._see_logits)
+        self.model_runner.sampler = model_runner.SamplerTap(self.model_runner.sampler, self._see_logits)
         return result
 
     def compile_or_warm_up_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,9 +130,9 @@ class GambitWorker(Worker):
         )
         late = {}
         if self._sampling.has_checks:
-            # Not beside the model: its output layer may talk to other ranks.
-            logits = model_runner.compute_logits(self.model_runner, states)
-            if logits is not None:
+            # A second pass through the output layer. Not beside the model: the layer may talk to other ranks.
+            logits = self.model_runner.model.compute_logits(states)
+            if logits is not None:  # this rank has logits
                 late["greedy"] = logits.argmax(-1)
         if self._exact_noise or self._needs_confidence:
             self._rows = self._sampling.known(self._row_ids())
