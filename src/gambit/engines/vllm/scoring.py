@@ -196,7 +196,7 @@ def _noise_row(task: TraceTask) -> tuple[float, ...]:
 
 
 def device_mark(*, blocking: bool = False) -> torch.cuda.Event:
-    """Records on the current stream a mark that tells when the device has come so far."""
+    """Records on the current stream a mark that the device passes when it has come so far."""
     mark = torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
     mark.record()
     return mark
