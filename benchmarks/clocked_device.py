@@ -33,7 +33,7 @@ class Clock:
     free_at: float = 0.0
 
     def launch(self, began: float, num_tokens: int, *, is_mixed: bool) -> float:
-        """When it will be done."""
+        """Returns the time at which it will be done."""
         while time.perf_counter() - began < RUNNER_SHARE * self.step_seconds:
             pass
         shares = MIXED_SHARE + MIXED_TOKEN_SHARE * num_tokens if is_mixed else 1.0
@@ -56,7 +56,7 @@ class Pending(AsyncModelRunnerOutput):
 
 
 class ClockedWorker(CPUWorker):
-    """For stock vLLM: random tokens."""
+    """A worker of stock vLLM that returns random tokens."""
 
     gives_scores = False
 
@@ -89,7 +89,7 @@ class ClockedWorker(CPUWorker):
 
 
 class ClockedScorer(ClockedWorker):
-    """For Gambit's engine: with a score for every row."""
+    """A worker of Gambit's engine that returns random tokens, with a score for every row."""
 
     gives_scores = True
 

@@ -1,4 +1,4 @@
-"""What `vllm_cuda_check.py` asks of forest attention: log-probabilities, distribution and accuracy of stock's."""
+"""Checks of forest attention for `vllm_cuda_check.py`: log-probabilities, distribution and accuracy of stock's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check_found(found: dict[str, Any], most: float) -> None:
 
 
 def distributions(say: Callable[..., Said]) -> dict[str, float]:
-    """How far the tokens of sampled trees are from those of stock attention: half the sum of differences in share."""
+    """Returns how far the tokens of sampled trees are from stock attention's: half the sum of differences in share."""
     from support.engine_setups import SAMPLED
 
     counts = {

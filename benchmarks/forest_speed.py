@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def run_apart(args: argparse.Namespace, shape: str, left: float) -> None:
-    """In a process of its own: its memory is free again when it ends."""
+    """Runs a shape in a process of its own, so that its memory is free again when it ends."""
     more = [*(["--tiny"] if args.tiny else []), "--parts", args.parts, "--gate-seconds", str(args.gate_seconds)]
     more += ["--search-traces", str(args.search_traces), "--search-tokens", str(args.search_tokens)]
     more += ["--search-spread", str(args.search_spread), "--search-longest", str(args.search_longest)]
@@ -236,7 +236,7 @@ class Bench:
         self.say(f"{name}: {json.dumps(self.results[name])}")
 
     def write(self, name: str, found: dict[str, Any]) -> None:
-        """What a part has found so far: a run that is killed keeps it."""
+        """Writes what a part has found so far, so that a run that is killed keeps it."""
         self.results[name] = found
         path = self.args.out / f"forest_speed_{self.shape}.json"
         beside = path.with_suffix(".new")
@@ -311,7 +311,7 @@ class Bench:
 
     @contextmanager
     def noting_check(self) -> Iterator[list[Any]]:
-        """What goes wrong at the start is written down and not obeyed: a failure should be seen with its speed."""
+        """Records what goes wrong at the start and goes on: a failure should be seen with its speed."""
         from gambit.engines.vllm.compat import forest as compat
 
         found: list[Any] = []
@@ -486,7 +486,7 @@ class Bench:
         return round((saved - predicted(0.0)) / slope, 2) if slope > 0 else None
 
     def kv_bytes(self) -> int:
-        """Of a token, all layers."""
+        """Returns the bytes of a token over all layers."""
         sizes, value_bytes = self.sizes, 4 if self.is_cpu else 2
         return int(2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"] * value_bytes)
 
@@ -561,7 +561,7 @@ class Bench:
         return found
 
     def begun(self, capacity: int, length: int) -> Any:
-        """What each trace has said by the end of the warm-up, at random, the prompt before it."""
+        """Draws the tokens of each trace at the end of the warm-up, after the prompt."""
         rng = np.random.default_rng(30_000)
         tokens = rng.integers(5, self.sizes["vocab_size"], size=(capacity, PROMPT_TOKENS + length))
         tokens[:, :PROMPT_TOKENS] = prompt_of(0)
@@ -612,7 +612,7 @@ class Bench:
 
 
 def summary_of(trees: list[dict[str, Any]]) -> dict[str, Any]:
-    """How often the gate was right, and what its choices cost against always taking the faster."""
+    """Returns how often the gate was right, and what its choices cost against always taking the faster."""
     wrong = [tree for tree in trees if tree["chosen"] != tree["faster"]]
     worst = max((abs(tree["saved_ms"]) / min(tree["stock_ms"], tree["forest_ms"]) for tree in wrong), default=0.0)
     harmful = [tree for tree in wrong if tree["chosen"] == "forest"]
@@ -704,7 +704,7 @@ class Attention:
         )  # fmt: skip
 
     def errors(self, *found: Any) -> dict[str, float]:
-        """Of a few traces against float32, relative to the result's norm."""
+        """Returns the error of a few traces against float32, relative to the result's norm."""
         from support.forests import attend, keys_of
 
         names, sums = ("forest against float32", "stock against float32"), [0.0, 0.0]

@@ -52,7 +52,7 @@ def grow(traces: int, blocks: int, turnover: float, islands: int = 1, seed: int 
 
 
 def grow_shared(traces: int, blocks: int, sharing: float, islands: int = 1, seed: int = 0) -> Tree:
-    """With the turnover that gives this factor, as far as islands allow it."""
+    """Draws a tree with the turnover that gives this factor, as far as islands allow it."""
     if sharing <= 1:
         return Tree(np.arange(1, traces * blocks + 1, dtype=np.int32).reshape(traces, blocks), 0.0)
     low, high = 1e-4, float(traces)

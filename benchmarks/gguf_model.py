@@ -31,7 +31,7 @@ READERS: list[Any] = []  # of the one file, open in every process
 
 
 def name_of(tensor: str) -> str:
-    """As transformers calls it; KeyError for one that these models do not have."""
+    """Returns transformers' name of a tensor; raises KeyError for one that these models do not have."""
     *path, kind = tensor.split(".")
     if path[0] == "blk":
         return f"model.layers.{path[1]}.{INNER[path[2]]}.{kind}"

@@ -130,7 +130,7 @@ class Method:
         return SearchConfig(capacity=CAPACITY, seed=seed, own_noise=True, **dict(self.options))  # type: ignore[arg-type]
 
     def searches(self, out: Path, model: str) -> str:
-        """What makes its searches: weights and settings. Methods that agree in both share them."""
+        """Returns weights and settings, which decide the searches: methods that agree in both share them."""
         source = models.locate(model)
         info = load_checkpoint(scorer_file(out, self.scorer)).info
         defaults = models.defaults_of(source)
@@ -349,7 +349,7 @@ class Results:
         }
 
     def share_right(self, name: str, vote: str) -> float:
-        """Of the same traces under another vote, in per cent."""
+        """Returns the accuracy of the same traces under another vote, in per cent."""
         hits = [float(row["right"][vote]) for row in self.rows[name].values()]  # type: ignore[index]
         return round(100 * sum(hits) / len(hits), 1)
 

@@ -131,7 +131,7 @@ def add_new(found: dict[str, object], key: str, value: object) -> None:
 
 
 class Wrong(Exception):  # noqa: N818 # a finding, not an error of this script
-    """What a kill must not do."""
+    """A promise that a kill has broken."""
 
 
 def commands(problems: Path, num_problems: int) -> dict[str, Command]:
@@ -215,7 +215,7 @@ class Killer:
             life += 1
 
     def _one_life(self, folder: Path, num_kills: int) -> None:
-        """From the first start to the end, resumed after every kill; a `solve` is begun again where it was not yet."""
+        """Runs from the first start to the end, resumed after every kill; a `solve` without a log is started again."""
         words, kept = self.command.first(folder), dict[str, object]()
         while True:
             is_last = self.counts["kills"] >= num_kills or self.rng.random() < 0.1
@@ -243,7 +243,7 @@ class Killer:
             raise Wrong(f"{words} ended with {status}")
 
     def _start_and_kill(self, words: list[str], folder: Path, seconds: float) -> bool:
-        """Whether the kill came in time; `seconds`: how long what is left to do takes."""
+        """Returns whether the kill came in time; `seconds` is the time that the rest takes."""
         waits = self.rng.random() < 0.9
         delay = self.rng.random() * seconds
         pid = self.nursery.start(words)
@@ -279,7 +279,7 @@ def has_lines(path: Path) -> bool:
 
 
 def wait_for_growth(path: Path, pid: int) -> None:
-    """Until the file has one more line than now, or its writer has ended."""
+    """Waits until the file has one more line than now, or its writer has ended."""
     size, until = path.stat().st_size if path.exists() else 0, time.monotonic() + PATIENCE_SECONDS
     while (path.stat().st_size if path.exists() else 0) <= size and is_running(pid):
         if time.monotonic() > until:
@@ -293,7 +293,7 @@ def is_running(pid: int) -> bool:
 
 
 def unbroken(command: Command, at: Nursery, folder: Path) -> tuple[dict[str, object], float]:
-    """What the command leaves when nobody kills it, and its seconds from the first line on."""
+    """Returns what the command leaves when it is not killed, and its seconds from the first line on."""
     pid = at.start(command.first(folder))
     wait_for_growth(folder / command.growing, pid)
     began = time.monotonic()

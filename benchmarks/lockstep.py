@@ -1,4 +1,4 @@
-"""What a scheduler costs the host per step when all traces go in step: vLLM's own against the same with the fast path.
+"""Measures what a scheduler costs the host per step when all traces go in step: vLLM's own, and with the fast path.
 
     python benchmarks/lockstep.py --out benchmarks/results/lockstep.json         # half a minute on one core
 

@@ -77,7 +77,7 @@ def _mean(auc: Floats) -> float:
 
 
 def noise_for(scorer: MlpScorer, data: Dataset, target: float, share: float = 0.5) -> float:
-    """How much noise lowers the AUC to a target; 0 where it is no higher without."""
+    """Returns the noise that lowers the AUC to a target; 0 if it is no higher without."""
     traces, states = data.all_traces(), data.states.float()
     low, high = 0.0, MOST_NOISE
     if auc_at(scorer, data, traces, share) <= target:
@@ -90,5 +90,5 @@ def noise_for(scorer: MlpScorer, data: Dataset, target: float, share: float = 0.
 
 
 def trusted_as(scorer: MlpScorer, other: MlpScorer) -> MlpScorer:
-    """With the other one's figures: trusted wrongly."""
+    """Returns a scorer with the other one's figures, which is trusted wrongly."""
     return MlpScorer(dataclasses.replace(scorer.info, trust=other.info.trust), scorer.weights)

@@ -1,4 +1,4 @@
-"""How many engines one driver serves: its work per problem, measured with stub engines, and a simulation of 1 to 256.
+"""Measures how many engines one driver serves: its work per problem with stub engines, and a simulation of 1 to 256.
 
 The stubs give a recorded search of a pool of 64 with its log, so that the driver does all that it does in a bench run:
 hands out the problem, takes in the result, writes log, result and row.
@@ -99,7 +99,7 @@ def measure_news(recording: bytes) -> float:
 
 
 class DriverClock:
-    """What a driver does beside waiting for messages."""
+    """The work of a driver beside waiting for messages."""
 
     def __init__(self) -> None:
         self._waited = 0.0
@@ -166,7 +166,7 @@ def scale(seconds: float, driver: float, news: float, spread: float) -> list[dic
 
 
 def most_engines(seconds: float, driver: float, news: float, spread: float) -> int:
-    """That are still busy for BUSY of their time."""
+    """Returns the most engines that are still busy for BUSY of their time."""
     high = 1
     while simulated(high, seconds, driver, news, spread) >= BUSY:
         high *= 2

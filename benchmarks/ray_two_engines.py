@@ -141,7 +141,7 @@ def measure(options: argparse.Namespace, needs: EngineNeeds, until: float, scrat
 
 
 def agreement(answers: Mapping[int, Mapping[str, str | None]]) -> dict[str, int]:
-    """Of two engines with one."""
+    """Compares two engines with one."""
     same = sum(answers[1].get(problem) == answer for problem, answer in answers[2].items())
     return {"same_answers": same, "of": len(answers[2])}
 

@@ -23,7 +23,7 @@ from gambit.types import Problem
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a search told and what it found."""
+    """The events of a search and its result."""
 
     events: tuple[ev.Event, ...]
     result: SearchResult

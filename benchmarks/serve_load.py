@@ -46,7 +46,7 @@ BROKEN = (
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """The ends of the requests."""
 
     ends: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -221,7 +221,7 @@ def kv_peak(url: str) -> int:
 
 
 async def warm_up(url: str) -> None:
-    """As many and as large searches as ever run at a time: the KV cache of the local engine grows to its size."""
+    """Runs as many searches as ever run at a time, so that the KV cache of the local engine grows to its size."""
     rng = random.Random(-1)
     async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEYS[0]}"}, timeout=600) as client:
         asked = [[{"role": "user", "content": random_puzzle(rng, 9).text}] for _ in range(MAX_RUNNING)]

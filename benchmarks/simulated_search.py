@@ -1,4 +1,4 @@
-"""How a judge's quality decides which search pays: searches simulated over real traces.
+"""Simulates searches over real traces, to see how a judge's quality decides which search pays.
 
     python benchmarks/simulated_search.py --data COLLECTION --verifier FOLDER --model DIR --out simulated_search.json
     python benchmarks/simulated_search.py --data COLLECTION --verifier FOLDER --logits read.npz --out …   # read before
@@ -56,7 +56,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a search with a pool of `capacity`; as many islands as places is plain sampling."""
+    """Settings of a search with a pool of `capacity`; as many islands as places is plain sampling."""
 
     islands: int
     swaps: int  # of each island
@@ -141,7 +141,7 @@ class Simulation:
                 yield (SILENT if score is None else score), run
 
     def score(self, run: Run) -> float | None:
-        """Of the latest thought that has ended."""
+        """Returns the score of the latest thought that has ended."""
         for start, stop, text, decides in reversed(run.parts):
             last = int(np.searchsorted(text.ends, stop, side="right")) - 1
             if last >= 0 and text.ends[last] > start:
@@ -236,7 +236,7 @@ def simulated(
 
 
 def texts_of(passages: Passages, read: ReadTraces, slope: float, offset: float) -> list[list[Text]]:
-    """By problem; equal answers have the same number."""
+    """Returns the traces of each problem with numbers for their answers; equal answers have the same number."""
     known = passages.data.traces
     found: list[list[Text]] = []
     trace = 0

@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: model shapes with random weights, stock vLLM, Gambit's engine under its own loop."""
+"""Shared by the speed benchmarks: model shapes with random weights, stock vLLM, Gambit's engine under its own loop."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def prompt_of(number: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much an engine may hold, in the terms of both engines."""
+    """The room of an engine, in the terms of both engines."""
 
     kv_tokens: int
     context_tokens: int
@@ -160,7 +160,7 @@ class Stock:
 
 @contextmanager
 def schedules_ahead() -> Iterator[None]:
-    """On a CPU vLLM switches asynchronous scheduling off, unasked."""
+    """Switches asynchronous scheduling on again on a CPU, where vLLM switches it off."""
     from vllm.engine.arg_utils import EngineArgs
 
     create = EngineArgs.create_engine_config
@@ -271,7 +271,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Begun(Watched):
-    """With roots that have already said something; to the search it is as if they had said it here."""
+    """A search whose roots have tokens already, which count as their own."""
 
     said: Any = None  # [roots, tokens]
     seconds_before: float = 0.0  # until all of them decoded

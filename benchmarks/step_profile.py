@@ -1,4 +1,4 @@
-"""Where a step's time goes, as torch's profiler sees a few of them: by kernel and stream. Used by gpu_speed.py.
+"""Profiles a few steps with torch's profiler: their time by kernel and stream. Used by gpu_speed.py.
 
 Profiling itself costs host time, so that only the device's figures should be compared with those of an undisturbed run.
 """

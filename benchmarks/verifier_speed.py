@@ -52,7 +52,7 @@ VARIANT_SECONDS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is measured at a size."""
+    """The measurements at one size."""
 
     shape: str
     dtype: str
@@ -70,7 +70,7 @@ LITTLE = Scale(SMALL, "float32", "cpu", 24, (512, 1_024), 6.0, 12, 4, 60)
 
 
 class Report:
-    """What was found, on disk after every line."""
+    """The results, on disk after every line."""
 
     def __init__(self, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ class Trainer:
         }  # fmt: skip
 
     def profile(self, tokens: int, uses_flash: bool) -> list[str]:
-        """Where a step spends the device's time."""
+        """Returns where a step spends the device's time."""
         from torch.profiler import ProfilerActivity, profile
 
         made = next(self.passes(tokens, uses_flash))
@@ -277,7 +277,7 @@ def train_part(args: argparse.Namespace, report: Report, scale: Scale, work: Pat
 
 
 def flash_error(trainer: Trainer) -> None:
-    """Why torch's kernel was not taken."""
+    """Raises ValueError with the reason why torch's kernel was not taken."""
     import torch
 
     from gambit.training.verifier.kernels import attention_and_gradients
@@ -384,7 +384,7 @@ def alone_part(args: argparse.Namespace, report: Report, scale: Scale, work: Pat
 
 @contextlib.contextmanager
 def turn(args: argparse.Namespace) -> Iterator[None]:
-    """While this one measures, no other with the same file does."""
+    """Locks the file, so that no other process measures into it meanwhile."""
     if args.turns is None:
         yield
         return
@@ -395,7 +395,7 @@ def turn(args: argparse.Namespace) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a verifier shares the GPU with the engine beside it."""
+    """The division of the GPU between a verifier and the engine beside it."""
 
     gpu_share: float
     has_low_priority: bool
@@ -497,7 +497,7 @@ def report_reading(report: Report, reader: Any, traces: list[list[Any]]) -> list
 
 
 def compared(verifier: Any, traces: list[list[Any]], scores: list[list[float]]) -> dict[str, Any]:
-    """With one pass of transformers over the whole of each trace."""
+    """Compares the scores with those of one pass of transformers over the whole of each trace."""
     from gambit.verifiers.lora import Passage
 
     passages = []
@@ -578,7 +578,7 @@ class Reading(contextlib.AbstractContextManager["Reading"]):
             place, turn = (place + due, turn) if place + due < len(self._waiting) else (0, turn + 1)
 
     def _new(self, reading: Any, turn: int) -> Any:
-        """With another first token at each turn, so that nothing is in the cache from the one before."""
+        """Returns a reading with another first token at each turn, so that the cache holds nothing of it."""
         return replace(reading, tokens=(10 + turn, *reading.tokens[1:]))
 
 

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 class Results:
-    """Of all runners, by part; written whenever one has found something."""
+    """The results of all runners, by part; written whenever one has found something."""
 
     def __init__(self, path: Path | None) -> None:
         self.found: dict[str, dict] = {}
@@ -91,7 +91,7 @@ def run_apart(args: argparse.Namespace, runner: str, results: Results) -> None:
 
 
 def tell(name: str, found: object) -> None:
-    """To the process that writes the results; a part may tell what it has so far."""
+    """Sends results to the process that writes them; a part may send what it has so far."""
     print(PART + json.dumps({name: found}), flush=True)
 
 

@@ -10,7 +10,7 @@ packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work" "$root"
 "$python" -m venv "$work/venv"
 site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-echo "$packages" >"$site/borrowed.pth"  # behind the environment's own packages: no second torch is downloaded
+echo "$packages" >"$site/environment.pth"  # behind the environment's own packages: no second torch is downloaded
 "$work/venv/bin/pip" install --quiet --no-deps --ignore-installed "$work"/gambit_search-*.whl
 
 cd "$work" # nothing of the repository is in reach

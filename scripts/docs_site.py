@@ -45,7 +45,7 @@ def outside_docs() -> set[Path]:
 
 
 def place(path: Path) -> str:
-    """Where a file of the repository is on the site."""
+    """Returns where a file of the repository is on the site."""
     if path == FIRST_PAGE:
         return "index.md"
     return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()

@@ -48,7 +48,7 @@ ENVIRONMENT = {
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant, by which test, after how many seconds."""
+    """The end of a mutant: by which test, after how many seconds."""
 
     mutant: Mutant
     outcome: str
@@ -89,7 +89,7 @@ class Worker:
         return SURVIVED, ""
 
     def _run_tests(self, parts: Iterable[Part]) -> Json:
-        """In a fork."""
+        """Runs in a fork."""
         for part in parts:
             choice = Choice(part.tests)
             if self._bench.pytest(part.file, choice):
@@ -98,7 +98,7 @@ class Worker:
 
 
 def on_workers(task: str, items: Sequence[object], options: argparse.Namespace, reach: Reach) -> Iterator[object]:
-    """What a method of `Worker` gives for each item, as it comes."""
+    """Yields the results of a method of `Worker` for each item, as they come."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         start = (Path(folder), options, reach)
         # No `multiprocessing.Pool`: its processes may not have children, and some tests start some.
@@ -121,7 +121,7 @@ def _work(task: str, item: object) -> object:
 
 
 class Results:
-    """What became of each mutant, on the disk after every one."""
+    """The ends of all mutants, written to disk after each."""
 
     def __init__(self, path: Path, options: dict[str, object]) -> None:
         self.entries: dict[str, dict[str, object]] = {}
@@ -150,7 +150,7 @@ class Results:
         return {**self._options, "summary": summary(entries), "mutants": entries}
 
     def brief(self) -> dict[str, object]:
-        """What is worth keeping: counts, and the survivors with their reasons."""
+        """Returns the result file: counts, and the survivors with their reasons."""
         report = self.report()
         kept = ("key", "line", "reason")
         survivors = [{name: entry[name] for name in kept} for entry in report.pop("mutants") if "reason" in entry]  # type: ignore[attr-defined]
@@ -215,13 +215,13 @@ def main() -> None:
 
 
 def with_environment() -> None:
-    """Begin again with the environment that all tests have in common: hashes, for one, are fixed at the start."""
+    """Restarts with the environment that all tests have in common: hash seeds, for one, are fixed at the start."""
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, [*sys.orig_argv], {**os.environ, **ENVIRONMENT})
 
 
 def commit() -> str:
-    """Of the code, with a mark if what is mutated or tested has changed since."""
+    """Returns the commit of the code, marked if the mutated or tested files have changed since."""
     git = ["git", "-C", str(ROOT)]
     name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", "src", "tests"], capture_output=True, text=True).stdout

@@ -29,7 +29,7 @@ def shown(page: str) -> Iterator[Shown]:
 
 
 def printed(block: Shown, folder: Path) -> str:
-    """What the block really prints, in an empty folder."""
+    """Returns the block's real output, from an empty folder."""
     start = ["bash", "-ec"] if block.language == "bash" else [sys.executable, "-W", "ignore", "-c"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
     run = subprocess.run([*start, block.code], capture_output=True, text=True, cwd=folder, env=environment, timeout=300)

@@ -89,7 +89,7 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def declared_uses() -> dict[str, set[Use]]:
-    """By name, whatever its owner."""
+    """Returns the declared uses of each name, whatever its owner."""
     found: dict[str, set[Use]] = defaultdict(set)
     for touched in TOUCHED:
         for name, use in touched.uses():

@@ -51,7 +51,7 @@ COLLECTIONS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """How the problems of a family are made and answered."""
+    """The making and answering of a family's problems."""
 
     family: str
     size: int

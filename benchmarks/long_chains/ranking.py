@@ -1,4 +1,4 @@
-"""How well scores rank traces of one problem after a share of their tokens, and how votes by them come out."""
+"""Measures how well scores rank a problem's traces after a share of their tokens, and how votes by them come out."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How pawn, the bundled model, is made: corpus, network, scorers, measurements and the folder that ships."""
+"""Makes pawn, the bundled model: corpus, network, scorers, measurements and the folder that ships."""

@@ -46,7 +46,7 @@ class Preset:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRun:
-    """How the network was made; kept beside it until the card is written."""
+    """The making of the network; kept beside it until the card is written."""
 
     command: str
     device: str
@@ -58,7 +58,7 @@ class NetworkRun:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the model card tells of the development split."""
+    """The model card's figures on the development split."""
 
     accuracy: Mapping[str, "Accuracy"]
     report: "ScorerReport"

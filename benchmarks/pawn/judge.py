@@ -16,7 +16,7 @@ FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of one trace: its chance of success at each share of its steps, and what the verifier says."""
+    """One trace: its chance of success at each share of its steps, and the verdict on it."""
 
     chances: tuple[float, ...]
     is_valid: bool
@@ -35,7 +35,7 @@ def judge(puzzle: Puzzle, text: str) -> Judgement:
 
 
 def chance_of_success(puzzle: Puzzle, state: State) -> float:
-    """That no step was or will be misread or miscalculated. That a wrong value heals by chance is left out."""
+    """Returns the chance that no step was or will be wrong; a wrong value that heals by chance is left out."""
     num_done = state.num_done(puzzle)
     unharmed: float = (1 - MISCALCULATION_RATE) ** len(puzzle.steps)
     values = _as_read(puzzle, state)
@@ -47,7 +47,7 @@ def chance_of_success(puzzle: Puzzle, state: State) -> float:
 
 
 def _chance_of_reading_right(puzzle: Puzzle, state: State) -> float:
-    """That the steps so far are read right in the end: the newest may yet be computed anew."""
+    """Returns the chance that the steps so far are read right in the end: the newest may yet be computed anew."""
     newest = state.num_done(puzzle) - 1
     if state.first_misreading is not None and state.first_misreading < newest:
         return 0.0

@@ -1,4 +1,4 @@
-"""What pawn reaches on the development split, by level: alone, by votes, and by picking the best trace."""
+"""Measures pawn on the development split, by level: alone, by votes, and by picking the best trace."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -60,7 +60,7 @@ def build_model(shape: Shape) -> "Qwen3ForCausalLM":
 
 
 def take_over(model: "Qwen3ForCausalLM", folder: Path) -> None:
-    """Begin with the weights of another pawn, whose vocabulary is the beginning of this one's."""
+    """Starts from the weights of another pawn, whose vocabulary is the beginning of this one's."""
     from transformers import Qwen3ForCausalLM
 
     own, earlier = model.state_dict(), Qwen3ForCausalLM.from_pretrained(folder).state_dict()

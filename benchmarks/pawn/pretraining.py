@@ -53,7 +53,7 @@ TINY_RECIPE = Recipe(num_updates=4, tokens_per_update=2048)
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What was reached by an update."""
+    """The figures after an update."""
 
     update: int
     loss: float  # mean since the point before, nats per trace token
@@ -97,7 +97,7 @@ def _told(point: CurvePoint) -> str:
 
 
 def is_failing(curve: Sequence[CurvePoint], recipe: Recipe) -> bool:
-    """Whether the newest point is the first at or past DECISION of the updates, and products are not learnt there."""
+    """Returns whether the newest point is the first past DECISION of the updates, with products not learnt there."""
     *before, newest = curve
     decision = DECISION * recipe.num_updates
     is_due = newest.update >= decision and not any(point.update >= decision for point in before)

@@ -43,7 +43,7 @@ class Probe:
 
     @torch.no_grad()
     def product_loss(self, model: "Qwen3ForCausalLM") -> float:
-        """In nats per result: BLIND_LOSS at first, almost nothing in the end."""
+        """Returns the loss in nats per result: BLIND_LOSS at first, almost nothing in the end."""
         self.twin.load_state_dict(model.state_dict())
         targets = self.tokens[:, 1:]
         logits = self.twin(input_ids=self.tokens[:, :-1], use_cache=False).logits.float()
@@ -68,7 +68,7 @@ def _puzzles(count: int) -> list[Puzzle]:
 
 
 def is_product_result(tokens: Tensor) -> Tensor:
-    """Where a thought ends with the result of a product: the last number of `= 17 * 61 = 67`."""
+    """Returns where a thought ends with the result of a product: the last number of `= 17 * 61 = 67`."""
     found = torch.zeros_like(tokens, dtype=torch.bool)
     found[:, 3:-1] = (tokens[:, 2:-2] == ID[" = "]) & (tokens[:, :-4] == ID[" * "]) & (tokens[:, 4:] == ID[BOUNDARY])
     return found

@@ -34,7 +34,7 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "system_
 
 @dataclass(frozen=True, slots=True)
 class ScorerPlan:
-    """How much is collected, and how long scorers are fitted (None: as long as they get better)."""
+    """The size of the collection, and how long scorers are fitted (None: as long as they get better)."""
 
     train_puzzles: int = 480
     dev_puzzles: int = 200

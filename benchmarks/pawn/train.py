@@ -28,7 +28,7 @@ REPORT_FILE = "pawn_scorers.json"
 
 
 def make_network(options: argparse.Namespace, device: "torch.device") -> None:
-    """Train and write the network; everything after works on the weights as written."""
+    """Trains and writes the network; everything after works on the weights as written."""
     import torch
     from benchmarks.pawn.corpus import make_corpus
     from benchmarks.pawn.folder import NetworkRun, write_model
@@ -59,7 +59,7 @@ def make_network(options: argparse.Namespace, device: "torch.device") -> None:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """As the card tells it: where the folder was written is of no interest."""
+    """Returns the command for the card, without the folder that was written."""
     flags = ["--start pawn-v1"] if options.start else []
     flags += [f"--seed {options.seed}"] if options.seed else []
     flags += [f"--updates {options.updates}"] if options.updates else []

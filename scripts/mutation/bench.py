@@ -27,7 +27,7 @@ Json = dict[str, object]
 
 
 def import_heavy() -> None:
-    """Once, before the first fork. Nothing of gambit: every fork imports that with its own fault in it."""
+    """Imports libraries before the first fork, and nothing of gambit: every fork imports that with its own fault."""
     import importlib
 
     for name in HEAVY:
@@ -59,7 +59,7 @@ class Bench:
         os.utime(path, (self._clock, self._clock))
 
     def fork(self, work: Callable[[], Json], seconds: float, environment: Mapping[str, str] = {}) -> Json:
-        """What a function gives in a process of its own, or `{"end": …}` where that process came to another end."""
+        """Returns a function's result from a process of its own, or `{"end": …}` if that process ended otherwise."""
         answer = self.folder / "answer.json"
         answer.unlink(missing_ok=True)
         child = os.fork()
@@ -71,7 +71,7 @@ class Bench:
         return json.loads(answer.read_text()) if answer.is_file() else {"end": "died"}
 
     def _run(self, work: Callable[[], Json], seconds: float, environment: Mapping[str, str], answer: Path) -> None:
-        """In the fork, which does not come back."""
+        """Runs in the fork, and does not return."""
         try:
             os.setsid()
             limit(seconds)
@@ -92,7 +92,7 @@ class Bench:
             os.dup2(descriptor, target)
 
     def pytest(self, file: str, plugin: object) -> int:
-        """In a fork."""
+        """Runs in a fork."""
         import pytest
 
         path = str(ROOT / "tests" / file)
@@ -100,7 +100,7 @@ class Bench:
 
 
 def wait_for(child: int, seconds: float) -> bool:
-    """Whether it ended by itself; whatever it leaves behind ends here."""
+    """Returns whether it ended by itself; kills the processes that it leaves behind."""
     watch = os.pidfd_open(child)
     poll = select.poll()
     poll.register(watch, select.POLLIN)
@@ -115,6 +115,6 @@ def wait_for(child: int, seconds: float) -> bool:
 
 
 def limit(seconds: float) -> None:
-    """Of the tests and of everything that a broken module makes them leave behind."""
+    """Limits time and memory of the tests, and of everything that a broken module makes them leave behind."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 10, int(seconds) + 10))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

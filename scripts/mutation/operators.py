@@ -141,7 +141,7 @@ def mutants_of(module: str, source: str) -> Iterator[Mutant]:
 
 
 def meaning(piece: str) -> str | None:
-    """What an expression or a simple statement says; None where it is no Python."""
+    """Parses an expression or a simple statement; returns None if it is not Python."""
     try:
         return ast.dump(ast.parse(f"({piece})", mode="eval"))
     except SyntaxError:

@@ -1,4 +1,4 @@
-"""What runs inside pytest: one plugin watches which test takes how long, another chooses tests for a mutant."""
+"""Plugins of pytest: one measures how long each test takes, another chooses the tests for a mutant."""
 
 from __future__ import annotations
 

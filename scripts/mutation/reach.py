@@ -1,4 +1,4 @@
-"""Which tests run a line, and how long each takes: recorded once for each test file, and kept while nothing changes."""
+"""Records which tests run a line and how long each takes, once for each test file, until it or the sources change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 def record(bench: Bench, file: str, cache: Path) -> Json:
-    """What is known of a test file; from the cache if its tests and the sources are the same."""
+    """Returns the record of a test file, from the cache if its tests and the sources are the same."""
     kept = cache / f"{Path(file).stem}-{digest(file)}.json"
     if kept.is_file():
         return json.loads(kept.read_text())
@@ -54,7 +54,7 @@ def record(bench: Bench, file: str, cache: Path) -> Json:
 
 
 def digest(file: str) -> str:
-    """Of the sources, of a test file, and of the files beside it that it imports."""
+    """Hashes the sources, a test file, and the files beside it that it imports."""
     paths = [*sorted((SOURCE / "gambit").rglob("*.py")), *sorted(with_imports(ROOT / "tests" / file, set()))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
@@ -71,7 +71,7 @@ def with_imports(path: Path, found: set[Path]) -> set[Path]:
 
 
 def watched(bench: Bench, file: str, watch: Watch) -> Json:
-    """In a fork: without `-x`, so that a test that fails costs that test alone."""
+    """Runs in a fork, without `-x`, so that a test that fails costs that test alone."""
     import pytest
 
     code = pytest.main(
@@ -143,7 +143,7 @@ class FileRecord:
         return cls(file, seconds, reached, tuple(failed))
 
     def tests(self, wanted: set[tuple[str, int]]) -> list[TimedTest]:
-        """Those that run one of these lines."""
+        """Returns the tests that run one of these lines."""
         return [TimedTest(self.file, test, self.seconds[test]) for test, ran in self.lines.items() if ran & wanted]
 
 
@@ -187,7 +187,7 @@ def by_file(tests: Iterable[TimedTest]) -> list[Part]:
 
 
 def statements(source: str) -> dict[int, tuple[int, int]]:
-    """For each line the first and last of the innermost statement there, of a compound one without its body."""
+    """Returns for each line the first and last one of its innermost statement, of a compound one without its body."""
     found: dict[int, tuple[int, int]] = {}
     for node in ast.walk(ast.parse(source)):  # outer ones first
         if isinstance(node, ast.stmt | ast.match_case | ast.ExceptHandler):

@@ -1,4 +1,4 @@
-"""What is mutated, and the tests that may notice."""
+"""The modules that are mutated, and the tests that may notice."""
 
 from __future__ import annotations
 
