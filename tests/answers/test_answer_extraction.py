@@ -7,6 +7,7 @@ import pytest
 
 from gambit.answers import AnswerKind, extractor_for
 from gambit.errors import UserError
+from support.tables import table
 
 BOXED = {
     r"so \boxed{5}": "5",
@@ -155,7 +156,7 @@ def test_extraction_is_linear(kind: AnswerKind) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "text"),
     [
         (AnswerKind.BOXED, rf"\boxed{{{'7' * 2001}}}"),

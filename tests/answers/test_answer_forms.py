@@ -15,6 +15,7 @@ from gambit.answers import Grader, canonical
 from gambit.answers.forms import MAX_ANSWER_LENGTH, MAX_DEPTH, Group, Kind, Matrix, Value, read, solution_of
 from gambit.answers.spelling import split_unit
 from support import GOLDEN as KEPT
+from support.tables import table
 
 GOLDEN = [json.loads(line) for line in (KEPT / "answers.jsonl").read_text().splitlines()]
 
@@ -186,9 +187,7 @@ def depth_of(form: Value | Group | Matrix) -> int:
     return 1 + max((depth_of(item) for item in form.items), default=0) if isinstance(form, Group) else 0
 
 
-@pytest.mark.parametrize(
-    ("opening", "closing", "levels"), [(r"1, (", ")", 1), (r"1 \cup (2, ", ")", 2), (r"(1, \{2, ", r"\})", 2)]
-)
+@table(("opening", "closing", "levels"), [(r"1, (", ")", 1), (r"1 \cup (2, ", ")", 2), (r"(1, \{2, ", r"\})", 2)])
 def test_structure_is_read_to_a_limited_depth(opening: str, closing: str, levels: int) -> None:
     for times in (1, 2, 3, 4, 6, 30):
         expected = min(times * levels, MAX_DEPTH + 1)
@@ -276,7 +275,7 @@ def test_units() -> None:
     assert {answer: split_unit(answer) for answer in UNITS} == UNITS
 
 
-@pytest.mark.parametrize("form", sorted({pair.get("form", "others") for pair in GOLDEN}))
+@table("form", sorted({pair.get("form", "others") for pair in GOLDEN}))
 def test_golden_pairs(grader: Grader, form: str) -> None:
     """Each pair has its verdict in both orders, and each answer equals itself."""
     wrong = []

@@ -17,6 +17,7 @@ from gambit.answers import Equivalent, Grader, worker
 from gambit.answers import grader as grading
 from gambit.errors import EngineError, UserError
 from gambit.results.vote import Ballot, VoteKind, VoteResult, count_votes
+from support.tables import table
 
 pytestmark = pytest.mark.system  # it starts and kills processes
 READY = "print('{\"ready\": true}', flush=True);"
@@ -45,6 +46,7 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch, code: str) -> list[str]:
 
 PATCHED_WORKER = f"""
 import importlib.util, os, signal, sys, time
+from support.tables import table
 spec = importlib.util.spec_from_file_location("worker", {worker.__file__!r})
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
@@ -204,7 +206,7 @@ def test_a_hurried_comparison_is_no_answers_fault(monkeypatch: pytest.MonkeyPatc
         assert not grader._strikes and not grader._cache
 
 
-@pytest.mark.parametrize("name", ["comparison_seconds", "vote_seconds"])
+@table("name", ["comparison_seconds", "vote_seconds"])
 def test_a_time_limit_must_be_positive(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} is 0"):
         Grader(**{name: 0})
@@ -597,7 +599,7 @@ def test_a_process_that_lacks_something_says_what(talking: Callable) -> None:
         talking("""echo '{"failed": "no sympy"}'""").wait_until_ready(late(), 60.0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("reply", "outcome"),
     [
         ('{"equal": true}', grading.Outcome.EQUAL),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gambit.errors import UserError
 from gambit.pawn.puzzles import GIVENS, MAX_STEPS, MODULUS, Level, Op, Puzzle, Split, Step, generate, parse_puzzle
 from gambit.pawn.puzzles import random_puzzle as draw
+from support.tables import table
 
 rngs = st.integers(0, 2**32).map(Random)
 puzzles = st.builds(draw, rngs, st.integers(1, MAX_STEPS), st.integers(*GIVENS))
@@ -62,7 +63,7 @@ def test_levels_take_turns_or_are_chosen() -> None:
     assert {len(p.steps) for p in islice(generate(Split.DEV, 0, Level.HARD), 4)} == {18}
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "reason"),
     [
         ("What is 2 + 2?", "gives 0 numbers"),

@@ -27,6 +27,7 @@ from gambit.pawn.traces import (
     random_trace,
     verify,
 )
+from support.tables import table
 
 rngs = st.integers(0, 2**32).map(Random)
 puzzles = st.builds(draw, rngs, st.integers(1, MAX_STEPS), st.integers(*GIVENS))
@@ -94,7 +95,7 @@ def test_the_verifier_tells_what_is_inherited() -> None:
     assert not verdict.is_correct
 
 
-@pytest.mark.parametrize(
+@table(
     "trace",
     [
         "d = c - a = 67 - 17 = 50\n\n",  # out of turn

@@ -3,8 +3,10 @@
 import pytest
 from benchmarks.gguf_model import name_of
 
+from support.tables import table
 
-@pytest.mark.parametrize(("theirs", "ours"), [
+
+@table(("theirs", "ours"), [
     ("token_embd.weight", "model.embed_tokens.weight"),
     ("output.weight", "lm_head.weight"),
     ("output_norm.weight", "model.norm.weight"),
@@ -17,7 +19,7 @@ def test_tensors_have_the_names_of_transformers(theirs: str, ours: str) -> None:
     assert name_of(theirs) == ours
 
 
-@pytest.mark.parametrize("theirs", ["rope_freqs.weight", "blk.0.ffn_gate_exps.weight"])
+@table("theirs", ["rope_freqs.weight", "blk.0.ffn_gate_exps.weight"])
 def test_a_tensor_that_these_models_do_not_have_is_not_guessed(theirs: str) -> None:
     with pytest.raises(KeyError):
         name_of(theirs)

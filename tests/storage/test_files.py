@@ -17,6 +17,7 @@ from gambit.storage.files import append_synced, drop_torn_line, opened_to_append
 from gambit.storage.folders import LOCK_FILE, cache_folder, locked
 from gambit.storage.identity import file_hash, files_hash, package_version
 from gambit.storage.run_folder import check_writable, find_logs
+from support.tables import table
 
 
 def hold(folder: Path, has_it: multiprocessing.Event, may_end: multiprocessing.Event) -> None:
@@ -107,7 +108,7 @@ def test_a_file_system_without_locks_is_said_and_the_run_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("torn", ["", "x", "y" * 200_000])
+@table("torn", ["", "x", "y" * 200_000])
 def test_a_torn_line_is_dropped_and_the_next_one_stands_by_itself(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "lines"
     path.write_text("ä\n" + "long " * 60_000 + "\n" + torn)

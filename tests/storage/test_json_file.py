@@ -6,9 +6,10 @@ from gambit.config.presets import preset_for
 from gambit.errors import UserError
 from gambit.models.files import hidden_size_on_disk
 from gambit.verifiers.families import family_of
+from support.tables import table
 
 
-@pytest.mark.parametrize("text", ["[]", "5", "{", "", '{"a":' * 100_000, "\xff"])
+@table("text", ["[]", "5", "{", "", '{"a":' * 100_000, "\xff"])
 def test_what_is_no_object_is_refused_by_its_name(tmp_path, text):
     for name in ("config.json", "gambit.json"):
         (tmp_path / name).write_bytes(text.encode("latin-1"))
