@@ -58,7 +58,7 @@ def test_it_computes_what_transformers_computes(tmp_path, kind, dtype):
 
 
 def test_the_bundled_model_is_read_this_way_in_its_own_dtype():
-    own = read_llama(Path(locate("pawn")), None)
+    own = read_llama(Path(locate("pawn")), "auto")
     assert own is not None and own.dtype is torch.bfloat16
     assert type(load_model(locate("pawn"), "cpu")[0]._model).__name__ == "LlamaModel"
 

@@ -100,7 +100,7 @@ FORGED = [
     ({"format": 2}, "format 2, this version reads 1"),
     ({"architecture": "forest"}, "unknown architecture 'forest', known are mlp, mlp+confidence, sequence"),
     ({"architecture": "sequence"}, "shape in s.safetensors is not a sequence scorer's"),
-    ({"hidden_size": 7}, "metadata says hidden size 7, the weights take 6"),
+    ({"hidden_size": 7}, "metadata has hidden size 7, the weights take 6"),
     ({"without": ["net.2.bias"]}, "tensors missing: net.2.bias"),
     ({"text": "[]"}, "it must be an object, not list"),
     ({"text": "null"}, "it must be an object, not NoneType"),

@@ -75,7 +75,7 @@ class Engine(Protocol):
     - a child's next token depends on its tokens, its sampling and its own id alone: greedy, it continues its parent;
     - no other trace in the batch changes it;
     - thoughts are scored once each, with the state at the scorer's position, also across a branch; a scorer that
-      remembers thoughts gets each trace's own, the inherited ones included, whatever became of its parent;
+      remembers thoughts gets each trace's own, the inherited ones included, also when its parent is gone;
     - KV blocks run out at an allocation and nowhere else, and then the rule of the victim is obeyed; a waiting trace
       does not cost a running one its blocks;
     - a trace with a stop rule ends with the first token at which the rule holds.

@@ -29,7 +29,7 @@ WEIGHTS_FILE = "model.safetensors"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 OTHER_WEIGHTS = ("*.bin", "*.gguf", "*.pt", "*.pth")  # where there is no safetensors
-# Beside the weights these decide what a model says: its configuration and its tokenizer. A README does not.
+# Beside the weights, configuration and tokenizer decide about a model's tokens. A README does not.
 CONFIGURATION_FILES = ("config.json", "generation_config.json", PRESET_FILE)
 TOKENIZER_FILES = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
@@ -47,9 +47,9 @@ def named_model(model: str) -> NamedModel | None:
 
 
 def locate(model: str) -> str:
-    """Returns what transformers should load: a named model's folder, anything else as it is.
+    """Returns the name for transformers: a named model's folder, any other name or folder as it is.
 
-    Raises for a model that cannot be had, before anything waits for a hub that does not answer.
+    Raises for a model that cannot be found, without a long wait for a hub that does not answer.
     """
     named = named_model(model)
     if named is not None and not named.folder.is_dir():
@@ -118,7 +118,7 @@ def end_ids(model: str) -> tuple[int, ...]:
 
 
 def defaults_of(model: str) -> ModelDefaults:
-    """Returns what the model's own files recommend for a search: its preset, and its makers' sampling."""
+    """Returns the defaults of searches with a model, from its own files: a preset, and its makers' sampling."""
     path, generation = side_file(model, PRESET_FILE), _generation(model)
     names = ("temperature", "top_p", "top_k", "min_p") if generation.get("do_sample") else ()
     sampling = {name: value for name in names if isinstance(value := generation.get(name), int | float)}
@@ -136,7 +136,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def check_model(model: str) -> None:
-    """Raises for a model whose folder is missing or has broken files, before anything heavy is imported."""
+    """Raises for a model whose folder is missing or has broken files. Imports no heavy library."""
     source = locate(model)
     if Path(source).is_dir():
         check_weights(source)

@@ -152,12 +152,12 @@ def check_fit(
 
     If only the model's weights differ, it raises with `needs_weights`, else it returns a warning.
     """
-    for what, needed, there in (
+    for name, needed, there in (
         ("hidden size", scorer.hidden_size, found.hidden_size),
         ("thoughts cut by", scorer.boundary_rule, found.boundary_rule),
     ):
         if None not in (needed, there) and needed != there:
-            raise UserError(f"{scorer.name} expects {what} {needed}, {found.name} has {there}: {fix}")
+            raise UserError(f"{scorer.name} expects {name} {needed}, {found.name} has {there}: {fix}")
     if not scorer.weights or not found.weights or scorer.weights == found.weights:
         return None
     of_model = f"{scorer.model} with weights" if scorer.model else "weights"

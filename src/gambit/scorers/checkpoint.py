@@ -43,7 +43,7 @@ class SavedScorer(Scorer, Protocol):
 
     @property
     def shape_metadata(self) -> dict[str, object]:
-        """Returns what else the weights need to be read again."""
+        """Further metadata, without which the weights cannot be read again."""
 
 
 def load_checkpoint(path: Path) -> Scorer:
@@ -131,7 +131,7 @@ def _load_mlp(path: Path, info: ScorerInfo, tensors: Mapping[str, torch.Tensor])
     weights = _checked_weights(path, tensors)
     if (takes := weights[0].shape[1]) != (info.hidden_size or 0) * len(info.layers):
         times = f" times {len(info.layers)} layers" if len(info.layers) > 1 else ""
-        raise UserError(f"{path}: metadata says hidden size {info.hidden_size}{times}, the weights take {takes}; {FIX}")
+        raise UserError(f"{path}: metadata has hidden size {info.hidden_size}{times}, the weights take {takes}; {FIX}")
     mlp = MlpScorer(info, weights)
     return BlendScorer(info, mlp, float(tensors[BlendScorer.slope_name])) if is_blend else mlp
 
@@ -203,7 +203,7 @@ def import_published(path: Path, info: ScorerInfo) -> MlpScorer:
 def _read_published(path: Path) -> Weights:
     """Reads the weights in a STEP checkpoint: a state dict, or a dict that holds one as `model_state_dict`.
 
-    Loads weights only: a pickle that does more than make tensors is refused before it does anything. The metrics beside
+    Loads weights only: a pickle that does more than make tensors is refused before it runs. The metrics beside
     the weights may be numpy scalars (scikit-learn returns them), which are not made.
     """
     import pickle

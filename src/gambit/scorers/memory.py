@@ -31,7 +31,7 @@ def grown(array: npt.NDArray[Element], *shape: int) -> npt.NDArray[Element]:
 
 
 class Histories(Generic[Key]):
-    """The scored thoughts of traces, by whatever names an engine has for those.
+    """The scored thoughts of traces, by an engine's names of these.
 
     A child holds its parent's slots from the moment it begins, so that the parent may advance, end and be forgotten.
     All traces are in one table, so that a step over many of them costs a few array operations.
@@ -88,7 +88,7 @@ class Histories(Generic[Key]):
         self._length[rows] = at + 1
 
     def give_back(self, slots: Slots) -> None:
-        assert (self._holders[slots] > 0).all(), "a slot is given back once"
+        assert (self._holders[slots] > 0).all(), "a slot is released once"
         self._holders[slots] -= 1
         self._free_slots = np.concatenate((self._free_slots, slots[self._holders[slots] == 0]))
 

@@ -16,7 +16,7 @@ TENSORS = ("net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias")  # STEP's
 
 @dataclass(frozen=True, slots=True)
 class MlpScorer:
-    """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 whatever the model's dtype; on a CPU in float64."""
+    """sigmoid(W₂·relu(W₁·h + b₁) + b₂), in float32 for models of any dtype. On a CPU it is computed in float64."""
 
     info: ScorerInfo
     weights: Weights

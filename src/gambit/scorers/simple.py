@@ -44,7 +44,7 @@ class ConfidenceScorer:
         return thoughts.confidences.float()
 
 
-ROUNDING = 1e-5  # relative, or absolute below 1: states in float32 differ by less with what else is in the batch
+ROUNDING = 1e-5  # relative, or absolute below 1: states in float32 differ by less between batches
 
 
 @dataclass(slots=True)

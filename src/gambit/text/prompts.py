@@ -38,7 +38,7 @@ def encode_problem(
     notes: list[str] = []
     if tokenizer.chat_template is None:
         text = _plain_prompt(messages)
-        notes.append("the tokenizer has no chat template: the problem is given as plain text, without turns")
+        notes.append("the tokenizer has no chat template: the problem is sent as plain text, without turns")
     else:
         text = _render(tokenizer, messages, _template_options(tokenizer, enable_thinking, notes))
     if add_think_tag:
@@ -116,9 +116,9 @@ def _will_think(tokenizer: Tokenizer, text: str) -> bool:
 
 def stop_ids(tokenizer: Tokenizer, generation_eos: int | Sequence[int] | None) -> frozenset[int]:
     """Every id that ends a turn: the tokenizer's, the generation config's, and the usual end-of-turn tokens."""
-    given = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or ())
+    configured = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or ())
     # In the harmony format <|end|> only closes one channel, and the answer comes in the next.
     is_harmony = single_token(tokenizer, HARMONY_CHANNEL) is not None
     names = [name for name in END_OF_TURN if not (is_harmony and name == "<|end|>")]
-    found = [tokenizer.eos_token_id, *given, *(single_token(tokenizer, name) for name in names)]
+    found = [tokenizer.eos_token_id, *configured, *(single_token(tokenizer, name) for name in names)]
     return frozenset(index for index in found if index is not None)

@@ -1,4 +1,4 @@
-"""The tokenizer interface, and loading a tokenizer that gives text back as it was.
+"""The tokenizer interface, and loading a tokenizer that returns texts as they were.
 
 A tokenizer that its tokenizer.json describes in full is read without transformers, whose import takes a second.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Classes of transformers that take tokenizer.json as it stands.
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-# Settings with which transformers would change what tokenizer.json says.
+# Settings with which transformers would depart from tokenizer.json.
 CHANGES = (
     "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces", "split_special_tokens", "auto_map",
     "added_tokens_decoder", "additional_special_tokens",
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(name_or_path: str, **options: str | bool | None) -> Tokenizer:
-    """Loads a tokenizer that gives text back as it was.
+    """Loads a tokenizer that returns texts as they were.
 
     transformers 5 lets LlamaTokenizer replace the byte-level rules of tokenizer.json for models that merely name that
     class, DeepSeek-R1-0528-Qwen3-8B among them (huggingface/transformers#45488): spaces and newlines are lost, and
@@ -117,7 +117,7 @@ class JsonTokenizer:
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
     ) -> list[str]:
-        assert not clean_up_tokenization_spaces, "text is given back as it was"
+        assert not clean_up_tokenization_spaces, "texts are returned as they were"
         return self._backend.decode_batch([list(each) for each in sequences], skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
@@ -148,7 +148,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def read_tokenizer_json(folder: Path) -> JsonTokenizer | None:
-    """Reads a folder's tokenizer; None if transformers would do more than its files say, or if they cannot be read."""
+    """Reads a folder's tokenizer; None if its files cannot be read, or if transformers would add to them."""
     from tokenizers import Tokenizer as Backend
 
     try:
@@ -164,7 +164,7 @@ def read_tokenizer_json(folder: Path) -> JsonTokenizer | None:
         return None
     try:
         backend = Backend.from_str(content)
-    except Exception:  # the library raises nothing more precise; transformers then says what is wrong
+    except Exception:  # the library raises nothing more precise; transformers then reports the reason
         return None
     backend.no_truncation()
     backend.no_padding()

@@ -23,7 +23,7 @@ class KvPool:
     """The keys [entry, head, dim, position] and values [entry, head, position, dim] of rows, or of prompts, by layer.
 
     Keys have their positions last: a query's product with all of them then runs along memory, twice as fast on a CPU.
-    Layers appear on first use, since only the model knows how many heads of what width each has.
+    Layers appear on first use, since only the model knows the number and width of their heads.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class KvPool:
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Carries out the noted copies. Must come before anything is read from or written to entries."""
+        """Carries out the noted copies. Must come before entries are read or written."""
         moves = {target: source for target, source in self._origin.items() if target != source}
         length, self._copied_length = self._copied_length, 0
         self._origin.clear()
@@ -98,8 +98,8 @@ class KvPool:
             self.values[index][entry, :, :length] = values[:, :length]
 
 
-def _growth(have: int, want: int) -> int:
-    return 0 if want <= have else -(-max(want, have + have // 2) // 16) * 16 - have
+def _growth(have: int, needed: int) -> int:
+    return 0 if needed <= have else -(-max(needed, have + have // 2) // 16) * 16 - have
 
 
 class ForwardOutput(NamedTuple):

@@ -226,7 +226,7 @@ class LocalEngine:
                 raw = self._memory.score(thoughts, past).tolist()
             embeddings = _embed(output.states, rows, layout.embedding_sizes[rows])
         self._seconds_scoring = time.perf_counter() - began
-        # By id, not by row: a trace's row depends on its neighbours, and what `RunScores` gives depends on the order.
+        # By id, not by row: `RunScores` depends on the order of scores, and a trace's row depends on its neighbours.
         for at in sorted(range(len(rows)), key=lambda at: traces[at].key):
             trace, row = traces[at], int(rows[at])
             score = pool.searches[trace.key.search].scores.add(raw[at], as_quantile=info.ranks_within_run)

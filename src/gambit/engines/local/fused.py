@@ -31,8 +31,7 @@ _MLP = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 _NORMS = ["input_layernorm", "post_attention_layernorm"]
 _HEAD_NORMS = ["self_attn.q_norm", "self_attn.k_norm"]
 _PROOF_PROMPT = 3
-_TOLERANCE = {torch.float32: 1e-3}  # of the largest value; a wrong formula is off by more than half precision is
-_HALF_TOLERANCE = 0.1
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1  # of the largest value; a wrong formula errs more than half precision does
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +161,9 @@ def _signed(cosines: torch.Tensor, sines: torch.Tensor) -> Rotation:
 
 
 def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: int) -> FusedDecoder | None:
-    """Returns a fused decoder if the model has the structure and a short pass gives what its modules give, else None.
+    """Returns a fused decoder if the model has the structure and a short pass agrees with its modules, else None.
 
-    One row is at the end of the context, so that errors in what depends on the position show too.
+    One row is at the end of the context, so that errors in rotations show too.
     """
     if not can_fuse(model):
         return None
@@ -189,9 +188,9 @@ def fused_if_alike(model: PreTrainedModel, run_modules: Forward, last_position: 
 
 def _is_alike(found: ForwardOutput, expected: ForwardOutput) -> bool:
     """Compares the states and logits of two forward passes."""
-    for got, wanted in zip(found[:2], expected[:2], strict=True):
-        most = _TOLERANCE.get(wanted.dtype, _HALF_TOLERANCE) * float(wanted.abs().max())
-        if got.shape != wanted.shape or not float((got - wanted).abs().max()) <= most:
+    for ours, theirs in zip(found[:2], expected[:2], strict=True):
+        most = (_TOLERANCE if theirs.dtype is torch.float32 else _HALF_TOLERANCE) * float(theirs.abs().max())
+        if ours.shape != theirs.shape or not float((ours - theirs).abs().max()) <= most:
             return False
     return True
 
@@ -267,7 +266,7 @@ def _norm(module: Any) -> Norm:
 
 
 def _head_norms(attention: Any, heads: int, kv_heads: int) -> Norm:
-    """Joins the norms of queries and keys. The proof fails for norms over anything but single heads."""
+    """Joins the norms of queries and keys. Norms over more than single heads fail the proof."""
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat((q.weight.detach().expand(heads, -1), k.weight.detach().expand(kv_heads, -1)))
     return Norm(weight, q.variance_epsilon)

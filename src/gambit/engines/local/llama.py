@@ -1,7 +1,7 @@
 """Llama, Qwen2 and Qwen3 read straight from a folder: importing transformers' models takes longer than a search.
 
 The modules have the names of transformers' own and compute the same numbers (tests compare them bit by bit). A folder
-whose config.json asks for anything else than is written out here is left to transformers.
+whose config.json requests more than is written out here is left to transformers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LlamaShape(BaseModel, frozen=True):
 
 
 def _read_shape(folder: Path) -> LlamaShape | None:
-    """Reads a folder's config.json; None if it asks for anything else than the formulas here."""
+    """Reads a folder's config.json; None if it requests more than is written out here."""
     try:
         raw = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw.get("rope_theta")}
@@ -206,14 +206,14 @@ class LlamaModel(nn.Module):
         return SimpleNamespace(logits=self.lm_head(self.model.norm(x)[:, -1:]), hidden_states=entered)
 
 
-def read_llama(folder: Path, dtype: torch.dtype | None) -> LlamaModel | None:
-    """Loads a folder's model on the CPU; None if transformers has to read it. `dtype` None: the model's own."""
+def read_llama(folder: Path, dtype: torch.dtype | str) -> LlamaModel | None:
+    """Loads a folder's model on the CPU; None if transformers has to read it. `dtype` "auto": the model's own."""
     from safetensors.torch import load_file
 
     config, files = _read_shape(folder), weight_files(str(folder))
     if config is None or not files:
         return None
-    own_dtype = dtype or getattr(torch, config.dtype)
+    own_dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, config.dtype)
     found = {name: tensor for file in files for name, tensor in load_file(file).items()}
     # Some old checkpoints carry the rotary frequencies, which are computed here.
     weights = {name: tensor.to(own_dtype) for name, tensor in found.items() if not name.endswith("rotary_emb.inv_freq")}

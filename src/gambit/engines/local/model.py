@@ -138,12 +138,11 @@ def load_model(name: str, device: str = "auto", dtype: str = "auto") -> tuple[Po
     if dtype == "auto" and picked.type == "cpu" and _is_faster_in_half(name):
         warnings.warn(f"{name} runs in float32 on this CPU, where tokens do not change with the batch; "
                       "--dtype bfloat16 takes half the memory and is faster", GambitWarning, stacklevel=2)  # fmt: skip
-    wanted = pick_dtype(dtype, picked)
+    own_dtype = pick_dtype(dtype, picked)
     with _one_thread_if_small(name):
-        own_dtype = wanted if isinstance(wanted, torch.dtype) else None
         model = read_llama(Path(name), own_dtype) if Path(name).is_dir() else None
         try:
-            model, tokenizer = model or read_with_transformers(name, wanted), load_tokenizer(name)
+            model, tokenizer = model or read_with_transformers(name, own_dtype), load_tokenizer(name)
         except (OSError, ValueError) as error:
             # transformers explains itself over many lines, the first of which names the reason.
             raise UserError(f"cannot load model {name!r}: {first_line(error)} Give a folder with a transformers model "

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _SOURCE = Path(__file__).with_name("decode.c")
-# Sums may be reordered, which vector units need; infinities stay what they are (unlike under -ffast-math).
+# Sums may be reordered, which vector units need. Infinities stay infinite, unlike under -ffast-math.
 _FLAGS = (
     "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
     "-fassociative-math", "-fopenmp", "-shared", "-fPIC", "-lm",
@@ -98,7 +98,7 @@ def _built() -> Path:
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as building:
             built = Path(building, library.name)
-            # The runtime is named by its path, first: whatever else -fopenmp adds finds nothing left to provide.
+            # The runtime is named by its path, first: another one that -fopenmp adds is then not needed.
             command = [compiler, str(_SOURCE), openmp, *_FLAGS, "-Wl,--as-needed", "-o", str(built)]
             subprocess.run(command, check=True, capture_output=True, timeout=_COMPILER_SECONDS)
             built.chmod(0o700)
@@ -132,8 +132,8 @@ def _fingerprint(tools: Sequence[str]) -> str:
     """Hashes source, tools and processor: a folder may be shared by machines whose processors differ."""
     processors = Path("/proc/cpuinfo").read_text().splitlines()
     kinds = {line for line in processors if line.startswith(("model name", "flags"))}
-    parts = (_SOURCE.read_text(), *_FLAGS, *tools, *sorted(kinds))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    inputs = (_SOURCE.read_text(), *_FLAGS, *tools, *sorted(kinds))
+    return hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
 
 
 BLOCK, FEW, TOGETHER = 32, 4, 32  # as in decode.c

@@ -283,10 +283,9 @@ class Pool:
         for trace in self.rows.traces:
             running[trace.key.search].append(trace)
         used = {search: self.blocks.used_by[search] * self.blocks.block_tokens for search in running}
-        asked = {search: self.searches[search].spec.kv_quota_tokens for search in running}
         share = self.blocks.capacity_tokens / len(self.searches)
-        quotas = {search: share if quota is None else quota for search, quota in asked.items()}
-        search = most_over_quota(used, quotas)
+        own = {search: self.searches[search].spec.kv_quota_tokens for search in running}
+        search = most_over_quota(used, {search: share if quota is None else quota for search, quota in own.items()})
         return eviction_order(running[search], self._standing, self._num_live(search))[0]
 
     def _num_live(self, search: int) -> Counter[int]:
