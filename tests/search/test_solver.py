@@ -106,7 +106,7 @@ def test_budgets_and_interruptions_reach_the_engine(solver):
 
 def test_who_asks_for_more_traces_than_an_engine_runs_at_once_is_told_so(solver, monkeypatch):
     info = dataclasses.replace(solver.engine.info, most_traces=11, most_traces_option="max_num_seqs")
-    monkeypatch.setattr(type(solver.engine), "info", property(lambda engine: info))
+    monkeypatch.setattr(solver.engine, "info", info)
     with warnings.catch_warnings():
         warnings.simplefilter("error", GambitWarning)
         solver.solve("a=1+2", quick())
