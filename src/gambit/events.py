@@ -7,12 +7,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, TextIO, TypeAlias, get_args
 
 from pydantic import Field, JsonValue, StrictBool, TypeAdapter, ValidationError
@@ -304,7 +303,7 @@ def _reader(kind: type[Event]) -> TypeAdapter[Event]:
     return TypeAdapter(kind)
 
 
-class LogWriter:
+class LogWriter(AbstractContextManager["LogWriter"]):
     """Writes events to a new file, each line as soon as it is complete, so that a killed run leaves a readable log."""
 
     def __init__(self, path: Path) -> None:
@@ -319,10 +318,7 @@ class LogWriter:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> LogWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

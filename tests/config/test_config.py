@@ -8,10 +8,12 @@ from gambit.config.options import EngineConfig, SearchConfig, build, read_config
 from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
+from gambit.solver.builder import LengthHistory
 
 
-def settle(config=None, preset=Preset(), room=40_000, is_probability=True, **more):  # noqa: B008
-    return resolve(SearchConfig(**(config or {})), ModelDefaults(preset, **more), room, is_probability=is_probability)
+def settle(config=None, preset=Preset(), room=40_000, is_probability=True, sampling=None):  # noqa: B008
+    defaults = ModelDefaults(preset, sampling or {})
+    return resolve(SearchConfig(**(config or {})), defaults, room, is_probability=is_probability)
 
 
 def test_without_any_knowledge_the_papers_ratios_hold():
@@ -56,7 +58,10 @@ def test_auto_works_from_lengths():
                     mean_thought_length=40)  # fmt: skip
     settings, _ = settle({"preset": "auto", "islands": 1}, preset)
     assert (settings.pool.warmup_tokens, settings.pool.check_interval, settings.pool.swap_size) == (1500, 40, 4)
-    settings, _ = settle({"preset": "auto"}, preset, median_length=12_000, mean_thought_length=30)  # history wins
+    history = LengthHistory()
+    history._lengths.append(12_000)
+    history._thoughts.append(30)
+    settings, _ = settle({"preset": "auto"}, history.added_to(ModelDefaults(preset)).preset)  # history wins
     assert (settings.pool.warmup_tokens, settings.pool.check_interval) == (6000, 100)
 
 

@@ -58,7 +58,9 @@ def test_the_warmup_is_half_a_trace_of_the_problems_that_the_scorer_was_judged_o
     assert pool_of(known)[2] == 150
     assert pool_of(known, Preset(median_length=80))[2] == 40, "the model's own lengths come first"
     assert pool_of(known, warmup_tokens=12)[2] == 12
-    settings, _ = resolve(SearchConfig(), ModelDefaults(median_length=500.0), 1000, is_probability=False, trust=known)
+    settings, _ = resolve(
+        SearchConfig(), ModelDefaults(Preset(median_length=500.0)), 1000, is_probability=False, trust=known
+    )
     assert settings.pool.warmup_tokens == 250, "and what this solver has seen before both"
 
 

@@ -140,12 +140,10 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """The contribution of the model and its earlier runs."""
+    """The defaults that come with a model; the lengths in its preset may be those of earlier runs."""
 
     preset: Preset = Preset()
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)  # its generation_config
-    median_length: float | None = None  # of earlier runs
-    mean_thought_length: float | None = None
 
 
 def resolve(
@@ -166,11 +164,10 @@ def resolve(
     capacity = resolved_capacity(config, defaults)
     wanted = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
     max_new_tokens = min(wanted, context_left)
-    median = defaults.median_length or preset.median_length or (trust.median_tokens if trust else None)
-    thought = defaults.mean_thought_length or preset.mean_thought_length or 0.0
+    median = preset.median_length or (trust.median_tokens if trust else None)
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     num_traces = _first(config.num_traces, capacity)
-    needs = _PoolNeeds(capacity, min(capacity, num_traces), half_trace, thought, is_probability)
+    needs = _PoolNeeds(capacity, min(capacity, num_traces), half_trace, is_probability)
     pool, rule, doubt = _pool(config, preset, trust, needs)
     usual_floor = USUAL_FLOOR if rule is None or rule.has_floor else 0.0
     settings = SearchSettings(
@@ -219,7 +216,6 @@ class _PoolNeeds(NamedTuple):
     capacity: int
     most_islands: int  # each has a place and a trace to complete
     half_trace: int  # tokens
-    thought: float  # tokens; 0 if unknown
     is_probability: bool
 
 
@@ -231,7 +227,7 @@ def _pool(
     warmup = _first(config.warmup_tokens, preset.warmup_tokens, needs.half_trace)
 
     def pool(islands: int, swaps: int, warmup_tokens: int, why: str, margin: float = 0.0) -> PoolSettings:
-        usual = max(1, round(max(needs.thought, warmup_tokens / 60)))
+        usual = max(1, round(max(preset.mean_thought_length or 0.0, warmup_tokens / 60)))
         interval = _first(config.check_interval, preset.check_interval, usual)
         margin = _first(config.swap_margin, margin if needs.is_probability else 0.0)
         return PoolSettings(islands, swaps, interval, warmup_tokens, why, margin)

@@ -24,6 +24,7 @@ class SelfConsistency:
 
     name: ClassVar[str] = "sc"
     default_vote: ClassVar[VoteKind] = VoteKind.MAJORITY
+    wake: ClassVar[Wake] = Wake(on_completion=True)
     on_pressure: ClassVar[OnPressure] = OnPressure(PressureAction.QUEUE)
     num_traces: int
     capacity: int
@@ -31,10 +32,6 @@ class SelfConsistency:
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> Self:
         return cls(settings.num_traces, settings.capacity)
-
-    @property
-    def wake(self) -> Wake:
-        return Wake(on_completion=True)
 
     @property
     def requirements(self) -> Requirements:
@@ -64,15 +61,12 @@ class Single(SelfConsistency):
     """Plain sampling: one trace, whatever `capacity` and `num_traces` say, and its answer."""
 
     name: ClassVar[str] = "single"
+    wake: ClassVar[Wake] = Wake()
     fixed_traces: ClassVar[int] = 1
 
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> Self:
         return cls(cls.fixed_traces, cls.fixed_traces)
-
-    @property
-    def wake(self) -> Wake:
-        return Wake()
 
     @property
     def requirements(self) -> Requirements:

@@ -51,6 +51,7 @@ class DeepConf:
 
     name: ClassVar[str] = "deepconf"
     default_vote: ClassVar[VoteKind] = VoteKind.LOWEST_CONFIDENCE
+    wake: ClassVar[Wake] = Wake(on_completion=True)
     Options: ClassVar[type[DeepConfOptions]] = DeepConfOptions
     num_traces: int
     capacity: int
@@ -59,10 +60,6 @@ class DeepConf:
     @classmethod
     def from_settings(cls, settings: SearchSettings) -> DeepConf:
         return cls(settings.num_traces, settings.capacity, settings.options_of(DeepConfOptions))
-
-    @property
-    def wake(self) -> Wake:
-        return Wake(on_completion=True)
 
     @property
     def requirements(self) -> Requirements:

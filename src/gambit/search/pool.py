@@ -287,17 +287,12 @@ class WaitLedger:
     def note(self, event: ev.Event) -> None:
         if isinstance(event, ev.Created | ev.Branched | ev.Queued):
             self.since[event.trace] = (event.step, time.monotonic())
-        elif isinstance(event, ev.Admitted):
-            self._end(event.trace, event.waited_steps)
-        elif isinstance(event, ev.Pruned | ev.Evicted | ev.Cancelled) and event.trace in self.since:
-            self._end(event.trace, event.step - self.since[event.trace][0])
-
-    def _end(self, trace: int, steps: int) -> None:
-        _, began = self.since.pop(trace)
-        if steps <= 0:  # got its blocks in the next step, as every trace at the start
-            return
-        steps_before, seconds_before = self.total.get(trace, (0, 0.0))
-        self.total[trace] = (steps_before + steps, seconds_before + time.monotonic() - began)
+        elif isinstance(event, ev.Admitted | ev.Pruned | ev.Evicted | ev.Cancelled) and event.trace in self.since:
+            step, began = self.since.pop(event.trace)
+            steps = event.waited_steps if isinstance(event, ev.Admitted) else event.step - step
+            if steps > 0:  # else it got its blocks in the next step, as every trace at the start
+                steps_before, seconds_before = self.total.get(event.trace, (0, 0.0))
+                self.total[event.trace] = (steps_before + steps, seconds_before + time.monotonic() - began)
 
     def event(self, step: int) -> ev.Waited | None:
         """Returns the event for the end of the log; None if no trace waited."""

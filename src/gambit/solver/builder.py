@@ -324,9 +324,10 @@ class LengthHistory:
         return WarnOnce().warn([ended.sentence("the traces")])
 
     def added_to(self, defaults: ModelDefaults) -> ModelDefaults:
+        """Returns the defaults with the lengths of earlier runs, if there were any."""
         if not self._lengths:
             return defaults
-        thought = statistics.fmean(self._thoughts) if self._thoughts else None
-        return dataclasses.replace(
-            defaults, median_length=statistics.median(self._lengths), mean_thought_length=thought
-        )
+        preset = dataclasses.replace(defaults.preset, median_length=statistics.median(self._lengths))
+        if self._thoughts:
+            preset = dataclasses.replace(preset, mean_thought_length=statistics.fmean(self._thoughts))
+        return dataclasses.replace(defaults, preset=preset)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from gambit import events as ev
 from gambit.answers import Extractor
@@ -115,7 +115,7 @@ class PendingSearch:
         return self.run
 
 
-class Solver:
+class Solver(AbstractContextManager["Solver"]):
     """Holds one model on one engine and searches with it, any number of times.
 
     >>> solver = Solver()  # the bundled model
@@ -261,10 +261,7 @@ class Solver:
         """Ends what runs and releases memory and processes; a second call does nothing."""
         self._parts.close()
 
-    def __enter__(self) -> Solver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _submit(self, request: SearchRequest, should_stop: Callable[[], bool]) -> PendingSearch:
