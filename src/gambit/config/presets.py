@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -167,8 +167,15 @@ def resolve(
     median = preset.median_length or (trust.median_tokens if trust else None)
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     num_traces = _first(config.num_traces, capacity)
-    needs = _PoolNeeds(capacity, min(capacity, num_traces), half_trace, is_probability)
-    pool, rule, doubt = _pool(config, preset, trust, needs)
+    pool, rule, doubt = _pool(
+        config,
+        preset,
+        trust,
+        capacity=capacity,
+        most_islands=min(capacity, num_traces),
+        half_trace=half_trace,
+        is_probability=is_probability,
+    )
     usual_floor = USUAL_FLOOR if rule is None or rule.has_floor else 0.0
     settings = SearchSettings(
         policy=config.policy,
@@ -210,44 +217,46 @@ def _first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
-class _PoolNeeds(NamedTuple):
-    """Sizes that a pool has to fit."""
-
-    capacity: int
-    most_islands: int  # each has a place and a trace to complete
-    half_trace: int  # tokens
-    is_probability: bool
-
-
 def _pool(
-    config: SearchConfig, preset: Preset, trust: ScorerTrust | None, needs: _PoolNeeds
+    config: SearchConfig,
+    preset: Preset,
+    trust: ScorerTrust | None,
+    *,
+    capacity: int,
+    most_islands: int,
+    half_trace: int,
+    is_probability: bool,
 ) -> tuple[PoolSettings, TrustRule | None, Doubt | None]:
-    """Returns how a search's traces compete, their rule, and the doubt that may turn it to a safer one."""
-    swap_size = _first(config.swap_size, _scaled_swap(preset, needs.capacity), max(1, needs.capacity // 16))
-    warmup = _first(config.warmup_tokens, preset.warmup_tokens, needs.half_trace)
+    """Returns how a search's traces compete, their rule, and the doubt that may turn it to a safer one.
+
+    Each island has a place and a trace to complete, so that there are no more than `most_islands`. `half_trace` is in
+    tokens.
+    """
+    swap_size = _first(config.swap_size, _scaled_swap(preset, capacity), max(1, capacity // 16))
+    warmup = _first(config.warmup_tokens, preset.warmup_tokens, half_trace)
 
     def pool(islands: int, swaps: int, warmup_tokens: int, why: str, margin: float = 0.0) -> PoolSettings:
         usual = max(1, round(max(preset.mean_thought_length or 0.0, warmup_tokens / 60)))
         interval = _first(config.check_interval, preset.check_interval, usual)
-        margin = _first(config.swap_margin, margin if needs.is_probability else 0.0)
+        margin = _first(config.swap_margin, margin if is_probability else 0.0)
         return PoolSettings(islands, swaps, interval, warmup_tokens, why, margin)
 
     if config.policy != "gambit":  # only Gambit's own has several islands
         return pool(1, swap_size, warmup, ""), None, None
     given, source = _given_islands(config, preset)
     if given is not None:
-        if given > needs.most_islands:
+        if given > most_islands:
             raise UserError(
-                f"islands = {given}: a pool that completes {needs.most_islands} traces has at most as many islands"
+                f"islands = {given}: a pool that completes {most_islands} traces has at most as many islands"
             )
         return pool(given, swap_size, warmup, f"islands = {given} is {source}"), None, None
 
     def by_rule(rule: TrustRule, divides: int = 1) -> tuple[int, int, int]:
         """Returns M, K and w. `divides`: islands that there are already, each to be divided into equally many."""
-        most = needs.most_islands
-        islands = divides * min(-(-max(1, most // rule.island_size) // divides), most // divides)
-        swaps = _first(config.swap_size, min(needs.capacity, islands * rule.swaps_per_island))
-        least_warmup = max(warmup, round(2 * needs.half_trace * rule.least_warmup))
+        wanted = max(1, most_islands // rule.island_size)
+        islands = divides * min(-(-wanted // divides), most_islands // divides)
+        swaps = _first(config.swap_size, min(capacity, islands * rule.swaps_per_island))
+        least_warmup = max(warmup, round(2 * half_trace * rule.least_warmup))
         return islands, swaps, _first(config.warmup_tokens, least_warmup)
 
     rule = rule_for(trust)
@@ -261,7 +270,7 @@ def _pool(
                 divides = islands
                 fallback = dataclasses.replace(chosen, islands=islands, swap_size=swaps, warmup_tokens=warmup_tokens)
                 safer.append((other.from_auc, fallback))
-    doubt = Doubt(trust.halfway, trust.spread, needs.is_probability, tuple(safer)) if trust and safer else None
+    doubt = Doubt(trust.halfway, trust.spread, is_probability, tuple(safer)) if trust and safer else None
     return chosen, rule, doubt
 
 

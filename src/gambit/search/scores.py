@@ -106,8 +106,8 @@ class VerifierScores(Scores):
 
     Thoughts are sent to it as they end, so that it reads while the engine decodes. Their scores are recorded at moments
     that the seed decides, whenever they came; only an asynchronous verifier's are recorded as they happen to be there.
-    The engine stands still while one of its searches waits, and so do all others: hence the lag. After the
-    failure of an optional verifier, the engine's own scores count.
+    The engine stands still while one of its searches waits, and so do all others: hence the lag. After the failure of
+    an optional verifier, the engine's own scores count.
     """
 
     are_late = True
@@ -123,10 +123,8 @@ class VerifierScores(Scores):
         self._lost: str | None = None  # why the verifier was given up
         self._lineages: defaultdict[int, _Lineage] = defaultdict(_Lineage)
         self._awaited: list[_Awaited] = []
-        self._unused: list[Future[TimedScore]] = []  # of traces that went while they were being read
-        self._counted: set[Future[TimedScore]] = set()
-        self._num_thoughts = self._num_needed = self._num_in_time = self._num_tokens = 0
-        self._seconds = 0.0
+        self._readings: list[Future[TimedScore]] = []  # all that were sent
+        self._num_thoughts = self._num_needed = self._num_in_time = 0
 
     @property
     def have_come(self) -> bool:
@@ -182,6 +180,7 @@ class VerifierScores(Scores):
         text = tuple(lineage.tokens), tuple(lineage.ends), tuple(lineage.thoughts)
         score = self._use.thread.submit(ThoughtReading(key, self._use.question, *text, lineage.last))
         lineage.last = key
+        self._readings.append(score)
         self._awaited.append(_Awaited(trace, key.num_tokens, at, engine_score, score))
 
     def _send_end(self, done: TraceEnd, at: int) -> None:
@@ -228,18 +227,17 @@ class VerifierScores(Scores):
         return failure
 
     def _totals(self, at: int, seconds_for_vote: float) -> ev.VerifierTotals:
-        """Sums up what the verifier cost, also scores that came after the traces they were for had gone."""
-        for score in self._unused:
-            if score.done() and score.exception() is None:
-                self._count_cost(score)
+        """Sums up the cost of the verifier, also of scores that came after their traces had gone."""
+        done = [score for score in self._readings if score.done() and not score.cancelled()]
+        costs = [score.result() for score in done if score.exception() is None]
         return ev.VerifierTotals(
             at,
             self._use.thread.info.name,
             self._num_thoughts,
             self._num_needed,
             self._num_in_time,
-            self._num_tokens,
-            self._seconds,
+            sum(cost.num_tokens for cost in costs),
+            math.fsum(cost.seconds for cost in costs),
             self.seconds_waited,
             seconds_for_vote,
             self._use.is_async,
@@ -249,10 +247,10 @@ class VerifierScores(Scores):
     def _drop_unwanted(self) -> None:
         """Forgets thoughts of traces that are gone and have no vote."""
         kept = [each for each in self._awaited if _is_wanted(self._tree.traces[each.trace])]
-        wanted = {id(each.score) for each in kept}  # a child may wait for what its parent was to get
+        wanted = {each.score for each in kept}  # a child may wait for a score of its parent
         for each in self._awaited:
-            if id(each.score) not in wanted and not each.score.cancel():
-                self._unused.append(each.score)
+            if each.score not in wanted:
+                each.score.cancel()
         self._awaited = kept
         for trace in [trace for trace in self._lineages if not self._tree.traces[trace].is_active]:
             del self._lineages[trace]
@@ -296,20 +294,12 @@ class VerifierScores(Scores):
         return done
 
     def _score_of(self, each: _Awaited) -> float | None:
-        """Returns the verifier's score, or the engine's where there is none to come."""
+        """Returns the verifier's score, or the engine's if there is none to come."""
         if not each.score.done() or each.score.exception() is not None:
             return each.engine_score
         found = each.score.result()
         self._num_thoughts += found.score is not None
-        self._count_cost(each.score)
         return found.score
-
-    def _count_cost(self, score: Future[TimedScore]) -> None:
-        """Counts a reading once, though a child may have what its parent has."""
-        if score not in self._counted:
-            self._counted.add(score)
-            self._num_tokens += score.result().num_tokens
-            self._seconds += score.result().seconds
 
     def _set_scores(self, scores: Mapping[int, RunningScore]) -> None:
         """Gives the engine the scores to evict live traces by."""

@@ -156,9 +156,9 @@ class SearchBuilder:
         parts, config, prefix = self._parts, request.config, request.problem.prefix_tokens
         plan = self.plan(request, self.history)
         settings, requirements, tokens = plan.settings, plan.requirements, plan.header.prompt_tokens
-        window = config.confidence_window if vote_of(config).needs_confidence else 0
-        window = requirements.confidence_window or window
-        thoughts = requirements.thoughts
+        thoughts, window = requirements.thoughts, requirements.confidence_window
+        if not window and vote_of(config).needs_confidence:
+            window = config.confidence_window
         embed = load_embedder(thoughts.embedder) if thoughts and thoughts.embedder else None
         verifier = self._verifier_use(request.problem, tokens, plan, config)
         news = self._warnings.warn(plan.notes)
