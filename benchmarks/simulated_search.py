@@ -32,7 +32,8 @@ import numpy.typing as npt
 from gambit.answers import Grader
 from gambit.results.vote import pools_of
 from gambit.stats import log_odds, mean_interval, resamples
-from gambit.training.verifier.passages import Passages, ReadTraces, load_passages, read_traces
+from gambit.training.dataset import Dataset
+from gambit.training.verifier.passages import ReadTraces, load_passages, read_traces
 from gambit.verifiers.lora_folder import read_info
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a trace's tokens
@@ -235,13 +236,13 @@ def simulated(
 # -- real traces -----------------------------------------------------------------------------------------------
 
 
-def texts_of(passages: Passages, read: ReadTraces, slope: float, offset: float) -> list[list[Text]]:
+def texts_of(data: Dataset, read: ReadTraces, slope: float, offset: float) -> list[list[Text]]:
     """Returns the traces of each problem with numbers for their answers; equal answers have the same number."""
-    known = passages.data.traces
+    known = data.traces
     found: list[list[Text]] = []
     trace = 0
     with Grader() as grader:
-        for problem in passages.data.problems:
+        for problem in data.problems:
             pools = pools_of([each.answer for each in problem.traces if each.answer], grader.equivalent)
             number_of = {answer: number for number, pool in enumerate(pools) for answer in pool}
             texts = []
@@ -261,15 +262,15 @@ def clipped(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.clip(logits, -most, most)
 
 
-def reading_of(options: argparse.Namespace, passages: Passages) -> ReadTraces:
+def reading_of(options: argparse.Namespace, data: Dataset) -> ReadTraces:
     if options.logits is not None and options.logits.is_file():
         with np.load(options.logits) as kept:
-            return ReadTraces(passages.data, kept["steps"].astype(float), kept["ends"].astype(float))
+            return ReadTraces(data, kept["steps"].astype(float), kept["ends"].astype(float))
     from gambit.engines.local.model import pick_device
     from gambit.verifiers.lora import LoraVerifier
 
     verifier = LoraVerifier.load(options.verifier, pick_device("auto"), options.model)
-    read = read_traces(verifier, passages, passages.data.all_traces())
+    read = read_traces(verifier, data, data.all_traces())
     if options.logits is not None:
         np.savez_compressed(options.logits, steps=read.thoughts.astype(np.float32), ends=read.ends.astype(np.float32))
     return read
@@ -288,9 +289,9 @@ def main() -> None:
     parser.add_argument("--margins", default="0,1,2,3")
     parser.add_argument("--repeats", type=int, default=6)
     options = parser.parse_args()
-    passages = load_passages(options.data)
+    data = load_passages(options.data)
     calibration = read_info(options.verifier).calibration
-    problems = texts_of(passages, reading_of(options, passages), calibration.slope, calibration.offset)
+    problems = texts_of(data, reading_of(options, data), calibration.slope, calibration.offset)
     rows = []
     for better in map(float, options.better.split(",")):
         auc = half_way_auc(problems, better, np.random.default_rng(0))

@@ -176,7 +176,7 @@ class Trainer:
         from gambit.verifiers.lora import LoraVerifier, info_for
 
         self.scale, self.device = scale, torch.device(scale.device)
-        self.passages = load_passages(data)
+        self.data = load_passages(data)
         self.verifier = LoraVerifier.fresh(str(model), info_for(str(model)), self.device)
         self.verifier.network.train()
         use_packing(self.verifier)
@@ -186,12 +186,11 @@ class Trainer:
     def passes(self, tokens: int, uses_flash: bool) -> Iterator[Any]:
         from gambit.training.verifier.batches import ProblemOrder, TrainingPass
 
-        known = self.passages.data
-        order = ProblemOrder(known.traces, self.passages.lengths, known.all_traces(), np.random.default_rng(0),
-                             update_tokens=1, pass_tokens=tokens)  # fmt: skip
+        rng = np.random.default_rng(0)
+        order = ProblemOrder(self.data, self.data.all_traces(), rng, update_tokens=1, pass_tokens=tokens)
         for step in order.epoch():
             for problems in step:
-                made = TrainingPass.of(problems, self.passages, uses_flash)
+                made = TrainingPass.of(problems, self.data, uses_flash)
                 yield made.pinned() if self.device.type == "cuda" else made
 
     def step(self, made: Any) -> None:

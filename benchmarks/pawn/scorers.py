@@ -111,7 +111,7 @@ def judge_checkpoints(paths: Sequence[Path], data: Dataset, device: torch.device
 def judge_traces(data: Dataset, traces: Ints) -> list[Judgement]:
     """Returns what the perfect judge knows of each of these traces."""
     puzzles = [parse_puzzle(problem.question) for problem in data.problems]
-    texts = [decode(list(data.tokens[trace])).removesuffix(END) for trace in traces]
+    texts = [decode(data.tokens[trace].tolist()).removesuffix(END) for trace in traces]
     return [judge(puzzles[data.traces.problem_of[trace]], text) for trace, text in zip(traces, texts, strict=True)]
 
 

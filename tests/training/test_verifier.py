@@ -21,7 +21,14 @@ from gambit.training.objectives import ranking_loss
 from gambit.training.verifier import kernels
 from gambit.training.verifier.batches import PackedRow, ProblemOrder, TrainingPass, made_ahead
 from gambit.training.verifier.kernels import use_fused_layers, use_packing
-from gambit.training.verifier.passages import Passages, load_passages, read_traces
+from gambit.training.verifier.passages import (
+    labels_of,
+    lengths_of,
+    load_passages,
+    passage_of,
+    read_traces,
+    with_prompts,
+)
 from gambit.training.verifier.recipe import VerifierPlan, VerifierRecipe, continued
 from gambit.training.verifier.train import best_look, drawn_problems, passages_of, share_of_rate, train_verifier
 from gambit.types import Aggregation, StatePosition, StopReason
@@ -78,9 +85,9 @@ def some_passages(seed=0, count=7):
 
 def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
     """Judged on problems that it was neither trained nor chosen on."""
-    passages = load_passages(collection)
-    judged = passages.data.of_part(DIVISION, Part.TEST)
-    read = read_traces(loaded, passages, judged)
+    data = load_passages(collection)
+    judged = data.of_part(DIVISION, Part.TEST)
+    read = read_traces(loaded, data, judged)
     aucs = [np.nanmean(each) for each in read.quarter_aucs(judged, Aggregation.LAST)]
     assert aucs[2] > 0.95 and aucs[3] > 0.9, "the third thought tells"
     assert 0.25 < aucs[0] < 0.75 and 0.25 < aucs[1] < 0.75, "what comes before it tells nothing"
@@ -89,16 +96,16 @@ def test_it_learns_what_a_thought_tells_and_when(trained, collection, loaded):
     as_searched = read.quarter_aucs(judged, loaded.info.aggregation)
     assert trust.auc == pytest.approx([np.nanmean(each) for each in as_searched]), "by problems it was not chosen by"
     assert trust.num_problems == np.isfinite(as_searched[0]).sum() > 0
-    assert trust.median_tokens == np.median(passages.data.traces.num_tokens[judged])
+    assert trust.median_tokens == np.median(data.traces.num_tokens[judged])
     assert metrics["auc"]["0.75"] > 0.95 and metrics["held_out_auc"] == trained[0].held_out_auc
 
 
 def test_its_probabilities_are_calibrated(collection, loaded):
-    passages = load_passages(collection)
-    judged = passages.data.of_part(DIVISION, Part.TEST)
-    read = read_traces(loaded, passages, judged)
+    data = load_passages(collection)
+    judged = data.of_part(DIVISION, Part.TEST)
+    read = read_traces(loaded, data, judged)
     early, late = (read.chances(judged, share, Aggregation.LAST, loaded.info.calibration) for share in (0.25, 1.0))
-    right = passages.data.traces.is_correct[judged]
+    right = data.traces.is_correct[judged]
     assert late[right].mean() > 0.75 and late[~right].mean() < 0.25
     assert abs(early.mean() - right.mean()) < 0.2, "without knowledge: the share of right traces"
 
@@ -110,9 +117,9 @@ def test_its_labels_may_come_from_a_file(tmp_path, model):
     plan = VerifierPlan(folder, str(model), recipe, DIVISION, str(labels), "cpu")
     labels.write_text(json.dumps({"problem": "0-0", "trace": 0, "labels": [0.5] * (NUM_THOUGHTS - 1) + [0]}) + "\n")
     assert train_verifier(plan).verifier.info.training["labels"] == "labels.jsonl"
-    passages = passages_of(plan)
-    assert passages.labels_of(0).tolist() == [0.5] * (NUM_THOUGHTS - 1) + [0, 1], "the outcome at the end"
-    assert passages.labels_of(1).tolist() == [0.0] * (NUM_THOUGHTS + 1), "a trace without labels has its outcome"
+    data = passages_of(plan)
+    assert labels_of(data, 0).tolist() == [0.5] * (NUM_THOUGHTS - 1) + [0, 1], "the outcome at the end"
+    assert labels_of(data, 1).tolist() == [0.0] * (NUM_THOUGHTS + 1), "a trace without labels has its outcome"
 
 
 def test_labels_rank_traces_with_the_same_outcome(tmp_path, model):
@@ -123,10 +130,10 @@ def test_labels_rank_traces_with_the_same_outcome(tmp_path, model):
         {"problem": "0-0", "trace": trace, "labels": [label] * NUM_THOUGHTS} for trace, label in ((1, 0.75), (3, 0))
     ]
     labels.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    passages = passages_of(VerifierPlan(folder, str(model), labels=str(labels)))
+    data = passages_of(VerifierPlan(folder, str(model), labels=str(labels)))
     verifier = LoraVerifier.fresh(str(model), info_for(str(model), rank=2), CPU)
     use_packing(verifier)
-    batch = TrainingPass.of([np.array([1, 3])], passages).batch(verifier)
+    batch = TrainingPass.of([np.array([1, 3])], data).batch(verifier)
     logits = torch.zeros_like(batch.logits).requires_grad_()
     ranking_loss(dataclasses.replace(batch, logits=logits)).backward()
     assert (logits.grad[0] <= 0).all() and (logits.grad[1] >= 0).all() and logits.grad[0].min() < 0
@@ -203,14 +210,13 @@ def test_a_time_limit_ends_it_with_a_rate_of_zero(collection, model, monkeypatch
 
 
 def test_a_learning_curve_is_of_one_drawing(collection):
-    passages = load_passages(collection)
-    train = passages.data.of_part(DIVISION, Part.TRAIN)
+    data = load_passages(collection)
+    train = data.of_part(DIVISION, Part.TRAIN)
     few, more = (
-        set(drawn_problems(train, passages, dataclasses.replace(RECIPE, num_problems=count)).tolist())
-        for count in (5, 10)
+        set(drawn_problems(train, data, dataclasses.replace(RECIPE, num_problems=count)).tolist()) for count in (5, 10)
     )
     assert len(few) == 30 and few < more and len(more) == 60
-    assert drawn_problems(train, passages, RECIPE).tolist() == train.tolist()
+    assert drawn_problems(train, data, RECIPE).tolist() == train.tolist()
 
 
 def test_the_rate_rises_and_falls():
@@ -239,33 +245,33 @@ def test_activations_can_be_computed_again_instead_of_kept(collection, model):
 
 
 def test_a_passage_is_prompt_and_trace_read_at_thoughts_and_before_the_stop_token(collection):
-    passages = load_passages(collection)
+    data = load_passages(collection)
     for trace in (0, 3, 8):
-        passage = passages.passage(trace)
-        assert len(passage.tokens) == passages.lengths[trace] and len(passage.places) == NUM_THOUGHTS + 1
+        passage = passage_of(data, trace)
+        assert len(passage.tokens) == lengths_of(data)[trace] and len(passage.places) == NUM_THOUGHTS + 1
         assert set(passage.tokens[passage.places[:-1]].tolist()) == {BREAK}
         assert passage.tokens[passage.places[-1] + 1 :].tolist() == [EOS]
         mark = passage.tokens[passage.places[1] + 1]
-        assert mark == (GOOD if passages.data.traces.is_correct[trace] else BAD)
-        labels = passages.labels_of(trace)
-        assert labels.tolist() == [float(passages.data.traces.is_correct[trace])] * (NUM_THOUGHTS + 1)
+        assert mark == (GOOD if data.traces.is_correct[trace] else BAD)
+        labels = labels_of(data, trace)
+        assert labels.tolist() == [float(data.traces.is_correct[trace])] * (NUM_THOUGHTS + 1)
 
 
 def test_a_collection_without_prompts_still_serves_state_scorers_only(tmp_path):
     data = load_dataset(make_collection(tmp_path / "c", 10), StatePosition.BOUNDARY, with_tokens=True)
     assert data.prompts == () and len(data.tokens) == 60
     with pytest.raises(UserError, match="does not hold the tokens of its prompts"):
-        Passages.of(data)
+        with_prompts(data)
 
 
 def test_batches_hold_right_and_wrong_traces_of_whole_problems(collection):
-    passages = load_passages(collection)
-    known, sizes = passages.data.traces, {"update_tokens": 400, "pass_tokens": 250, "traces_per_problem": 4}
-    order = ProblemOrder(known, passages.lengths, passages.data.all_traces(), np.random.default_rng(0), **sizes)
+    data = load_passages(collection)
+    known, sizes = data.traces, {"update_tokens": 400, "pass_tokens": 250, "traces_per_problem": 4}
+    order = ProblemOrder(data, data.all_traces(), np.random.default_rng(0), **sizes)
     seen = []
     for step in order.epoch():
         for problems in step:
-            assert sum(passages.lengths[each].sum() for each in problems) <= 250
+            assert sum(lengths_of(data)[each].sum() for each in problems) <= 250
             for traces in problems:
                 assert len(set(known.problem_of[traces])) == 1
                 seen.append(known.problem_of[traces[0]])
@@ -276,11 +282,11 @@ def test_batches_hold_right_and_wrong_traces_of_whole_problems(collection):
 
 
 def test_a_problem_too_long_for_a_pass_keeps_a_right_and_a_wrong_trace(collection):
-    passages = load_passages(collection)
+    data = load_passages(collection)
     sizes = {"update_tokens": 1, "pass_tokens": 10, "traces_per_problem": 6}
-    order = ProblemOrder(passages.data.traces, passages.lengths, np.arange(6), np.random.default_rng(0), **sizes)
+    order = ProblemOrder(data, np.arange(6), np.random.default_rng(0), **sizes)
     ((traces,),) = next(order.epoch())
-    assert len(traces) == 2 and passages.data.traces.is_correct[traces].sum() == 1
+    assert len(traces) == 2 and data.traces.is_correct[traces].sum() == 1
 
 
 def test_groups_are_of_like_length():
@@ -331,16 +337,16 @@ def test_passes_are_made_on_a_thread_that_ends_with_them():
 
 
 def test_a_pass_holds_each_logit_and_label_at_its_thought(collection, model):
-    passages = load_passages(collection)
+    data = load_passages(collection)
     verifier = LoraVerifier.fresh(str(model), info_for(str(model), rank=2), CPU)
     torch.nn.init.normal_(verifier.head.weight)
     use_packing(verifier)
-    made = TrainingPass.of([np.array([0, 1]), np.array([6, 7, 8])], passages)
+    made = TrainingPass.of([np.array([0, 1]), np.array([6, 7, 8])], data)
     batch = made.batch(verifier)
-    assert made.num_tokens == passages.lengths[[0, 1, 6, 7, 8]].sum()
+    assert made.num_tokens == lengths_of(data)[[0, 1, 6, 7, 8]].sum()
     assert batch.problem.tolist() == [0, 0, 1, 1, 1] and batch.num_thoughts.tolist() == [NUM_THOUGHTS + 1] * 5
     assert batch.labels[:, 0].tolist() == batch.labels[:, -1].tolist() == [1, 0, 1, 0, 1]
-    plain = verifier.logits([passages.passage(trace) for trace in (0, 1, 6, 7, 8)])
+    plain = verifier.logits([passage_of(data, trace) for trace in (0, 1, 6, 7, 8)])
     assert np.allclose(batch.logits.detach().numpy(), np.stack(plain), atol=1e-4)
 
 

@@ -92,7 +92,7 @@ def cut_at(share: float, data: Dataset, traces: Iterable[int]) -> Iterator[Prefi
         if len(inner):
             thought = int(np.abs(inner - share * len(tokens)).argmin()) + 1
             problem = data.problems[data.traces.problem_of[place]].id
-            yield Prefix(problem, place, thought, tokens[: inner[thought - 1]])
+            yield Prefix(problem, place, thought, tuple(tokens[: inner[thought - 1]].tolist()))
 
 
 def read_rollouts(folder: Path, num_rollouts: int) -> dict[str, tuple[bool, ...]]:

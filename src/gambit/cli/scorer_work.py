@@ -247,10 +247,10 @@ def _train_verifier(options: TrainOptions, shares: Mapping[str, float]) -> int:
         options.data, model, recipe, division, options.labels, options.device, options.skip_corrupted, start
     )
     skipped: list[str] = []
-    passages = passages_of(plan, skipped)
+    read = passages_of(plan, skipped)
     _warn_of(skipped)
     with only_our_warnings():
-        trained = train_verifier(plan, passages, say)
+        trained = train_verifier(plan, read, say)
     show_verifier(out, trained, trained.verifier.save(out), options.as_json)
     return OK
 

@@ -86,8 +86,8 @@ class Dataset:
     problems: tuple[ProblemRecord, ...]
     traces: Traces
     states: torch.Tensor  # [thought, hidden × layers], half precision
-    tokens: tuple[tuple[int, ...], ...] = ()  # of each trace, if they were loaded
-    prompts: tuple[tuple[int, ...], ...] = ()  # of each problem; none in a collection of version 0.1
+    tokens: tuple[npt.NDArray[np.int32], ...] = ()  # of each trace, if they were loaded
+    prompts: tuple[npt.NDArray[np.int32], ...] = ()  # of each problem; none in a collection of version 0.1
     labels: npt.NDArray[np.float32] | None = None  # [thought] to fit to; None: the outcome of its trace
     labelled_by: str = OUTCOMES  # or the name of a file
 
@@ -138,8 +138,21 @@ def load_dataset(
         raise UserError(f"{folder} holds no finished problem: run `gambit scorer collect` first")
     states = torch.cat([_states(shard, position, layers) for shard in shards])
     problems = tuple(problem for shard in shards for problem in shard.entry.problems)
-    tokens, prompts = (tuple(_tokens(shards)), tuple(_prompts(shards))) if with_tokens else ((), ())
-    return Dataset(header, position, tuple(layers), problems, _traces(problems, shards), states, tokens, prompts)
+    found = Dataset(header, position, tuple(layers), problems, _traces(problems, shards), states)
+    if not with_tokens:
+        return found
+    tokens, prompts = [], []
+    for shard in shards:
+        counts = [trace.num_tokens for trace in shard.entry.traces]
+        tokens += _split(shard.tensors["tokens"], counts)
+        if "prompts" in shard.tensors:
+            prompts += _split(shard.tensors["prompts"], shard.tensors["prompt_lengths"].tolist())
+    has_all = len(prompts) == len(problems)  # none counts where one shard was written before prompts were kept
+    return dataclasses.replace(found, tokens=tuple(tokens), prompts=tuple(prompts) if has_all else ())
+
+
+def _split(tokens: torch.Tensor, counts: list[int]) -> list[npt.NDArray[np.int32]]:
+    return [each.numpy() for each in torch.split(tokens.int(), counts)]
 
 
 def _states(shard: Shard, position: StatePosition, layers: Sequence[int]) -> torch.Tensor:
@@ -169,22 +182,6 @@ def _traces(problems: Sequence[ProblemRecord], shards: Sequence[Shard]) -> Trace
         thought_ends=np.concatenate([shard.tensors["thought_ends"].numpy() for shard in shards]).astype(np.int64),
         confidences=np.concatenate([shard.tensors["confidences"].numpy() for shard in shards]).astype(np.float32),
     )
-
-
-def _tokens(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
-    found = []
-    for shard in shards:
-        counts = [trace.num_tokens for trace in shard.entry.traces]
-        found += [tuple(trace.tolist()) for trace in torch.split(shard.tensors["tokens"], counts)]
-    return found
-
-
-def _prompts(shards: Sequence[Shard]) -> list[tuple[int, ...]]:
-    """Returns the prompt of each problem; none at all if one shard was written before prompts were kept."""
-    if not all("prompts" in shard.tensors for shard in shards):
-        return []
-    prompts = (torch.split(each.tensors["prompts"], each.tensors["prompt_lengths"].tolist()) for each in shards)
-    return [tuple(prompt.tolist()) for shard in prompts for prompt in shard]
 
 
 # -- labels ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from gambit.training.dataset import Dataset, Division, Part, load_dataset
 from gambit.training.evaluate import SHARES, Rated, ScorerReport, compare, conclusions, rated_by, spreads, trust_of
 from gambit.training.ranking import QUARTERS
 from gambit.training.storage import read_header
-from gambit.training.verifier.passages import Passages, read_traces
+from gambit.training.verifier.passages import read_traces, with_prompts
 from gambit.types import StatePosition
 from gambit.verifiers.lora import LoraVerifier
 from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info, write_info
@@ -70,7 +70,7 @@ def judge_scorers(
             return rated_by(scorer, data, traces, pick_device(device))
         verifier = LoraVerifier.load(Path(name), pick_device(device), model)
         data = data_at(StatePosition.BOUNDARY, (), with_tokens=True)
-        read, info = read_traces(verifier, Passages.of(data), traces), verifier.info
+        read, info = read_traces(verifier, with_prompts(data), traces), verifier.info
         by_share = {share: read.chances(traces, share, info.aggregation, info.calibration) for share in SHARES}
         return Rated(by_share, spread=spreads(info.calibration.slope * read.thoughts, data, traces))
 

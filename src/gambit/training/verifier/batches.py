@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gambit.stats import Ints
-from gambit.training.dataset import Traces, in_groups
+from gambit.training.dataset import Dataset, in_groups
 from gambit.training.objectives import Batch
 from gambit.training.verifier.kernels import Packing, moved
-from gambit.training.verifier.passages import Passages
+from gambit.training.verifier.passages import labels_of, lengths_of, passage_of
 from gambit.verifiers.lora import LoraVerifier, Passage
 
 AHEAD = 3  # updates that are made ready
@@ -27,8 +27,7 @@ class ProblemOrder:
 
     def __init__(
         self,
-        traces: Traces,
-        lengths: Ints,
+        data: Dataset,
         chosen: Ints,
         rng: np.random.Generator,
         *,
@@ -44,10 +43,10 @@ class ProblemOrder:
         of each where there are enough. One whose traces are all right or all wrong has nothing to rank and serves
         calibration alone: it has `uniform_traces`.
         """
-        self._lengths, self._is_correct, self._rng = lengths, traces.is_correct, rng
+        self._lengths, self._is_correct, self._rng = lengths_of(data), data.traces.is_correct, rng
         self._update_tokens, self._pass_tokens = update_tokens, pass_tokens
         self._traces_per_problem, self._uniform_traces = traces_per_problem, uniform_traces
-        problems, first = np.unique(traces.problem_of[chosen], return_index=True)
+        problems, first = np.unique(data.traces.problem_of[chosen], return_index=True)
         self._members = [members for members in np.split(chosen, first[1:]) if len(members)]
         assert len(problems) == len(self._members), "the traces of a problem lie together"
 
@@ -128,15 +127,15 @@ class TrainingPass:
     labels: Tensor  # [trace, place], zeros after the last one
 
     @classmethod
-    def of(cls, problems: Sequence[Ints], passages: Passages, uses_flash: bool = False) -> TrainingPass:
+    def of(cls, problems: Sequence[Ints], data: Dataset, uses_flash: bool = False) -> TrainingPass:
         """Packs the traces of problems with their labels, on the CPU."""
         traces = np.concatenate(problems)
-        known = passages.data.traces
+        known = data.traces
         counts = known.num_thoughts[traces] + 1
         cells = np.concatenate([row * counts.max() + np.arange(count) for row, count in enumerate(counts)])
         labels = np.zeros((len(traces), counts.max()), np.float32)
-        labels.flat[cells] = np.concatenate([passages.labels_of(trace) for trace in traces.tolist()])
-        row = PackedRow.of([passages.passage(trace) for trace in traces.tolist()], uses_flash)
+        labels.flat[cells] = np.concatenate([labels_of(data, trace) for trace in traces.tolist()])
+        row = PackedRow.of([passage_of(data, trace) for trace in traces.tolist()], uses_flash)
         columns = (cells, counts, known.problem_of[traces], labels)
         return cls(tuple(problems), row, *map(torch.from_numpy, columns))
 

@@ -17,59 +17,49 @@ from gambit.verifiers.lora import LoraVerifier, Passage
 from gambit.verifiers.lora_folder import Platt
 
 
-@dataclass(frozen=True, slots=True)
-class Passages:
-    """A collection's traces, each read at the end of every thought and at its own end."""
-
-    data: Dataset
-    prompts: tuple[Ints, ...]  # of each problem
-    tokens: tuple[Ints, ...]  # of each trace
-    labels: npt.NDArray[np.float32]  # [thought]
-
-    @classmethod
-    def of(cls, data: Dataset) -> Passages:
-        """Takes the passages out of a dataset that was loaded with its tokens."""
-        if not data.prompts:
-            raise UserError("the collection does not hold the tokens of its prompts, which a verifier reads: it was "
-                            "made by an earlier version, collect it anew")  # fmt: skip
-        prompts, tokens = (tuple(np.array(ids, np.int64) for ids in each) for each in (data.prompts, data.tokens))
-        return cls(data, prompts, tokens, data.thought_labels)
-
-    @property
-    def lengths(self) -> Ints:
-        """Returns [trace], the number of tokens to read."""
-        prompts = np.array([len(prompt) for prompt in self.prompts], np.int64)
-        found: Ints = prompts[self.data.traces.problem_of] + self.data.traces.num_tokens
-        return found
-
-    def passage(self, trace: int) -> Passage:
-        """Returns prompt and trace with the places to read.
-
-        The last place is the trace's last token before its stop token, also where a thought ends there.
-        """
-        known = self.data.traces
-        prompt, ends = self.prompts[known.problem_of[trace]], known.thought_ends[known.thoughts_of(trace)]
-        tokens = np.concatenate((prompt, self.tokens[trace]))
-        return Passage(tokens, np.append(ends, known.num_tokens[trace] - self._ends_with_stop(trace)) + len(prompt) - 1)
-
-    def _ends_with_stop(self, trace: int) -> bool:
-        """Returns whether a trace ends with a stop token, which a search does not send to a verifier."""
-        problem = self.data.traces.problem_of[trace]
-        first = np.searchsorted(self.data.traces.problem_of, problem)
-        return bool(self.data.problems[problem].traces[trace - first].end == EndReason.STOP)
-
-    def labels_of(self, trace: int) -> npt.NDArray[np.float32]:
-        """Returns [place], the label at each place of the passage."""
-        known = self.data.traces
-        return np.append(self.labels[known.thoughts_of(trace)], np.float32(known.is_correct[trace]))
-
-
-def load_passages(folder: Path, *, skip_corrupted: bool = False, on_skip: list[str] | None = None) -> Passages:
-    """Loads a collection's traces without their states."""
-    data = load_dataset(
+def load_passages(folder: Path, *, skip_corrupted: bool = False, on_skip: list[str] | None = None) -> Dataset:
+    """Loads what a verifier reads of a collection: tokens, without states."""
+    return with_prompts(load_dataset(
         folder, StatePosition.BOUNDARY, (), skip_corrupted=skip_corrupted, with_tokens=True, on_skip=on_skip
-    )
-    return Passages.of(data)
+    ))  # fmt: skip
+
+
+def with_prompts(data: Dataset) -> Dataset:
+    """Returns a dataset that was loaded with its tokens; raises if it lacks those of its prompts."""
+    if not data.prompts:
+        raise UserError("the collection does not hold the tokens of its prompts, which a verifier reads: it was "
+                        "made by an earlier version, collect it anew")  # fmt: skip
+    return data
+
+
+def lengths_of(data: Dataset) -> Ints:
+    """Returns [trace], the number of tokens to read."""
+    prompts = np.array([len(prompt) for prompt in data.prompts], np.int64)
+    lengths: Ints = prompts[data.traces.problem_of] + data.traces.num_tokens
+    return lengths
+
+
+def passage_of(data: Dataset, trace: int) -> Passage:
+    """Returns prompt and trace with the places to read: the end of every thought, and the trace's own end.
+
+    That is the trace's last token before its stop token, which a search does not send to a verifier, also where a
+    thought ends there.
+    """
+    known = data.traces
+    problem = known.problem_of[trace]
+    prompt, number = data.prompts[problem], trace - np.searchsorted(known.problem_of, problem)
+    has_stop = data.problems[problem].traces[number].end == EndReason.STOP
+    ends = np.append(known.thought_ends[known.thoughts_of(trace)], known.num_tokens[trace] - has_stop)
+    return Passage(np.concatenate((prompt, data.tokens[trace])).astype(np.int64), ends + len(prompt) - 1)
+
+
+def labels_of(data: Dataset, trace: int) -> npt.NDArray[np.float32]:
+    """Returns [place], the label at each place of a trace's passage."""
+    known = data.traces
+    outcome = np.float32(known.is_correct[trace])
+    if data.labels is None:
+        return np.full(known.num_thoughts[trace] + 1, outcome)
+    return np.append(data.labels[known.thoughts_of(trace)], outcome)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
@@ -104,11 +94,11 @@ class ReadTraces:
         return np.stack([pairs_in(self.data, chosen, each).auc for each in scores])
 
 
-def read_traces(verifier: LoraVerifier, passages: Passages, chosen: Ints) -> ReadTraces:
+def read_traces(verifier: LoraVerifier, data: Dataset, chosen: Ints) -> ReadTraces:
     """Reads some traces with a verifier."""
-    known = passages.data.traces
+    known = data.traces
     thoughts, ends = np.zeros(int(known.num_thoughts.sum())), np.zeros(len(known.num_thoughts))
-    logits = verifier.logits([passages.passage(trace) for trace in chosen.tolist()])
+    logits = verifier.logits([passage_of(data, trace) for trace in chosen.tolist()])
     for trace, found in zip(chosen.tolist(), logits, strict=True):
         thoughts[known.thoughts_of(trace)], ends[trace] = found[:-1], found[-1]
-    return ReadTraces(passages.data, thoughts, ends)
+    return ReadTraces(data, thoughts, ends)

@@ -16,14 +16,14 @@ from gambit.engines.local.model import pick_device
 from gambit.errors import UserError
 from gambit.models import files as models
 from gambit.stats import Floats, Ints
-from gambit.training.dataset import Part, read_labels, with_labels
+from gambit.training.dataset import Dataset, Part, read_labels, with_labels
 from gambit.training.fit import Say, parts_of
 from gambit.training.objectives import chance_loss, ranking_loss
 from gambit.training.ranking import QUARTERS, clearly_better
 from gambit.training.scoring import calibrating_line
 from gambit.training.verifier.batches import ProblemOrder, TrainingPass, made_ahead
 from gambit.training.verifier.kernels import fit_to_memory, flash_works, recompute, use_fused_layers, use_packing
-from gambit.training.verifier.passages import Passages, ReadTraces, load_passages, read_traces
+from gambit.training.verifier.passages import ReadTraces, lengths_of, load_passages, passage_of, read_traces
 from gambit.training.verifier.recipe import PASS_TOKENS, UPDATE_TOKENS, VerifierPlan, VerifierRecipe, starting_verifier
 from gambit.types import Aggregation
 from gambit.verifiers.lora import LoraVerifier
@@ -53,32 +53,32 @@ class TrainedVerifier:
         return float(np.nanmean(self.held_out))
 
 
-def train_verifier(plan: VerifierPlan, passages: Passages | None = None, say: Say = lambda _: None) -> TrainedVerifier:
+def train_verifier(plan: VerifierPlan, data: Dataset | None = None, say: Say = lambda _: None) -> TrainedVerifier:
     """Trains on the collection's training problems alone, and chooses by its validation problems alone."""
-    passages = passages or passages_of(plan)
+    data = data or passages_of(plan)
     device = pick_device(plan.device)
-    train, held_out = parts_of(passages.data, plan.division)
-    train = drawn_problems(train, passages, plan.recipe)
+    train, held_out = parts_of(data, plan.division)
+    train = drawn_problems(train, data, plan.recipe)
     torch.manual_seed(plan.recipe.seed)
     say(f"loading {models.name_of(plan.model)} on {device}")
-    run = _TrainingRun(starting_verifier(plan, passages.data.header, device), passages, train, held_out, plan, say)
+    run = _TrainingRun(starting_verifier(plan, data.header, device), data, train, held_out, plan, say)
     run.fit()
     return run.finished()
 
 
-def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Passages:
+def passages_of(plan: VerifierPlan, skipped: list[str] | None = None) -> Dataset:
     """Reads what a plan trains on; `skipped` gathers shards that were left out."""
     labels = read_labels(plan.labels)
-    passages = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
-    return Passages.of(with_labels(passages.data, labels, plan.labels))
+    data = load_passages(plan.data, skip_corrupted=plan.skip_corrupted, on_skip=skipped)
+    return with_labels(data, labels, plan.labels)
 
 
-def drawn_problems(train: Ints, passages: Passages, recipe: VerifierRecipe) -> Ints:
+def drawn_problems(train: Ints, data: Dataset, recipe: VerifierRecipe) -> Ints:
     """Returns traces of as many problems as the recipe has.
 
     Fewer problems are a subset of more, so that a learning curve is of one drawing.
     """
-    problem_of = passages.data.traces.problem_of[train]
+    problem_of = data.traces.problem_of[train]
     problems = np.random.default_rng(recipe.seed).permutation(np.unique(problem_of))
     return train[np.isin(problem_of, problems[: recipe.num_problems])]
 
@@ -157,26 +157,26 @@ class _TrainingRun:
     """One verifier in training."""
 
     def __init__(
-        self, verifier: LoraVerifier, passages: Passages, train: Ints, held_out: Ints, plan: VerifierPlan, say: Say
+        self, verifier: LoraVerifier, data: Dataset, train: Ints, held_out: Ints, plan: VerifierPlan, say: Say
     ) -> None:
-        self._verifier, self._passages, self._held_out, self._say = verifier, passages, held_out, say
+        self._verifier, self._data, self._held_out, self._say = verifier, data, held_out, say
         self._plan, self._recipe = plan, plan.recipe
         rng = np.random.default_rng(self._recipe.seed)
-        self._lengths = passages.lengths
-        self._watched = watched(passages, held_out, rng)
+        self._lengths = lengths_of(data)
+        self._watched = watched(data, held_out, rng)
         use_packing(verifier)
         use_fused_layers(verifier.network)
         self._is_continued = bool(verifier.head.weight.any())
         self._uses_flash = flash_works(verifier.device, verifier.network.dtype)  # type: ignore[arg-type]
         self._is_cuda = verifier.device.type == "cuda"
-        verifier.input_scale = _unit_scale(verifier, passages, train)
+        verifier.input_scale = _unit_scale(verifier, data, train)
         with torch.no_grad():
             verifier.head.weight /= verifier.input_scale  # of a verifier that was trained before; zeros else
         self._weights = MasterWeights(verifier, self._recipe)
         self._num_updates = self._num_problems = self._num_tokens = 0
         self._most_tokens = self._fit_to_memory(train)
         self._order = ProblemOrder(
-            passages.data.traces, self._lengths, train, rng, pass_tokens=self._most_tokens,
+            data, train, rng, pass_tokens=self._most_tokens,
             update_tokens=self._recipe.update_tokens or UPDATE_TOKENS[verifier.device.type],
             traces_per_problem=self._recipe.traces_per_problem, uniform_traces=self._recipe.uniform_traces,
         )  # fmt: skip
@@ -219,7 +219,7 @@ class _TrainingRun:
                 done += sum(map(len, update))
 
     def _ready(self, problems: Sequence[Ints]) -> TrainingPass:
-        found = TrainingPass.of(problems, self._passages, self._uses_flash)
+        found = TrainingPass.of(problems, self._data, self._uses_flash)
         return found.pinned() if self._is_cuda else found
 
     def _fit_to_memory(self, train: Ints) -> int:
@@ -302,7 +302,7 @@ class _TrainingRun:
 
     def _read(self, traces: Ints) -> ReadTraces:
         self._verifier.network.eval()
-        found = read_traces(self._verifier, self._passages, traces)
+        found = read_traces(self._verifier, self._data, traces)
         self._verifier.network.train()
         return found
 
@@ -357,7 +357,7 @@ class _TrainingRun:
 
     def _origin(self) -> dict[str, object]:
         """Returns what the verifier was trained on and how, for its folder."""
-        data, plan, start = self._passages.data, self._plan, None
+        data, plan, start = self._data, self._plan, None
         if plan.start is not None:
             made = read_info(plan.start).training
             start = {name: made.get(name) for name in ("collection", "updates", "tokens", "seconds", "labels", "start")}
@@ -378,7 +378,7 @@ class _TrainingRun:
         Those that it was chosen by flatter it. Their figures, `chosen_by`, serve where no kept problem has right and
         wrong traces.
         """
-        data = self._passages.data
+        data = self._data
         traces, quarters = self._held_out, chosen_by
         if len(kept := data.of_part(self._plan.division, Part.TEST)):
             found = self._read(kept).quarter_aucs(kept, aggregation)
@@ -402,13 +402,13 @@ def best_look(looks: list[Floats]) -> int | None:
     return best
 
 
-def watched(passages: Passages, held_out: Ints, rng: np.random.Generator) -> Ints:
+def watched(data: Dataset, held_out: Ints, rng: np.random.Generator) -> Ints:
     """Returns some traces of some held-out problems that have right and wrong ones."""
-    known = passages.data.traces
-    order = ProblemOrder(known, passages.lengths, held_out, rng, update_tokens=1, pass_tokens=1 << 40,
+    is_correct = data.traces.is_correct
+    order = ProblemOrder(data, held_out, rng, update_tokens=1, pass_tokens=1 << 40,
                          traces_per_problem=WATCHED_TRACES, uniform_traces=0)  # fmt: skip
     drawn = [traces for update in order.epoch() for problems in update for traces in problems]
-    mixed = [traces for traces in drawn if 0 < known.is_correct[traces].sum() < len(traces)]
+    mixed = [traces for traces in drawn if 0 < is_correct[traces].sum() < len(traces)]
     return np.sort(np.concatenate(mixed[:WATCHED_PROBLEMS]))
 
 
@@ -423,8 +423,8 @@ def calibrated_on(read: ReadTraces, traces: Ints, aggregation: Aggregation) -> P
 
 
 @torch.no_grad()
-def _unit_scale(verifier: LoraVerifier, passages: Passages, train: Ints) -> float:
+def _unit_scale(verifier: LoraVerifier, data: Dataset, train: Ints) -> float:
     """Returns the scale that brings states to a length of about 1, so that one rate for the head suits every model."""
-    some = [passages.passage(trace) for trace in train[:: max(1, len(train) // SCALE_PASSAGES)][:SCALE_PASSAGES]]
+    some = [passage_of(data, trace) for trace in train[:: max(1, len(train) // SCALE_PASSAGES)][:SCALE_PASSAGES]]
     states = torch.cat([verifier.picked_states([each]) for each in some])
     return 1 / max(1e-9, float(states.norm(dim=-1).mean()))
