@@ -205,7 +205,7 @@ def test_the_normalisation_is_folded_into_the_checkpoint(data):
     assert torch.allclose(spread.mean, data.states.float().mean(0), atol=1e-3)
     assert torch.allclose(spread.deviation, data.states.float().std(0, correction=0), atol=1e-3)
     torch.manual_seed(1)
-    network = MlpNetwork(HIDDEN, spread)
+    network = MlpNetwork(spread)
     w1, b1, w2, b2 = network.folded()
     states = data.states[:20].float()
     folded = torch.relu(states @ w1.T + b1) @ w2.T + b2

@@ -35,13 +35,12 @@ from gambit.storage.run_folder import check_replaceable, check_replaceable_folde
 from gambit.text.boundary import check_boundary_rule
 from gambit.training import collect as collecting
 from gambit.training import train as training
-from gambit.training.collect import CollectEngines, CollectPlan, CollectSummary, LocalEngines
+from gambit.training.collect import CollectEngines, CollectPlan, CollectSummary, LocalEngines, RayEngines
 from gambit.training.dataset import Division
 from gambit.training.evaluate import ScorerReport, conclusions
 from gambit.training.judging import check_writable_trust, judge_scorers, report_json, write_figures
 from gambit.training.networks import ARCHITECTURES
 from gambit.training.ranking import CURVE, QUARTERS
-from gambit.training.ray_sampling import RayEngines
 from gambit.training.sampling import PAWN_SOURCE, Task, generated_tasks, pawn_tasks
 from gambit.training.storage import merge as merge_collections
 from gambit.types import Aggregation, StatePosition

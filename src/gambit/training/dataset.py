@@ -116,6 +116,17 @@ class Dataset:
         found[self.traces.places(self.all_traces())] = np.repeat(self.traces.is_correct, self.traces.num_thoughts)
         return found
 
+    def origin(self, division: Division) -> dict[str, object]:
+        """Returns what a checkpoint records of the data that it was trained on."""
+        return {
+            "collection": self.header.id,
+            "source": self.header.source,
+            "problems": len(self.problems),
+            "traces": {str(part): len(self.of_part(division, part)) for part in Part},
+            "labels": self.labelled_by,
+            "division": dataclasses.asdict(division),
+        }
+
     def all_traces(self) -> Ints:
         """Returns the numbers of all traces."""
         return np.arange(len(self.traces.num_thoughts))

@@ -38,6 +38,11 @@ class Scaling:
         mean, square = mean / len(states), square / len(states)
         return cls(mean.float(), (square - mean.square()).clamp(min=0).sqrt().float().clamp(min=SMALLEST_SPREAD))
 
+    @classmethod
+    def none(cls, features: int) -> Scaling:
+        """Returns the scaling that changes nothing."""
+        return cls(torch.zeros(features), torch.ones(features))
+
     def normalised(self, states: Tensor) -> Tensor:
         return (states - self.mean.to(states.device)) / self.deviation.to(states.device)
 
@@ -48,11 +53,11 @@ class MlpNetwork(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, features: int, scaling: Scaling | None = None) -> None:
+    def __init__(self, scaling: Scaling) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(features) if scaling is None else scaling.mean)
-        self.register_buffer("deviation", torch.ones(features) if scaling is None else scaling.deviation)
-        self.net = nn.Sequential(nn.Linear(features, MLP_WIDTH), nn.ReLU(), nn.Linear(MLP_WIDTH, 1))
+        self.register_buffer("mean", scaling.mean)
+        self.register_buffer("deviation", scaling.deviation)
+        self.net = nn.Sequential(nn.Linear(len(scaling.mean), MLP_WIDTH), nn.ReLU(), nn.Linear(MLP_WIDTH, 1))
 
     def forward(self, states: Tensor) -> Tensor:
         logits: Tensor = self.net((states - self.mean) / self.deviation)
@@ -80,11 +85,10 @@ class MlpNetwork(nn.Module):
 class BlendNetwork(nn.Module):
     """The same two layers and, beside them, the thought's confidence: the last feature of each thought."""
 
-    def __init__(self, features: int, scaling: Scaling | None = None) -> None:
+    def __init__(self, scaling: Scaling) -> None:
         super().__init__()
-        whole = Scaling(torch.zeros(features), torch.ones(features)) if scaling is None else scaling
-        self.mlp = MlpNetwork(features - 1, Scaling(whole.mean[:-1], whole.deviation[:-1]))
-        self._mean, self._deviation = float(whole.mean[-1]), float(whole.deviation[-1])
+        self.mlp = MlpNetwork(Scaling(scaling.mean[:-1], scaling.deviation[:-1]))
+        self._mean, self._deviation = float(scaling.mean[-1]), float(scaling.deviation[-1])
         self.rise = nn.Parameter(torch.zeros(()))
 
     @property
@@ -114,9 +118,9 @@ def build_network(
 ) -> nn.Module:
     """Makes a network. The sequence scorer normalises each state itself, so it takes no scaling."""
     if architecture == "mlp":
-        return MlpNetwork(features, scaling)
+        return MlpNetwork(scaling or Scaling.none(features))
     if architecture == BLEND:
-        return BlendNetwork(features, scaling)
+        return BlendNetwork(scaling or Scaling.none(features))
     if architecture == "sequence":
         return SequenceNetwork(SequenceShape(features, width, blocks))
     raise UserError(f"unknown architecture {architecture!r}: use {', '.join(ARCHITECTURES)}")

@@ -148,9 +148,13 @@ class Grading:
 
     def __init__(self, kind: AnswerKind, num_graders: int) -> None:
         self._extract: Extractor = extractor_for(kind)
-        self._threads = ThreadPoolExecutor(num_graders, thread_name_prefix="grader")
         self._mine = threading.local()
         self._graders: list[Grader] = []
+        self._threads = ThreadPoolExecutor(num_graders, thread_name_prefix="grader", initializer=self._add_grader)
+
+    def _add_grader(self) -> None:
+        self._mine.grader = Grader()
+        self._graders.append(self._mine.grader)
 
     def submit(self, text: str, gold: str) -> Future[tuple[str | None, bool]]:
         """Returns the answer to come and whether it is right."""
@@ -158,14 +162,7 @@ class Grading:
 
     def _grade(self, text: str, gold: str) -> tuple[str | None, bool]:
         answer = self._extract(text)
-        return answer, self._grader().grade(answer, gold)
-
-    def _grader(self) -> Grader:
-        if not hasattr(self._mine, "grader"):
-            self._mine.grader = Grader()
-            self._graders.append(self._mine.grader)
-        grader: Grader = self._mine.grader
-        return grader
+        return answer, self._mine.grader.grade(answer, gold)
 
     def __enter__(self) -> Grading:
         return self

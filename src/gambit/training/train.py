@@ -60,14 +60,9 @@ class Trained:
         data = next(data for data, each in self.tried if each is fitted)
         trust = self.trust_in(fitted, data)
         training = {
-            "collection": data.header.id,
-            "source": data.header.source,
-            "problems": len(data.problems),
+            **data.origin(self.division),
             "traces_per_problem": data.header.traces_per_problem,
-            "traces": {str(part): len(data.of_part(self.division, part)) for part in Part},
             "thoughts": int(data.traces.num_thoughts.sum()),
-            "labels": data.labelled_by,
-            "division": dataclasses.asdict(self.division),
             "device": self.device.type,
             "epochs": fitted.epochs,
             "best_epoch": fitted.best_epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -21,22 +22,19 @@ from gambit.verifiers.names import VerifierName, family_named
 TIMEOUT_SECONDS = 600.0  # for a batch: a server that loads or compiles first takes its time
 
 
+@dataclass(frozen=True, slots=True)
 class HttpVerifier:
     """Posts the token ids of readings, all of a batch at once."""
 
-    def __init__(
-        self, info: VerifierInfo, address: str, model: str, family: Family, encode: Encoder, offset: float
-    ) -> None:
-        """`offset` is added to the log-odds of what the server gives: its head has no bias."""
-        self.info = info
-        self._address = address
-        self._model = model
-        self._family = family
-        self._encode = encode
-        self._offset = offset
+    info: VerifierInfo
+    address: str
+    model: str
+    family: Family
+    encode: Encoder
+    offset: float  # added to the log-odds of what the server returns: its head has no bias
 
     def read(self, readings: Sequence[ThoughtReading]) -> Sequence[ReadingScore | None]:
-        encoded = [self._encode(reading) for reading in readings]
+        encoded = [self.encode(reading) for reading in readings]
         short = [tokens for tokens in encoded if self._fits(tokens)]
         found = iter(self._ask(short) if short else ())
         return [ReadingScore(next(found), len(tokens)) if self._fits(tokens) else None for tokens in encoded]
@@ -48,22 +46,22 @@ class HttpVerifier:
         return self.info.context_tokens is None or len(tokens) <= self.info.context_tokens
 
     def _ask(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        content = {"model": self._model, "task": self._family.task, "input": sequences}
-        answer = _call(self._address, content)
+        content = {"model": self.model, "task": self.family.task, "input": sequences}
+        answer = _call(self.address, content)
         try:
             rows = sorted(answer["data"], key=lambda row: int(row["index"]))
             assert len(rows) == len(sequences), f"{len(rows)} answers to {len(sequences)} readings"
             return [self._score(row["data"]) for row in rows]
         except (KeyError, TypeError, ValueError, IndexError, AssertionError) as error:
-            raise EngineError(f"{self._address} does not answer as vLLM's /pooling does: {error}") from error
+            raise EngineError(f"{self.address} does not answer as vLLM's /pooling does: {error}") from error
 
     def _score(self, data: Sequence[Any]) -> float:
         """Returns the score in an answer; where it has a row for each step, that of the last."""
         row = [float(each) for each in (data[-1] if isinstance(data[-1], list) else data)]
         if len(row) not in (1, 2):
             raise ValueError(f"{len(row)} numbers for a thought, not one or two")
-        probability = row[0] if len(row) == 1 else row[self._family.good]
-        return sigmoid(log_odds(probability) + self._offset) if self._offset else probability
+        probability = row[0] if len(row) == 1 else row[self.family.good]
+        return sigmoid(log_odds(probability) + self.offset) if self.offset else probability
 
 
 def start_http_verifier(name: VerifierName, config: EngineConfig) -> HttpVerifier:

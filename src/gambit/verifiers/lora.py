@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from gambit.errors import GambitWarning, UserError
+from gambit.errors import GambitWarning, UserError, first_line
 from gambit.models import files as models
 from gambit.scorers.base import MadeFor, check_fit
 from gambit.storage.folders import cache_folder
@@ -200,15 +200,15 @@ def base_of(info: LoraInfo, model: str | None) -> str:
     return source
 
 
-def read_base(model: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Loads a network without its output layer."""
+def read_base(model: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Loads a network without its output layer or head."""
     from transformers import AutoModel
 
     try:
         with quiet_transformers():
-            base: PreTrainedModel = AutoModel.from_pretrained(model, dtype=dtype, attn_implementation="sdpa")
+            base: PreTrainedModel = AutoModel.from_pretrained(model, dtype=dtype)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load model {model!r}: {str(error).strip().partition(chr(10))[0]}") from error
+        raise UserError(f"cannot load model {model!r}: {first_line(error)}") from error
     return base
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gambit.config.options import EngineConfig
 from gambit.errors import UserError
 from gambit.verifiers.base import ReadingScore, ThoughtReading, VerifierInfo
 from gambit.verifiers.families import FAMILIES, Encoder, Head, own_info, verifier_info
-from gambit.verifiers.lora import load_adapter, quiet_transformers
+from gambit.verifiers.lora import load_adapter, read_base
 from gambit.verifiers.lora_folder import is_verifier
 from gambit.verifiers.names import VerifierName, family_named, model_folder
 
@@ -185,7 +184,8 @@ def start_local_verifier(name: VerifierName, config: EngineConfig, device: str) 
             backbone, head = load_adapter(folder, config.model, device)
         else:
             family = family_named(name, folder)
-            backbone, head = _load(folder, device), family.read_head(folder)
+            dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
+            backbone, head = read_base(str(folder), dtype).to(device), family.read_head(folder)
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"the verifier {name.model} does not fit on {device}: lower --memory-ratio, or put it "
                         "elsewhere with --verifier-device") from error  # fmt: skip
@@ -193,17 +193,6 @@ def start_local_verifier(name: VerifierName, config: EngineConfig, device: str) 
     info = verifier_info(name.model, family, own_info(folder), config, runs_on="local", device=device,
                          context_tokens=context)  # fmt: skip
     return TransformersVerifier(info, backbone, head, family.encoder(folder), _cache_bytes(config, backbone, device))
-
-
-def _load(folder: Path, device: str) -> torch.nn.Module:
-    """Loads a model without its head: those of verifiers are read by themselves."""
-    import torch
-    from transformers import AutoModel
-
-    dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
-    with quiet_transformers():
-        backbone: torch.nn.Module = AutoModel.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
-    return backbone.to(device)
 
 
 def _cache_bytes(config: EngineConfig, backbone: torch.nn.Module, device: str) -> int:

@@ -43,14 +43,10 @@ class TrainedVerifier:
     """A verifier and its ranking of held-out problems."""
 
     verifier: LoraVerifier
-    held_out: Floats  # [problem], mean over the quarters
+    held_out_auc: float  # mean over problems and quarters
     quarters: tuple[float, ...]  # AUC at each
     seconds: float
     tokens_per_second: float
-
-    @property
-    def held_out_auc(self) -> float:
-        return float(np.nanmean(self.held_out))
 
 
 def train_verifier(plan: VerifierPlan, data: Dataset | None = None, say: Say = lambda _: None) -> TrainedVerifier:
@@ -335,9 +331,10 @@ class _TrainingRun:
         quarters = {each: read.quarter_aucs(self._held_out, each) for each in (Aggregation.LAST, Aggregation.MEAN)}
         reached = {each: float(np.nanmean(found.mean(axis=0))) for each, found in quarters.items()}
         chosen = max(reached, key=reached.__getitem__)
-        held_out, at_quarters = quarters[chosen].mean(axis=0), tuple(np.nanmean(quarters[chosen], axis=1).tolist())
+        at_quarters = tuple(np.nanmean(quarters[chosen], axis=1).tolist())
         training = {
-            **self._origin(),
+            **self._data.origin(self._plan.division),
+            "start": self._start(), "recipe": dataclasses.asdict(self._recipe),
             "updates": self._num_updates, "tokens": self._num_tokens, "seconds": seconds, "tokens_per_second": speed,
             "watched_auc": [float(np.nanmean(each.aucs)) for each in self._looks], "chosen_look": look,
             "watched_after_problems": [each.num_problems for each in self._looks],
@@ -345,7 +342,7 @@ class _TrainingRun:
         metrics = {
             "held_out_auc": reached[chosen],
             "auc": {f"{share:g}": auc for share, auc in zip(QUARTERS, at_quarters, strict=True)},
-            "held_out_problems": int(np.isfinite(held_out).sum()),
+            "held_out_problems": int(np.isfinite(quarters[chosen][0]).sum()),
             "by_aggregation": {str(each): auc for each, auc in reached.items()},
         }
         verifier = self._verifier.with_info(
@@ -353,24 +350,14 @@ class _TrainingRun:
             metrics=metrics, trust=self._trust(quarters[chosen], chosen),
         )  # fmt: skip
         verifier.network.eval()
-        return TrainedVerifier(verifier, held_out, at_quarters, seconds, speed)
+        return TrainedVerifier(verifier, reached[chosen], at_quarters, seconds, speed)
 
-    def _origin(self) -> dict[str, object]:
-        """Returns what the verifier was trained on and how, for its folder."""
-        data, plan, start = self._data, self._plan, None
-        if plan.start is not None:
-            made = read_info(plan.start).training
-            start = {name: made.get(name) for name in ("collection", "updates", "tokens", "seconds", "labels", "start")}
-        return {
-            "collection": data.header.id,
-            "source": data.header.source,
-            "problems": len(data.problems),
-            "traces": {str(part): len(data.of_part(plan.division, part)) for part in Part},
-            "labels": data.labelled_by,
-            "start": start,
-            "division": dataclasses.asdict(plan.division),
-            "recipe": dataclasses.asdict(plan.recipe),
-        }
+    def _start(self) -> dict[str, object] | None:
+        """Returns the origin of the verifier that this one continues; None for a fresh one."""
+        if self._plan.start is None:
+            return None
+        made = read_info(self._plan.start).training
+        return {name: made.get(name) for name in ("collection", "updates", "tokens", "seconds", "labels", "start")}
 
     def _trust(self, chosen_by: Floats, aggregation: Aggregation) -> ScorerTrust:
         """Returns how far a search may trust the verifier, by the problems kept for testing.
