@@ -111,7 +111,7 @@ def test_a_reading_longer_than_the_servers_context_is_not_sent(tmp_path):
 
 def test_what_cannot_be_known_from_here_is_asked_for(tmp_path):
     with Server("far/away", lambda ids: [0.5]) as server:
-        with pytest.raises(UserError, match=r"cannot be told from here: name it, verifier:FORMAT:http://…"):
+        with pytest.raises(UserError, match=r"is not known here: name it, verifier:FORMAT:http://…"):
             started(server)
         with pytest.raises(UserError, match=r"'far/away' is not on this disk: put a folder that has it behind"):
             started(server, "qwen-prm")

@@ -140,7 +140,7 @@ def test_a_reading_longer_than_the_context_has_no_score(tmp_path):
     [
         (
             {"architectures": ["Qwen2ForCausalLM"]},
-            r"architecture Qwen2ForCausalLM reads cannot be told: name it, verifier:FO",
+            r"architecture Qwen2ForCausalLM is not known: name it, verifier:FO",
         ),
         ({"architectures": ["Qwen2ForProcessRewardModel"]}, r"its weights have no score\.0\.weight"),
     ],

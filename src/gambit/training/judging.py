@@ -25,7 +25,7 @@ from gambit.training.storage import read_header
 from gambit.training.verifier.passages import read_traces, with_prompts
 from gambit.types import StatePosition
 from gambit.verifiers.lora import LoraVerifier
-from gambit.verifiers.lora_folder import LoraInfo, is_verifier, read_info, write_info
+from gambit.verifiers.lora_folder import is_verifier, read_info, write_info
 from gambit.verifiers.names import parse_scorer
 
 ALL = "all"
@@ -50,11 +50,11 @@ def judge_scorers(
     names = [_found(name, model or header.model) for name in names]
     if twice := [label for label, count in Counter(map(_label, names)).items() if count > 1]:
         raise UserError(f"two scorers are called {twice[0]!r}: rename one, or judge one at a time")
+    scorers = {name: _load(name) for name in names if not is_verifier(name)}
     for name in names:
-        info, label = _folder_info(name), _label(name)
-        scorer = made_for(_load(name).info, label) if info is None else info.made_for(label)
-        warning = check_fit(scorer, header.made_for("the collection"))
-        if warning is not None:
+        label = _label(name)
+        made = made_for(scorers[name].info, label) if name in scorers else read_info(Path(name)).made_for(label)
+        if (warning := check_fit(made, header.made_for("the collection"))) is not None:
             warn(warning)
 
     @functools.cache
@@ -63,23 +63,21 @@ def judge_scorers(
             folder, position, layers, skip_corrupted=skip_corrupted, with_tokens=with_tokens, on_skip=skipped
         )
 
+    def data_for(name: str) -> Dataset:
+        if name not in scorers:
+            return data_at(StatePosition.BOUNDARY, (), with_tokens=True)
+        return data_at(scorers[name].info.state_position, scorers[name].info.layers)
+
     def rate(name: str, traces: Ints) -> Rated:
-        if not is_verifier(name):
-            scorer = _load(name)
-            data = data_at(scorer.info.state_position, scorer.info.layers)
-            return rated_by(scorer, data, traces, pick_device(device))
+        data = data_for(name)
+        if name in scorers:
+            return rated_by(scorers[name], data, traces, pick_device(device))
         verifier = LoraVerifier.load(Path(name), pick_device(device), model)
-        data = data_at(StatePosition.BOUNDARY, (), with_tokens=True)
         read, info = read_traces(verifier, with_prompts(data), traces), verifier.info
         by_share = {share: read.chances(traces, share, info.aggregation, info.calibration) for share in SHARES}
         return Rated(by_share, spread=spreads(info.calibration.slope * read.thoughts, data, traces))
 
-    # Baselines need no states, so that the data of any scorer will do.
-    first = None if is_verifier(names[0]) else _load(names[0]).info
-    if first is None:
-        data = data_at(StatePosition.BOUNDARY, (), with_tokens=True)
-    else:
-        data = data_at(first.state_position, first.layers)
+    data = data_for(names[0])  # baselines need no states, so that the data of any scorer will do
     traces = _chosen(data, part, [_division_on(name, folder) for name in names])
     rated = {_label(name): rate(name, traces) for name in names}
     for line in dict.fromkeys(skipped):
@@ -87,15 +85,10 @@ def judge_scorers(
     return compare(rated, data, traces)
 
 
-def _folder_info(name: str) -> LoraInfo | None:
-    """Returns the description of a verifier; None for a scorer of states."""
-    return read_info(Path(name)) if is_verifier(name) else None
-
-
 def check_writable_trust(names: Sequence[str], folder: Path, part: str) -> None:
     """Raises if a name is no checkpoint to write figures into, or if figures of this part would flatter it."""
     for name in names:
-        if not name.endswith(".safetensors") and _folder_info(name) is None:
+        if not name.endswith(".safetensors") and not is_verifier(name):
             raise UserError(f"--write: {name!r} is no checkpoint file that figures could be written into: leave it out")
         if part not in (AUTO, Part.TEST) and _division_on(name, folder) is not None:
             raise UserError(f"--write: {name} was fitted to this collection, and its figures on --part {part} would "
@@ -106,10 +99,10 @@ def write_figures(names: Sequence[str], report: ScorerReport) -> None:
     """Writes into each checkpoint its figures, and how far a search may trust it."""
     for name in names:
         metrics, trust = {"test": metrics_of(report, _label(name))}, trust_of(report, _label(name))
-        info = _folder_info(name)
-        if info is None:
+        if not is_verifier(name):
             add_metrics(Path(name), metrics, trust)
         else:
+            info = read_info(Path(name))
             changes = {"metrics": {**info.metrics, **metrics}, "trust": trust or info.trust}
             write_info(Path(name), info.model_copy(update=changes))
 
@@ -127,7 +120,8 @@ def _found(name: str, model: str) -> str:
 
 
 def _label(name: str) -> str:
-    if _folder_info(name) is not None:
+    """Returns the name of a scorer in a report."""
+    if is_verifier(name):
         return Path(name).resolve().name
     return Path(name).stem if name.endswith(".safetensors") else name
 
@@ -144,13 +138,13 @@ def _division_on(name: str, folder: Path) -> Division | None:
     A problem's part follows from its id. Other traces of the same problems, collected anew or merged otherwise, are
     divided in the same way.
     """
-    info, header = _folder_info(name), read_header(folder)
-    if info is not None:
-        training: object = info.training
+    if is_verifier(name):
+        training: object = read_info(Path(name)).training
     else:
         training = read_metadata(Path(name)).get("training") if name.endswith(".safetensors") else None
     if not isinstance(training, dict):
         return None
+    header = read_header(folder)
     has_same_source = bool(header.source) and training.get("source") == header.source
     return Division(**training["division"]) if has_same_source or training.get("collection") == header.id else None
 

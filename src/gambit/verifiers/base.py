@@ -22,7 +22,7 @@ class ReadingKey(NamedTuple):
 class Question:
     """The problem of a search: as chat turns, for verifiers with their own format, and as the generator's tokens."""
 
-    messages: tuple[ChatMessage, ...]  # the system prompt is left out: it tells the generator how to write
+    messages: tuple[ChatMessage, ...]  # the system prompt is left out: it instructs the generator
     prompt_tokens: tuple[int, ...]
 
     @property

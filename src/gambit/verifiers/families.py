@@ -104,7 +104,7 @@ Layer = tuple["torch.Tensor", "torch.Tensor"]  # weight [out, in] and bias [out]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Linear layers with ReLU between them, in float32; the last gives one logit, and its sigmoid is the score."""
+    """Linear layers with ReLU between them, in float32; the last has one logit, whose sigmoid is the score."""
 
     layers: tuple[Layer, ...]
 
@@ -129,8 +129,8 @@ def _one_logit(layer: Layer, folder: Path) -> Layer:
     """Returns a layer of one label as it is, and of two the second against the first."""
     num_labels = len(layer[0])
     if num_labels > 2:
-        raise UserError(f"{folder}: its head has {num_labels} classes: which is the good one cannot be told; use a "
-                        "classifier with one or two")  # fmt: skip
+        raise UserError(f"{folder}: its head has {num_labels} classes, and which of them is good is not known: "
+                        "use a classifier with one or two")  # fmt: skip
     return layer if num_labels == 1 else difference(layer, yes=1, no=0)
 
 
@@ -149,7 +149,7 @@ def _value_head(folder: Path) -> Head:
 
 
 def _plus_against_minus(folder: Path) -> Head:
-    """Returns the part of a language model's output layer that tells `+` from `-`, as an answer begins with them."""
+    """Returns the rows of a language model's output layer for `+` against `-`, as an answer begins with them."""
     tokenizer = load_tokenizer(str(folder))
     plus, minus = (_ids(tokenizer, sign)[-1] for sign in (GOOD, BAD))
     names = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")  # with tied weights the embedding
@@ -199,7 +199,7 @@ def _files_with(folder: Path, names: Sequence[str]) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of verifier. Its folder gives everything."""
+    """One kind of verifier. Everything else is read from its folder."""
 
     name: str
     encode: Callable[[Tokenizer, ThoughtReading], list[int]] | None  # None: it reads the generator's own tokens
@@ -264,7 +264,7 @@ def family_of(folder: Path) -> Family:
     architecture = str((read_config(folder).get("architectures") or ["none"])[0])
     name = _name_of(folder, architecture)
     if name is None:
-        raise UserError(f"{folder}: what format its architecture {architecture} reads cannot be told: name it, "
+        raise UserError(f"{folder}: the format of its architecture {architecture} is not known: name it, "
                         f"verifier:FORMAT:{folder}, where FORMAT is one of {', '.join(FAMILIES)}")  # fmt: skip
     return FAMILIES[name]
 
@@ -280,7 +280,7 @@ def _name_of(folder: Path, architecture: str) -> str | None:
 
 
 def _name_of_language_model(folder: Path) -> str | None:
-    """Goes by the model's name alone: nothing in its files says that it was trained to judge."""
+    """Recognises a verifier by the model's name alone: nothing in its files shows what it was trained for."""
     name = f"{folder.resolve()} {read_config(folder).get('_name_or_path')}".lower()
     if "shepherd" in name:
         return "math-shepherd"

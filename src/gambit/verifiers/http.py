@@ -65,7 +65,7 @@ class HttpVerifier:
 
 
 def start_http_verifier(name: VerifierName, config: EngineConfig) -> HttpVerifier:
-    """Connects to a verifier, once its server has said what it serves."""
+    """Connects to a verifier, once its server has listed what it serves."""
     parts = urlsplit(name.model)
     path = parts.path if parts.path.strip("/") else "/pooling"
     address = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
@@ -86,7 +86,7 @@ def start_http_verifier(name: VerifierName, config: EngineConfig) -> HttpVerifie
 def _family(name: VerifierName, folder: Path | None) -> Family:
     if name.family is None and folder is None:
         served = ", ".join(each.name for each in FAMILIES.values() if each.task)
-        raise UserError(f"what format the verifier at {name.model} reads cannot be told from here: name it, "
+        raise UserError(f"the format of the verifier at {name.model} is not known here: name it, "
                         f"verifier:FORMAT:http://…, where FORMAT is one of {served}")  # fmt: skip
     family = family_named(name, folder or Path())
     if family.task is None:
@@ -113,7 +113,7 @@ def _call(address: str, content: object | None = None) -> Any:
         with urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             return json.loads(answer.read())
     except HTTPError as error:
-        said = " ".join(error.read(500).decode(errors="replace").split())
-        raise EngineError(f"{address} answers {error.code}: {said}") from error
+        reason = " ".join(error.read(500).decode(errors="replace").split())
+        raise EngineError(f"{address} answers {error.code}: {reason}") from error
     except (URLError, OSError, ValueError) as error:
         raise EngineError(f"{address} does not answer: {getattr(error, 'reason', error)}") from error

@@ -67,7 +67,7 @@ class Passage:
 
 
 class LoraVerifier:
-    """A network that reads the generator's token ids and gives logits, at some of them, of ending right.
+    """A network that reads the generator's token ids and computes, at some of them, the logit of ending right.
 
     Attention is causal: a logit depends on the tokens up to its own alone, so one pass serves every thought of a trace.
     """
@@ -111,6 +111,7 @@ class LoraVerifier:
         return cls(merged.eval(), found.head, info)
 
     def with_info(self, **changes: object) -> LoraVerifier:
+        """Returns the same verifier with a changed description."""
         found = LoraVerifier(self.network, self.head, self.info.model_copy(update=changes))
         found.input_scale = self.input_scale
         return found
@@ -118,20 +119,17 @@ class LoraVerifier:
     # -- weights -----------------------------------------------------------------------------------------------
 
     def adapter(self) -> dict[str, Tensor]:
+        """Returns the adapter's tensors by name."""
         from peft import get_peft_model_state_dict
 
         return dict(get_peft_model_state_dict(self.network))
 
     def set_adapter(self, tensors: dict[str, Tensor]) -> None:
+        """Loads an adapter; raises if it does not fit the model."""
         from peft import set_peft_model_state_dict
 
-        mine = {name: tensor.shape for name, tensor in self.adapter().items()}
-        wrong = [
-            name
-            for name in mine.keys() | tensors.keys()
-            if name not in tensors or mine.get(name) != tensors[name].shape
-        ]
-        if wrong:
+        mine, theirs = ({name: each.shape for name, each in group.items()} for group in (self.adapter(), tensors))
+        if wrong := {name for name, _ in mine.items() ^ theirs.items()}:
             raise UserError(f"the adapter does not fit the model: {len(wrong)} tensors are missing or of another "
                             f"shape, such as {min(wrong)}; name {self.info.base_model} with --model")  # fmt: skip
         set_peft_model_state_dict(self.network, tensors)
@@ -182,6 +180,7 @@ class LoraVerifier:
 
 
 def check_installed() -> None:
+    """Raises if peft is missing."""
     if find_spec("peft") is None:
         raise UserError("a verifier needs the package peft: install gambit-search[train]")
 

@@ -117,5 +117,5 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def identity(folder: Path) -> str:
-    """Returns a hash of the adapter and what it says about itself."""
+    """Returns a hash of the adapter and its description."""
     return files_hash(sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]))[-16:]

@@ -128,7 +128,7 @@ class TransformersVerifier:
     def __init__(
         self, info: VerifierInfo, backbone: torch.nn.Module, head: Head, encode: Encoder, cache_bytes: int
     ) -> None:
-        """`backbone` gives hidden states; `cache_bytes` is for its keys and values."""
+        """Keeps the network that computes hidden states, with `cache_bytes` for its keys and values."""
         self.info = info
         self._backbone: Any = backbone.eval()
         self._device = next(backbone.parameters()).device

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CPU_OPTIONS = {"dtype": "float32", "enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 30}
 ACTIVATION_BYTES = 2 << 30  # of a pass over as many tokens as vLLM takes at a time
-MPS_FOLDER = "/tmp/nvidia-mps"  # where its daemon listens unless CUDA_MPS_PIPE_DIRECTORY says otherwise
-CLOSE_SECONDS = 10  # after which a process that was asked to end is killed
+MPS_FOLDER = "/tmp/nvidia-mps"  # where its daemon listens unless CUDA_MPS_PIPE_DIRECTORY is set
+CLOSE_SECONDS = 10  # until a process that does not end is killed
 SERVER = "from gambit.verifiers.vllm import main; main()"
 
 
@@ -96,7 +96,7 @@ def _server(environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], Co
             [sys.executable, "-c", SERVER, str(there.fileno())],
             pass_fds=(there.fileno(),),
             stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C and `timeout` signal a group: what that means is ours to say
+            process_group=0,  # Ctrl-C and `timeout` signal a group; this process ends with its connection instead
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
         )
     return process, Connection(here.detach())

@@ -1,4 +1,4 @@
-"""The traces of a collection as a verifier reads them, and the logits that it gives them."""
+"""The traces of a collection as a verifier reads them, and the logits that it computes for them."""
 
 from __future__ import annotations
 

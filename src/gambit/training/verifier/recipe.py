@@ -110,4 +110,4 @@ def _check_continues(start: Path, now: LoraInfo, header: Header, division: Divis
     if division.seed != then.seed or held_out > then.validation + then.test + 1e-9:
         raise UserError(f"{start} was trained with --validation {then.validation} --test {then.test} --split-seed "
                         f"{then.seed}: with {division.validation}, {division.test} and {division.seed} it would be "
-                        "judged by problems that it was trained on; hold out no more than then")  # fmt: skip
+                        "judged by problems that it was trained on: hold out no more than then")  # fmt: skip
