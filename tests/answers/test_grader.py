@@ -46,7 +46,6 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch, code: str) -> list[str]:
 
 PATCHED_WORKER = f"""
 import importlib.util, os, signal, sys, time
-from support.tables import table
 spec = importlib.util.spec_from_file_location("worker", {worker.__file__!r})
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
