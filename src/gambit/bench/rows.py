@@ -6,9 +6,9 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from gambit import events as ev
@@ -130,7 +130,7 @@ class Row:
         return cls(**{**raw, **lists, "seconds": Spent(**raw["seconds"]), "series": series})
 
 
-class RowWriter:
+class RowWriter(AbstractContextManager["RowWriter"]):
     """Appends rows, each on the disk before the next search is begun in its place."""
 
     def __init__(self, folder: Path) -> None:
@@ -141,14 +141,8 @@ class RowWriter:
     def write(self, row: Row) -> None:
         append_synced(self._file, row.to_json())
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
-
-    def __enter__(self) -> RowWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def read_rows(folder: Path) -> Iterator[Row]:

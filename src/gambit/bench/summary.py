@@ -142,10 +142,7 @@ class Method:
         return st.mean_interval(known, draws) if len(known) else None
 
     def token_ratio(self) -> Interval | None:
-        if self.baseline is None:
-            return None
-        [mine, theirs], draws = self.table.known(*(self.table.costs(x, tokens) for x in (self.variant, self.baseline)))
-        return st.ratio_interval(mine, theirs, draws) if len(mine) else None
+        return self._against_baseline(lambda name: self.table.costs(name, tokens), st.ratio_interval)
 
     def seconds(self) -> Interval | None:
         costs = self.table.costs(self.variant, seconds)
@@ -176,10 +173,21 @@ class Method:
         return st.share_interval(shares, draws) if len(shares) else None
 
     def trace_gain(self) -> Interval | None:
+        return self._against_baseline(
+            self.table.right_shares, lambda mine, theirs, draws: st.mean_interval(mine - theirs, draws)
+        )
+
+    def _against_baseline(
+        self, column: Callable[[str], Floats], interval: Callable[[Floats, Floats, Floats], Interval | None]
+    ) -> Interval | None:
+        """Compares a column with the baseline's over the problems that have both; None for the baseline itself."""
         if self.baseline is None:
             return None
-        [mine, theirs], draws = self.table.known(*map(self.table.right_shares, (self.variant, self.baseline)))
-        return st.mean_interval(mine - theirs, draws) if len(mine) else None
+        [mine, theirs], draws = self.table.known(column(self.variant), column(self.baseline))
+        return interval(mine, theirs, draws) if len(mine) else None
+
+    def mean_read(self, name: str) -> float | None:
+        return _over(self.total(name), sum(row.read_unique > 0 for row in self.good))
 
     def early_ends(self) -> EarlyEnds | None:
         rows = (row for row in self.good if row.warmup_tokens)
@@ -230,12 +238,8 @@ class Cell:
     # Of generated tokens, the share in completed traces.
     productive_share: float | None = figure(lambda m: _over(m.total("productive"), m.total("generated")))
     # Tokens read by decode steps, which older rows do not hold, and the same with shared prefixes once in a step.
-    read_total: float | None = figure(
-        lambda m: _over(m.total("read_total"), sum(row.read_unique > 0 for row in m.good))
-    )
-    read_unique: float | None = figure(
-        lambda m: _over(m.total("read_unique"), sum(row.read_unique > 0 for row in m.good))
-    )
+    read_total: float | None = figure(lambda m: m.mean_read("read_total"))
+    read_unique: float | None = figure(lambda m: m.mean_read("read_unique"))
     sharing: float | None = figure(lambda m: _over(m.total("read_total"), m.total("read_unique")))
     kv_capacity: int = figure(lambda m: max((row.kv_capacity for row in m.good), default=0))
     # Share of the thoughts that a tournament needed.

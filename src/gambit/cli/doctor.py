@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from gambit.cli.terminal import FAILURE, OK, put
 from gambit.config import registry
@@ -27,8 +29,6 @@ from gambit.models import files as models
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from rich.table import Table
 
 NEEDED = ("gambit-search", "torch", "transformers", "math-verify", "safetensors")
 MOST_CONTEXT = 1 << 20  # more than any preset needs
@@ -176,9 +176,6 @@ def _bundled_pool(torch: ModuleType | None) -> Iterator[Finding]:
 
 
 def _findings_table(findings: Iterable[Finding]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     styles = {Condition.OK: "green", Condition.MISSING: "red", Condition.OPTIONAL: "yellow"}
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)

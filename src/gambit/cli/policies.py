@@ -7,15 +7,20 @@ import json
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from gambit.cli.terminal import OK, put
+from gambit.config import registry
+from gambit.config.trust import RULES
+from gambit.search.choice import GROUP, load_policy, options_model
 
 
 def policies(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per policy.")] = False,
 ) -> int:
     """List the search methods with their options (for `solve --policy NAME --policy-option KEY=VALUE`)."""
-    for name in _names():
+    for name in registry.names(GROUP):
         if as_json:
             typer.echo(json.dumps(_describe(name)))
         else:
@@ -23,16 +28,7 @@ def policies(
     return OK
 
 
-def _names() -> list[str]:
-    from gambit.config import registry
-    from gambit.search.choice import GROUP
-
-    return registry.names(GROUP)
-
-
 def _describe(name: str) -> dict[str, object]:
-    from gambit.search.choice import load_policy, options_model
-
     policy = load_policy(name)
     options = {
         key: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
@@ -44,9 +40,6 @@ def _describe(name: str) -> dict[str, object]:
 
 
 def _put_policy(described: dict[str, object]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     about, options = described["about"], described["options"]
     assert isinstance(about, str) and isinstance(options, dict)
     first = " ".join(about.partition("\n\n")[0].split())
@@ -62,13 +55,11 @@ def _put_policy(described: dict[str, object]) -> None:
 
 def _automatic_pools() -> list[str]:
     """Describes the rules by which `--islands auto` splits a pool."""
-    from gambit.config.trust import RULES
-
     lines = [
         "islands, swaps and warm-up that are left open follow from the AUC at half-way in the scorer's checkpoint:"
     ]
     for rule in RULES:
-        who = f"{rule.from_auc:g} and more" if rule.from_auc else "less, or unknown"
+        aucs = f"{rule.from_auc:g} and more" if rule.from_auc else "less, or unknown"
         share = f", warm-up of at least {rule.least_warmup:.0%} of a trace" if rule.least_warmup else ""
-        lines.append(f"  {who}: islands of {rule.island_size}, {rule.swaps_per_island} swaps each{share}")
+        lines.append(f"  {aucs}: islands of {rule.island_size}, {rule.swaps_per_island} swaps each{share}")
     return lines

@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gambit.cli.terminal import FAILURE, OK, put, say
+from gambit.answers import Grader
+from gambit.cli.results import Shown, Style
+from gambit.cli.terminal import FAILURE, OK, put, warn
+from gambit.results.record import replay_log
+from gambit.storage.run_folder import check_writable, find_log, find_logs
+from gambit.view import write_page
 
 
 def view(
@@ -25,9 +30,6 @@ def view(
     is_opened: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
 ) -> int:
     """Write one HTML page that shows what a search did: its tree, its texts, its vote."""
-    from gambit.storage.run_folder import check_writable, find_log
-    from gambit.view import write_page
-
     log = find_log(run)
     page = out or log.parent / "tree.html"
     check_writable(page.parent)
@@ -51,11 +53,6 @@ def replay(
     ] = False,
 ) -> int:
     """Rebuild a run's result from its event log alone."""
-    from gambit.answers import Grader
-    from gambit.cli.results import Shown, Style
-    from gambit.results.record import replay_log
-    from gambit.storage.run_folder import find_logs
-
     logs, code = find_logs(run), OK
     style = Style(as_json, has_titles=len(logs) > 1)
     with Grader() as grader:
@@ -67,5 +64,5 @@ def replay(
                 continue
             style.show(Shown(replayed.result))
             if replayed.finding is not None:
-                say(f"warning: {log}: {replayed.finding}", style="yellow")
+                warn(f"{log}: {replayed.finding}")
     return code

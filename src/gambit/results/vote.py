@@ -195,15 +195,11 @@ def _ballot(tree: TraceTree, trace: Trace, kind: VoteKind) -> Ballot:
 
 def _weight(tree: TraceTree, trace: Trace, kind: VoteKind) -> float | None:
     if kind.needs_confidence:
-        return _confidence(trace, kind)
+        measure = kind.value.removeprefix("top-").removesuffix("-confidence")
+        return None if trace.confidence is None else float(getattr(trace.confidence, measure))
     if kind is VoteKind.POSITION:
         return trace.score.position_weighted
     return tree.score_of(trace) if kind in (VoteKind.SCORE, VoteKind.BEST) else 1.0
-
-
-def _confidence(trace: Trace, kind: VoteKind) -> float | None:
-    measure = kind.value.removeprefix("top-").removesuffix("-confidence")
-    return None if trace.confidence is None else float(getattr(trace.confidence, measure))
 
 
 def _top(ballots: Sequence[Ballot]) -> list[Ballot]:
