@@ -163,9 +163,11 @@ def recipe_from(values: Mapping[str, object]) -> BenchRecipe:
     def given(kind: type[Model]) -> Model:
         return build(kind, {key: value for key, value in values.items() if key in kind.model_fields})
 
-    search = given(SearchConfig).model_dump(mode="json", exclude_unset=True)
-    engine = given(EngineConfig).model_dump(mode="json", exclude_unset=True)
-    return BenchRecipe(given(BenchConfig), search, engine)
+    def plain(kind: type[BaseModel]) -> dict[str, object]:
+        checked = given(kind).model_dump(mode="json")
+        return {key: checked[key] for key in values if key in checked}  # in the order in which they were given
+
+    return BenchRecipe(given(BenchConfig), plain(SearchConfig), plain(EngineConfig))
 
 
 def with_methods(values: Mapping[str, object], methods: Iterable[str]) -> dict[str, object]:
