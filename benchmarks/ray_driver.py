@@ -74,7 +74,7 @@ def _measured(recording: bytes, scratch: Path, in_flight: int, count: int, paddi
     problems = write_problems(scratch / f"problems-{in_flight}-{padding}.jsonl", count)
     maker = RecordedMaker(recording, padding=padding)
     with EnginePool(maker, NUM_ENGINES, EngineNeeds(cpus=0.5), jobs_per_engine=each) as pool:
-        pool.ask_one(type)
+        pool.call_one(type)
         clock = DriverClock()
         folder = scratch / f"run-{in_flight}-{padding}"
         run_bench(pool, folder, problems, each)
@@ -88,7 +88,7 @@ def _measured(recording: bytes, scratch: Path, in_flight: int, count: int, paddi
 def measure_news(recording: bytes) -> float:
     """The driver's seconds for a message of a job that goes on."""
     with EnginePool(RecordedMaker(recording), NUM_ENGINES, EngineNeeds(cpus=0.5)) as pool:
-        pool.ask_one(type)
+        pool.call_one(type)
         clock, heard = DriverClock(), []
         work = [Work(Chatter(NUM_NEWS), number, news_seconds=0.001) for number in range(NUM_ENGINES)]
         ends = list(run_work(pool, work, on_news=lambda tag, item: heard.append(item)))

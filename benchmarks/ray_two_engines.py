@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace, needs: EngineNeeds, until: float, scrat
         partial(BenchEngine.made_by, solver_maker(config, needs)), 2, needs, jobs_per_engine=options.concurrency
     ) as pool:
         all_ready(pool, options, scratch)
-        stamp = pool.ask_one(partial(stamp_of, identity=identity_of(options.model, config.scorer)))
+        stamp = pool.call_one(partial(stamp_of, identity=identity_of(options.model, config.scorer)))
         told = {
             "needs": dataclasses.asdict(needs),
             "engine": stamp,

@@ -35,7 +35,7 @@ def actor() -> Iterator[EngineActor[Bell]]:
     actor = EngineActor(Bell, node="here")
     yield actor
     actor.close()
-    assert actor.ask(lambda bell: bell.is_closed)
+    assert actor.call(lambda bell: bell.is_closed)
 
 
 # -- the process of an engine ----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_an_engine_gets_as_many_gpus_as_it_computes_on() -> None:
 def test_one_machine_is_not_filled_with_engines_that_wait_for_its_cores(monkeypatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert engine_needs(ClusterPlan(num_engines=8), EngineConfig(), {"CPU": 8.0}) == EngineNeeds(0, 1)
-    with pytest.raises(UserError, match=r"500 engines would wait .* 2 cores: ask for at most 8 --engines"):
+    with pytest.raises(UserError, match=r"500 engines would wait .* 2 cores: give at most 8 --engines"):
         engine_needs(ClusterPlan(num_engines=500), EngineConfig(), {"CPU": 500.0})
     assert engine_needs(ClusterPlan("auto", 500), EngineConfig(), {"CPU": 2.0}).cpus == 1, "machines may still come"
     assert engine_needs(ClusterPlan(num_engines=16, gpus=0.5), EngineConfig(), {"GPU": 8.0}).gpus == 0.5

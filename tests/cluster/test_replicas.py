@@ -183,7 +183,7 @@ def test_answers_streams_and_logs_are_those_of_one_engine(server, alone):
 
 def test_a_reader_who_leaves_takes_the_search_off_its_engine(server, both):
     def kv_used():
-        return sum(both.ask(each, lambda solver: solver.engine._pool.blocks.used_tokens) for each in both.slots)
+        return sum(both.call(each, lambda solver: solver.engine._pool.blocks.used_tokens) for each in both.slots)
 
     context, _ = opened(server, OTHER_KEY, LONG)
     assert kv_used() > 0

@@ -401,7 +401,7 @@ def test_draining_ends_running_searches_with_their_best_vote_and_refuses_new_one
         next(text for text in map(reasoning_of, stream) if text)
         gate.wait_for_steps(60)  # some traces are complete
         gate.hold()  # nothing ends, and with it the server, before the test has looked
-        served.server.ask_to_end()
+        served.server.end_soon()
         while not served.desk.is_draining:
             served.on_loop(lambda: None)
         with pytest.raises(openai.InternalServerError, match="shutting down") as refused:

@@ -290,7 +290,7 @@ COMMANDS = [
     (bench("--block", "0"), "--block"),
     (bench("--spread"), "--spread is for engines under Ray"),
     (bench("--ray", "--engines", "2", "--spread", "--concurrency", "3"), "--concurrency 3 and --spread disagree"),
-    (bench("--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: nobody answers there (Connection refused): start a cluster"),
+    (bench("--ray", "127.0.0.1:1"), "--ray 127.0.0.1:1: no server answers there (Connection refused): start a cluster"),
     (bench("--ray", "127.0.0.1:99999"), "--ray 127.0.0.1:99999: not an address of Ray: give HOST:PORT"),
     (bench("--ray", "http://head:8265"), "--ray http://head:8265: not an address of Ray"),
     (bench("--ray", "head"), "--ray head: not an address of Ray"),

@@ -144,6 +144,6 @@ def serving(solver, base: SearchConfig = SMALL, **options) -> Iterator[Served]:
     try:
         yield Served(server, bound.getsockname()[1], solver)
     finally:
-        server.ask_to_end()
+        server.end_soon()
         thread.join(timeout=60)
         assert not thread.is_alive(), "the server does not end"

@@ -212,7 +212,7 @@ def _engines(
             yield lambda stop: (stamp(solver.engine.info, plan.identity), LocalSearches(solver, folder, stop))
     elif cluster.is_spread:
         with loaded_in_cluster(cluster, engine, screen.loading) as (spread, pool):
-            info = pool.ask(pool.slots[0], attrgetter("engine.info"))
+            info = pool.call(pool.slots[0], attrgetter("engine.info"))
             yield lambda stop: (stamp(info, plan.identity), LocalSearches(spread, folder, stop))
     else:
         with needs_in_cluster(cluster, engine, screen.loading) as needs:
@@ -221,7 +221,7 @@ def _engines(
             with EnginePool(make, cluster.num_engines, needs, jobs_per_engine=plan.recipe.bench.concurrency) as engines:
                 screen.engine_lines = lambda: engine_lines(engines.slots)
                 ask = partial(stamp_of, identity=plan.identity)
-                yield lambda stop: (engines.ask_one(ask, stop), RaySearches(engines, folder, stop))
+                yield lambda stop: (engines.call_one(ask, stop), RaySearches(engines, folder, stop))
 
 
 def _warn_of_failures(folder: Path, *, is_quiet: bool) -> int:

@@ -93,7 +93,7 @@ def _loaded_solver(engine: EngineConfig, cluster: ClusterPlan | None, settings: 
             EnginePool(make, cluster.num_engines, needs, jobs_per_engine=settings.max_running) as pool,
             closing(ReplicaSolver(engine.model, pool)) as remote,
         ):
-            pool.wait_for_one()
+            pool.wait(1)
             yield remote
 
 

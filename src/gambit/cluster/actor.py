@@ -127,9 +127,9 @@ class EngineActor(Generic[Engine]):
         """Returns once the engine is closed. The driver waits for it, and learns at once if the process dies."""
         self._is_closed.wait()
 
-    def ask(self, question: Callable[[Engine], Value]) -> Value:
-        """Returns what `question` returns at once, and raises what it raises."""
-        return question(self._loaded)
+    def call(self, function: Callable[[Engine], Value]) -> Value:
+        """Calls a quick function with the engine; returns and raises what it does."""
+        return function(self._loaded)
 
     def run(
         self, number: int, job: Job[Engine, object], news_seconds: float = NEWS_SECONDS

@@ -124,29 +124,27 @@ class EnginePool(Generic[Engine]):
 
     # -- the engines -------------------------------------------------------------------------------------------
 
-    def wait(self) -> None:
-        """Waits until all are ready; raises if one cannot be started."""
-        with self._changed:
-            while not all(slot.is_ready for slot in self.slots):
-                self.check(most_lost=0)
-                self._changed.wait(POLL_SECONDS)  # signals are then heard on every platform
+    def wait(self, num_ready: int | None = None, should_stop: Callable[[], bool] = lambda: False) -> list[EngineSlot]:
+        """Waits until so many engines are ready, by default all, and returns the ready ones.
 
-    def wait_for_one(self, should_stop: Callable[[], bool] = lambda: False) -> EngineSlot | None:
-        """Returns the first engine that is ready; None if `should_stop` came first."""
+        Returns none if `should_stop` came first; raises if so many cannot be started.
+        """
+        needed = len(self.slots) if num_ready is None else num_ready
         with self._changed:
             while not should_stop():
-                self.check()
-                if (slot := next((slot for slot in self.slots if slot.is_ready), None)) is not None:
-                    return slot
-                self._changed.wait(POLL_SECONDS)
-        return None
+                self.check(needed)
+                ready = [slot for slot in self.slots if slot.is_ready]
+                if len(ready) >= needed:
+                    return ready
+                self._changed.wait(POLL_SECONDS)  # signals are then heard on every platform
+        return []
 
     def listen(self, on_change: Callable[[], None], on_lost: Callable[[EngineError], None]) -> None:
         """Sets callbacks for an engine that is ready, and for the loss of all; called on a thread of the pool."""
         self._on_change, self._on_lost = on_change, on_lost
 
     def close(self) -> None:
-        """Lets engines give back their memory, and kills those that do not do so in time."""
+        """Lets engines release their memory, and kills those that do not do so in time."""
         with self._changed:
             self._is_closed = True
         if ends := [slot.actor.close.remote() for slot in self.slots if slot.is_ready]:
@@ -163,25 +161,25 @@ class EnginePool(Generic[Engine]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # -- questions and single jobs -----------------------------------------------------------------------------
+    # -- calls and single jobs ---------------------------------------------------------------------------------
 
-    def ask(self, slot: EngineSlot, question: Callable[[Engine], T]) -> T:
-        """Returns an engine's answer to a question that it answers at once; raises what `question` raises."""
+    def call(self, slot: EngineSlot, function: Callable[[Engine], T]) -> T:
+        """Calls a quick function with an engine, in its process; returns and raises what it does."""
         try:
-            answer: T = self._ray.get(self._actor_of(slot).ask.remote(question))
+            value: T = self._ray.get(self._actor_of(slot).call.remote(function))
         except self._ray.exceptions.RayTaskError as error:
             cause = error.cause
             raise (cause if isinstance(cause, Exception) else EngineError(first_line(error))) from error
         except self._ray.exceptions.RayError as error:
             raise EngineError(f"engine {slot.number} died: {first_line(error)}") from error
-        return answer
+        return value
 
-    def ask_one(self, question: Callable[[Engine], T], should_stop: Callable[[], bool] = lambda: False) -> T | None:
-        """Returns the answer of the first engine that is ready; None if `should_stop` came first."""
-        while (slot := self.wait_for_one(should_stop)) is not None:
-            actor = slot.actor
+    def call_one(self, function: Callable[[Engine], T], should_stop: Callable[[], bool] = lambda: False) -> T | None:
+        """Calls a quick function with the first engine that is ready; returns None if `should_stop` came first."""
+        while ready := self.wait(1, should_stop):
+            slot, actor = ready[0], ready[0].actor
             try:
-                return self.ask(slot, question)
+                return self.call(slot, function)
             except EngineError as error:
                 self._lose(slot, actor, str(error))
         return None
@@ -287,12 +285,11 @@ class EnginePool(Generic[Engine]):
         if self._user_error is None:
             warnings.warn(f"engine {slot.number}{slot.place} died: {reason}", GambitWarning, stacklevel=2)
 
-    def check(self, most_lost: int | None = None) -> None:
-        """Raises if starts have failed for good: of more than `most_lost` engines, by default of all."""
+    def check(self, needed: int = 1) -> None:
+        """Raises if fewer than `needed` engines are left to be ready: the starts of the others have failed for good."""
         if self._user_error is not None:
             raise UserError(self._user_error)
-        num_lost = sum(slot.state is EngineState.LOST for slot in self.slots)
-        if num_lost > (len(self.slots) - 1 if most_lost is None else most_lost):
+        if sum(slot.state is not EngineState.LOST for slot in self.slots) < needed:
             raise self._lost_error()
 
     def _lost_error(self) -> EngineError:

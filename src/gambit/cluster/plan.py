@@ -49,7 +49,7 @@ class ClusterPlan:
         return f" --ray{address}{given}{' --spread' if self.is_spread else ''}"
 
     def check_alone(self, concurrency: int) -> None:
-        """Raises if a search on all engines is to have others beside it."""
+        """Raises if a search on all engines would have others beside it."""
         if self.is_spread and concurrency > 1:
             raise UserError(f"--concurrency {concurrency} and --spread disagree: a search on all engines runs alone, "
                             "leave one of them out")  # fmt: skip
@@ -74,7 +74,7 @@ class ClusterConfig(CheckedModel):
     spread: bool = Field(False, description="run every search on all engines at once, some of its islands on each")
 
     def plan(self, engine: EngineConfig) -> ClusterPlan | None:
-        """Returns None for a run without Ray; raises for options that cannot be meant."""
+        """Returns None for a run without Ray; raises for options that contradict each other."""
         if self.ray is None:
             if self.spread:
                 raise UserError("--spread is for engines under Ray: add --ray --engines 2, or leave it out")
@@ -103,7 +103,7 @@ class EngineNeeds:
 
 
 def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
-    """Raises for what can be known to be wrong before Ray is started."""
+    """Raises for mistakes that can be found before Ray is started."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("--ray needs the package ray: pip install 'gambit-search[ray]'")
     if plan.address.startswith(CLIENT):
@@ -130,7 +130,7 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
-        raise UserError(f"--ray {address}: nobody answers there ({reason_of(error)}): start a cluster with `ray "
+        raise UserError(f"--ray {address}: no server answers there ({reason_of(error)}): start a cluster with `ray "
                         "start --head`, or give the address of one") from error  # fmt: skip
 
 
@@ -155,12 +155,12 @@ def _check_room(num_engines: int, gpus: float, num_gpus: float) -> None:
     """Raises if the engines do not fit on this machine; a cluster may still grow, and is not checked."""
     if gpus * num_engines > num_gpus:
         raise UserError(f"{num_engines} engines with {gpus:g} GPUs each need {gpus * num_engines:g}, and "
-                        f"this machine has {num_gpus:g}: ask for fewer --engines, or give each a part of one "
+                        f"this machine has {num_gpus:g}: lower --engines, or let several share one "
                         "(--gpus-per-engine 0.5)")  # fmt: skip
     most = MOST_ENGINES_PER_CORE * (os.cpu_count() or 1)
     if not gpus and num_engines > most:
         raise UserError(f"{num_engines} engines would wait for each other on this machine's {os.cpu_count() or 1} "
-                        f"cores: ask for at most {most} --engines, or for a cluster (--ray ADDRESS)")  # fmt: skip
+                        f"cores: give at most {most} --engines, or a cluster (--ray ADDRESS)")  # fmt: skip
 
 
 def _cpus(plan: ClusterPlan) -> float:
@@ -195,5 +195,5 @@ def connected(plan: ClusterPlan) -> Iterator[Mapping[str, float]]:
 
 
 def _own_cpus(plan: ClusterPlan) -> int:
-    """Returns at least what the engines were given: on this machine alone nothing is gained by making them wait."""
+    """Returns at least the cores of all engines: on this machine alone nothing is gained by making them wait."""
     return max(os.cpu_count() or 1, math.ceil(_cpus(plan) * plan.num_engines))

@@ -40,7 +40,7 @@ SECONDS_BETWEEN_NOTES = 1.0
 MOST_THOUGHT_TOKENS = 400  # read back to find where a thought began
 MOST_THOUGHT_LENGTH = 600  # characters of a note
 MOST_ANSWERS = 4
-LET_GO = "let go"  # its vote is not wanted
+LET_GO = "let go"  # its vote is not needed
 OnEvent: TypeAlias = Callable[[ev.Event], None]
 OnNote: TypeAlias = Callable[[str], None]
 
@@ -163,7 +163,7 @@ class RemoteTicket:
             self.job.stop()
 
     def abandon(self) -> None:
-        """Ends the search soon; its vote is not wanted."""
+        """Ends the search soon; its vote is not needed."""
         if self.job is not None:
             self.job.post(LET_GO)
             self.job.stop()
@@ -252,7 +252,7 @@ class ReplicaSolver:
     @property
     def most_traces(self) -> int | None:
         """The number of traces that run at a time on all replicas; None: as many as their KV caches hold."""
-        each = self._pool.ask_one(attrgetter("most_traces"))
+        each = self._pool.call_one(attrgetter("most_traces"))
         return None if each is None else each * len(self.replicas)
 
     @property

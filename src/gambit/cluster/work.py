@@ -194,7 +194,7 @@ class WorkQueue(Generic[Tag]):
 class SolverMaker:
     """Makes a solver in an engine's process."""
 
-    options: Mapping[str, Any]  # of `EngineConfig`, those that were given
+    options: Mapping[str, Any]  # of `EngineConfig`, without its defaults
     scorer: Scorer | None = None  # instead of the one that the options name
     environment: Mapping[str, str] = field(default_factory=dict)  # read by libraries when they are imported
 
@@ -328,7 +328,7 @@ class RemoteEngine:
 
     def plan(self, request: SearchRequest, history: LengthHistory, num_engines: int) -> SearchPlan:
         self.pool.wait()  # for the other engines too: the clock of the search does not run yet
-        plan: SearchPlan = self.pool.ask(self.slot, methodcaller("plan", request, history, num_engines))
+        plan: SearchPlan = self.pool.call(self.slot, methodcaller("plan", request, history, num_engines))
         return plan
 
     def start_part(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -41,7 +39,7 @@ KNOWN_PATHS = (*OPEN_PATHS, *PAGE_PATHS, "/version", "/metrics", "/v1/models", *
 
 
 class Gateway:
-    """Checks key, origin and framing of every request, gives errors their form, and writes metrics and the log."""
+    """Checks key, origin and framing of every request, shapes errors, and writes metrics and the log."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, metrics: ServerMetrics) -> None:
         self._app = app
@@ -205,18 +203,17 @@ class Api:
 
     async def health(self, request: Request) -> Response:
         """Answers a balancer: 200 while searches are taken."""
-        if self.desk.engine_failure is not None:
-            return JSONResponse({"status": "the engine has failed"}, 503)
-        if self.desk.is_draining:
+        if self.desk.engine_failure is None and self.desk.is_draining:
             return JSONResponse({"status": "shutting down"}, 503)
-        if not self.desk.has_engine:
+        if self.desk.engine_failure is None and not self.desk.has_engine:
             return JSONResponse({"status": "all engines are being started again"}, 503)
-        return JSONResponse({"status": "ok"})
+        return await self.ping(request)
 
     async def ping(self, request: Request) -> Response:
         """Answers a supervisor: 200 unless the process must be restarted."""
-        is_dead = self.desk.engine_failure is not None
-        return JSONResponse({"status": "the engine has failed" if is_dead else "ok"}, 503 if is_dead else 200)
+        if self.desk.engine_failure is not None:
+            return JSONResponse({"status": "the engine has failed"}, 503)
+        return JSONResponse({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": package_version("gambit-search") or "unknown"})
@@ -230,33 +227,24 @@ class Api:
         """Answers a question in the format of its path: whole, as a stream, or in the background."""
         kind, form = FORMATS[request.url.path]
         body = await read_body(request, self.settings.max_body_bytes, self.settings.body_timeout)
-        ask = self.reader.read(kind, parse_object(body), request.state.key)
-        note: RequestNote = request.state.note
-        note.search = search = self.desk.open(ask, request.state.key, has_reader=ask.fields.stream)
-        is_background = isinstance(ask.fields, ResponseFields) and ask.fields.background
-        if isinstance(ask.fields, ResponseFields) and ask.fields.store:
+        checked = self.reader.read(kind, parse_object(body), request.state.key)
+        fields = checked.fields
+        search = self.desk.open(checked, request.state.key, has_reader=fields.stream)
+        request.state.note.search = search
+        is_background = isinstance(fields, ResponseFields) and fields.background
+        if isinstance(fields, ResponseFields) and fields.store:
             self.responses.keep(search)
 
         def leave() -> None:
             if not is_background:  # such a search goes on when its client leaves
                 self.desk.abandon(search)
 
-        if ask.fields.stream:
+        if fields.stream:
             parts = form.stream(search, self.settings.sse_keep_alive_interval)
-            return http.event_stream(self._timed(note, search, parts), leave, has_done=form.has_done)
+            return http.event_stream(parts, leave, has_done=form.has_done)
         if not is_background:
             await http.while_connected(request.receive, search.finished(), leave)
         return JSONResponse(form.whole(search))
-
-    async def _timed(
-        self, note: RequestNote, search: ServedSearch, parts: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
-        """Notes when the first words of the model go out."""
-        async for part in parts:
-            if note.first_seconds is None and search.notes:
-                note.first_seconds = time.monotonic() - note.began
-                self.desk.metrics.first_thought_seconds.observe(note.first_seconds)
-            yield part
 
     # -- responses that are kept -------------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ class ServerMetrics:
         self._generated_tokens = self._counter("generated_tokens", "Generated tokens of all traces.")
         self._search_seconds = self._histogram("search_seconds", "From arrival to the answer.")
         self._queue_seconds = self._histogram("queue_seconds", "From arrival to the engine.")
-        self.first_thought_seconds = self._histogram("first_thought_seconds", "From arrival to a stream's first words.")
+        self._first_thought_seconds = self._histogram(
+            "first_thought_seconds", "From arrival to a stream's first words."
+        )
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"gambit_{name}", about, labels, registry=self.registry)
@@ -67,6 +69,8 @@ class ServerMetrics:
     def search_ended(self, search: ServedSearch) -> None:
         self._searches.labels(search.request.config.policy, str(search.status)).inc()
         self._queue_seconds.observe(search.queue_seconds)
+        if search.first_seconds is not None:
+            self._first_thought_seconds.observe(search.first_seconds)
         if search.answer is not None and search.ended is not None:
             self._search_seconds.observe(search.ended - search.arrived)
             self._prompt_tokens.inc(search.answer.prompt_tokens)
@@ -89,7 +93,6 @@ class RequestNote:
     key: str | None = None
     status: int = GONE
     search: ServedSearch | None = None
-    first_seconds: float | None = None  # until the first words of a stream
 
     def attributes(self) -> dict[str, object]:
         """Returns plain values, for the log line and for the span."""
@@ -110,7 +113,7 @@ class RequestNote:
             "policy": search.request.config.policy,
             "user": search.request.user,
             "queue_seconds": round(search.queue_seconds, 6),
-            "first_seconds": None if self.first_seconds is None else round(self.first_seconds, 6),
+            "first_seconds": None if search.first_seconds is None else round(search.first_seconds, 6),
             "search_status": str(search.status),
         }
         if (answer := search.answer) is not None:

@@ -141,8 +141,8 @@ class LivePage:
         if not isinstance(question, str) or not question.strip():
             raise bad_request("the question is empty", "question")
         messages = [{"role": "user", "content": question}]
-        ask = self.reader.read(ChatFields, {"model": fields.get("model"), "messages": messages}, viewer)
-        request.state.note.search = search = self.desk.open(ask, viewer)
+        checked = self.reader.read(ChatFields, {"model": fields.get("model"), "messages": messages}, viewer)
+        request.state.note.search = search = self.desk.open(checked, viewer)
         return JSONResponse({"id": search.id})
 
     async def cancel(self, request: Request) -> Response:

@@ -248,8 +248,8 @@ def _refusal(kind: type[AnyRequest], found: ErrorDetails) -> ApiError:
         return bad_request(f"unknown parameter {where!r}{hint}", where, "unknown_parameter")
     if found["type"] == "value_error":
         return bad_request(f"{where} {found['ctx']['error']}", where)
-    wanted = _IN_JSON.get(found["type"]) or re.sub("^[A-Z][a-z]+ should", "must", found["msg"])
-    return bad_request(f"{where} = {_shown(found['input'])}: {wanted.partition(' after ')[0]}", where)
+    rule = _IN_JSON.get(found["type"]) or re.sub("^[A-Z][a-z]+ should", "must", found["msg"])
+    return bad_request(f"{where} = {_shown(found['input'])}: {rule.partition(' after ')[0]}", where)
 
 
 _IN_JSON = {"model_type": "must be an object", "dict_type": "must be an object", "list_type": "must be an array"}

@@ -29,7 +29,7 @@ from gambit.types import EndReason, StopReason
 CUT_SHORT = (StopReason.BUDGET_TOKENS, StopReason.BUDGET_SECONDS, StopReason.INTERRUPTED, StopReason.FAILED)
 NO_ANSWER = "no answer could be read from any trace: this is the text of the one with the best score"
 NO_END = "no trace came to its end in time: this is the text of the one with the best score so far"
-NO_TEXT = "the winning trace gave its answer inside its thinking and said nothing after it"
+NO_TEXT = "the winning trace has its answer inside its thinking and nothing after it"
 
 
 class Bell:
@@ -242,6 +242,7 @@ class ServedSearch:
     created: float = field(default_factory=time.time)
     arrived: float = field(default_factory=time.monotonic)
     began: float | None = None
+    first_seconds: float | None = None  # from arrival to the first words of a stream
     ended: float | None = None
 
     @property
@@ -270,6 +271,8 @@ class ServedSearch:
         num_sent = 0
         while True:
             heard = self.bell.listen()
+            if self.notes and self.first_seconds is None:
+                self.first_seconds = time.monotonic() - self.arrived
             while num_sent < len(self.notes):
                 yield self.notes[num_sent]
                 num_sent += 1

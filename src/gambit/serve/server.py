@@ -81,7 +81,7 @@ class DrainingServer(uvicorn.Server):
         self._seconds = seconds
         self._on_start = on_start
         self._ending: asyncio.Task[None] | None = None
-        self._is_asked_to_end = False
+        self._is_ending = False
         self._wish = StopWish()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -91,14 +91,14 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._wish.is_repeated():
             os._exit(128 + sig)
-        self.ask_to_end()
+        self.end_soon()
 
-    def ask_to_end(self) -> None:
+    def end_soon(self) -> None:
         """Begins to drain and then end; any thread may call it."""
-        self._is_asked_to_end = True
+        self._is_ending = True
 
     async def on_tick(self, counter: int) -> bool:
-        if (self._is_asked_to_end or self.desk.died.is_set()) and self._ending is None:
+        if (self._is_ending or self.desk.died.is_set()) and self._ending is None:
             self._ending = asyncio.create_task(self._end())
         return await super().on_tick(counter)
 
@@ -167,7 +167,7 @@ class LimitedConnection(H11Protocol):
         self._lift_deadline_if_whole()
 
     def _should_upgrade(self) -> bool:
-        """Returns False: a request for another protocol is answered as if it had not asked, without a warning."""
+        """Returns False: a request for another protocol is answered in this one, without a warning."""
         return False
 
     def on_response_complete(self) -> None:

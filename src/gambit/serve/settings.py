@@ -93,7 +93,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(host: str, *, has_keys: bool, no_auth: bool) -> None:
-    """Raises where other machines would be served without a key, and the user has not said that they may."""
+    """Raises if other machines would be served without a key, unless the user allows it."""
     if not has_keys and not no_auth and not is_loopback(host):
         raise UserError(
             f"--host {host} lets other machines in without a key: give --api-key (or GAMBIT_API_KEY), or --no-auth if "
@@ -130,7 +130,7 @@ def _read_key(path: Path, name: str, entry: object) -> ApiKey:
 
 
 def check_keys(keys: Iterable[ApiKey]) -> tuple[ApiKey, ...]:
-    """Raises where a name or a key stands twice: their clients could not be told apart."""
+    """Raises if two keys have the same name or text, since their clients could not be distinguished."""
     found = tuple(keys)
     for what, values in (("name", [key.name for key in found]), ("key", [key.digest for key in found])):
         if len(set(values)) < len(values):

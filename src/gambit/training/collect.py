@@ -298,7 +298,7 @@ class RayEngines:
     def __init__(self, pool: EnginePool[LocalEngines], should_stop: Callable[[], bool] = lambda: False) -> None:
         """Waits until an engine is ready."""
         self._pool = pool
-        facts: EngineFacts | None = pool.ask_one(attrgetter("facts"), should_stop)
+        facts: EngineFacts | None = pool.call_one(attrgetter("facts"), should_stop)
         if facts is None:
             raise EngineError("stopped before an engine was ready: nothing was collected")
         self.facts = facts
