@@ -268,7 +268,7 @@ class Api:
         search = self._kept(request)
         self.desk.abandon(search)
         self.responses.drop(search)
-        return JSONResponse({"id": RESPONSES.id_of(search), "object": "response", "deleted": True})
+        return JSONResponse({"id": search.id_as("resp_"), "object": "response", "deleted": True})
 
     def _kept(self, request: Request) -> ServedSearch:
         return self.responses.find(request.path_params["id"], request.state.key)

@@ -47,13 +47,8 @@ class CompletionFormat:
                 "gambit": answer.gambit}  # fmt: skip
 
     def _envelope(self, search: ServedSearch, kind: str) -> Json:
-        completion_id = search.id.replace("search-", self.prefix, 1)
-        return {
-            "id": completion_id,
-            "object": kind,
-            "created": int(search.created),
-            "model": search.request.fields.model,
-        }
+        model = search.request.fields.model
+        return {"id": search.id_as(self.prefix), "object": kind, "created": int(search.created), "model": model}
 
     async def stream(self, search: ServedSearch, keep_alive: float) -> AsyncIterator[bytes]:
         """Yields the role, notes of the search, the winner's thinking and answer, the end, and usage if requested."""
@@ -114,15 +109,12 @@ class ResponseFormat:
 
     has_done = False
 
-    def id_of(self, search: ServedSearch) -> str:
-        return search.id.replace("search-", "resp_", 1)
-
     def whole(self, search: ServedSearch) -> Json:
         """Returns the response as it is by now."""
         fields, answer, status = search.request.fields, search.answer, _status(search)
         assert isinstance(fields, ResponseFields)
         return {
-            "id": self.id_of(search),
+            "id": search.id_as("resp_"),
             "object": "response",
             "created_at": int(search.created),
             "status": status,
@@ -206,13 +198,13 @@ def _items(search: ServedSearch, choice: AnswerChoice) -> Iterator[Json]:
 
 def _reasoning_item(search: ServedSearch, text: str | None) -> Json:
     content = [] if text is None else [{"type": "reasoning_text", "text": text}]
-    return {"id": search.id.replace("search-", "rs_", 1), "type": "reasoning", "summary": [], "content": content,
+    return {"id": search.id_as("rs_"), "type": "reasoning", "summary": [], "content": content,
             "status": "in_progress" if text is None else "completed"}  # fmt: skip
 
 
 def _message_item(search: ServedSearch, text: str | None, status: str) -> Json:
     content = [] if text is None else [_text_part(text)]
-    return {"id": search.id.replace("search-", "msg_", 1), "type": "message", "role": "assistant", "status": status,
+    return {"id": search.id_as("msg_"), "type": "message", "role": "assistant", "status": status,
             "content": content}  # fmt: skip
 
 
@@ -245,7 +237,7 @@ class ResponseStore:
 
     def keep(self, search: ServedSearch) -> None:
         self._forget()
-        self._kept[RESPONSES.id_of(search)] = search
+        self._kept[search.id_as("resp_")] = search
 
     def find(self, response_id: str, key: ApiKey) -> ServedSearch:
         self._forget()
@@ -256,7 +248,7 @@ class ResponseStore:
         return found
 
     def drop(self, search: ServedSearch) -> None:
-        del self._kept[RESPONSES.id_of(search)]
+        del self._kept[search.id_as("resp_")]
 
     def _forget(self) -> None:
         now = self.clock()

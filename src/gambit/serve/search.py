@@ -245,6 +245,10 @@ class ServedSearch:
     first_seconds: float | None = None  # from arrival to the first words of a stream
     ended: float | None = None
 
+    def id_as(self, prefix: str) -> str:
+        """Returns its id with another prefix: ids of OpenAI's formats show what they belong to."""
+        return self.id.replace("search-", prefix, 1)
+
     @property
     def is_over(self) -> bool:
         return self.ended is not None
