@@ -229,7 +229,7 @@ class LocalEngine:
         # By id, not by row: `RunScores` depends on the order of scores, and a trace's row depends on its neighbours.
         for at in sorted(range(len(rows)), key=lambda at: traces[at].key):
             trace, row = traces[at], int(rows[at])
-            score = pool.searches[trace.key.search].scores.add(raw[at], as_quantile=info.ranks_within_run)
+            score = trace.search.scores.add(raw[at], as_quantile=info.ranks_within_run)
             trace.score = trace.score.add(score)
             confidence = float(table["thought_confidence"][row]) if info.needs_confidence else None
             thought = ThoughtScore(trace.key.trace, score, int(lengths[row]), embeddings.get(row), confidence)

@@ -166,6 +166,8 @@ class CompiledStep:
         return -layer.down.weight.shape[0] % self._lanes
 
     def _layer(self, layer: Layer) -> LayerArgs:
+        bias = layer.gate_up.bias
+        gates_bias = None if bias is None else self._keep(gate_panels(bias[None], self._lanes))
         return LayerArgs(
             attention_norm=self._keep(layer.before_attention.weight), attention_eps=layer.before_attention.eps,
             qkv=self._panels(layer.qkv.weight), qkv_bias=self._bias(layer.qkv.bias),
@@ -173,8 +175,7 @@ class CompiledStep:
             head_eps=0.0 if layer.head_norms is None else layer.head_norms.eps,
             output=self._panels(layer.output.weight), output_bias=self._bias(layer.output.bias),
             mlp_norm=self._keep(layer.before_mlp.weight), mlp_eps=layer.before_mlp.eps,
-            gates_ups=self._gates(layer.gate_up.weight),
-            gates_ups_bias=None if layer.gate_up.bias is None else self._gates(layer.gate_up.bias[None]),
+            gates_ups=self._keep(gate_panels(layer.gate_up.weight, self._lanes)), gates_ups_bias=gates_bias,
             down=self._panels(nn.functional.pad(layer.down.weight, (0, 0, 0, self._missing(layer)))),
             down_bias=self._bias(layer.down.bias), scaling=layer.call.scaling,
         )  # fmt: skip
@@ -185,9 +186,6 @@ class CompiledStep:
 
     def _panels(self, matrix: torch.Tensor) -> int:
         return self._keep(panels(matrix, 2 * self._lanes))
-
-    def _gates(self, matrix: torch.Tensor) -> int:
-        return self._keep(gate_panels(matrix, self._lanes))
 
     def _bias(self, bias: torch.Tensor | None) -> int | None:
         return None if bias is None else self._panels(bias[None])

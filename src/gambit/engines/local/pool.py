@@ -61,6 +61,7 @@ class LiveTrace:
     """A trace that runs or waits, without the numbers in the table."""
 
     spec: TraceSpec
+    search: OpenSearch
     record: npt.NDArray[np.void]  # its row of the table, kept here while it waits
     tokens: npt.NDArray[np.int32]  # all tokens while it waits
     score: RunningScore
@@ -147,17 +148,17 @@ class KvBlocks:
         self.num_blocks = capacity_tokens // block_tokens
         self.capacity_tokens = self.num_blocks * block_tokens
         self.used_by: Counter[int] = Counter()
-        self._refs: dict[int, int] = {}
-        self._owner: dict[int, int] = {}
+        self._holders: Counter[int] = Counter()  # by block
+        self._owner: dict[int, int] = {}  # by block: its search
         self._next_id = 0
 
     @property
     def num_free(self) -> int:
-        return self.num_blocks - len(self._refs)
+        return self.num_blocks - len(self._holders)
 
     @property
     def used_tokens(self) -> int:
-        return len(self._refs) * self.block_tokens
+        return len(self._holders) * self.block_tokens
 
     def allocate(self, count: int, search: int) -> list[int] | None:
         """Returns new blocks; None if there are not enough."""
@@ -165,20 +166,19 @@ class KvBlocks:
             return None
         blocks = list(range(self._next_id, self._next_id + count))
         self._next_id += count
-        self._refs.update(dict.fromkeys(blocks, 1))
+        self._holders.update(blocks)
         self._owner.update(dict.fromkeys(blocks, search))
         self.used_by[search] += count
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self._refs[block] += 1
+        self._holders.update(blocks)
 
     def release(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
-                del self._refs[block]
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                del self._holders[block]
                 self.used_by[self._owner.pop(block)] -= 1
 
 
@@ -192,6 +192,10 @@ class OpenSearch:
     prompt_blocks: list[int] | None = None  # None until its prompt was computed
     traces: dict[int, LiveTrace] = field(default_factory=dict)
     scores: RunScores = field(default_factory=RunScores)
+
+    def num_live(self) -> Counter[int]:
+        """Counts live traces by island."""
+        return Counter(trace.spec.island for trace in self.traces.values())
 
 
 class Pool:
@@ -268,14 +272,19 @@ class Pool:
     # -- KV blocks ---------------------------------------------------------------------------------------------
 
     def _extend(self, trace: LiveTrace) -> bool:
-        """Gives a trace the blocks for the token that it feeds next; returns False if there are not enough."""
-        record = self.rows.record_of(trace)
+        """Gives a trace the blocks for the token that it feeds next; returns False if there are not enough.
+
+        A trace without blocks of its own begins with those of its prompt.
+        """
+        record, held = self.rows.record_of(trace), trace.blocks or trace.search.prompt_blocks or []
         position = int(record["prompt_length"][0] + record["num_tokens"][0])
-        missing = position // self.blocks.block_tokens + 1 - len(trace.blocks)
+        missing = position // self.blocks.block_tokens + 1 - len(held)
         blocks = self.blocks.allocate(missing, trace.key.search) if missing > 0 else []
         if blocks is None:
             return False
-        trace.blocks += blocks
+        if not trace.blocks:
+            self.blocks.share(held)
+        trace.blocks = held + blocks
         return True
 
     def _victim(self) -> LiveTrace:
@@ -286,11 +295,7 @@ class Pool:
         share = self.blocks.capacity_tokens / len(self.searches)
         own = {search: self.searches[search].spec.kv_quota_tokens for search in running}
         search = most_over_quota(used, {search: share if quota is None else quota for search, quota in own.items()})
-        return eviction_order(running[search], self._standing, self._num_live(search))[0]
-
-    def _num_live(self, search: int) -> Counter[int]:
-        """Counts live traces by island."""
-        return Counter(trace.spec.island for trace in self.searches[search].traces.values())
+        return eviction_order(running[search], self._standing, self.searches[search].num_live())[0]
 
     def _standing(self, trace: LiveTrace) -> Standing:
         spec, score = trace.spec, self._score_of(trace)
@@ -298,11 +303,10 @@ class Pool:
 
     def _score_of(self, trace: LiveTrace) -> float | None:
         """Returns the score that decides about evictions."""
-        has_verifier = self.searches[trace.key.search].spec.has_verifier
-        return trace.eviction_score if has_verifier else trace.score.value(self._aggregation)
+        return trace.eviction_score if trace.search.spec.has_verifier else trace.score.value(self._aggregation)
 
     def _evict(self, trace: LiveTrace) -> None:
-        action = action_on(trace.spec.on_pressure, self._num_live(trace.key.search)[trace.spec.island])
+        action = action_on(trace.spec.on_pressure, trace.search.num_live()[trace.spec.island])
         if action is PressureAction.QUEUE and len(self.rows.traces) == 1:
             # Alone it still does not fit. It would be queued and admitted forever.
             self.finish(trace, EndReason.MEMORY)
@@ -329,19 +333,10 @@ class Pool:
                               "raise --kv-budget-tokens or run fewer searches at once")  # fmt: skip
 
     def _try_admit(self, trace: LiveTrace) -> bool:
-        search = self.searches[trace.key.search]
-        if search.prompt_blocks is None and not self._prefill_prompt(search):
+        has_prompt = trace.search.prompt_blocks is not None or self._prefill_prompt(trace.search)
+        if not has_prompt or not self._extend(trace):
             return False
-        assert search.prompt_blocks is not None
-        holds_prefix = bool(trace.blocks)
-        if not holds_prefix:
-            trace.blocks = list(search.prompt_blocks)
-            self.blocks.share(trace.blocks)
-        if not self._extend(trace):
-            if not holds_prefix:
-                self._release(trace)
-            return False
-        self._place(search, trace)
+        self._place(trace)
         return True
 
     def _prefill_prompt(self, search: OpenSearch) -> bool:
@@ -361,9 +356,9 @@ class Pool:
         self._model.forward(torch.tensor([tokens], device=self._model.device), positions, plan)
         self.seconds_computing += time.perf_counter() - began
 
-    def _place(self, search: OpenSearch, trace: LiveTrace) -> None:
+    def _place(self, trace: LiveTrace) -> None:
         """Gives an admitted trace its row, with the keys and values of its tokens so far."""
-        length, source = len(trace.tokens), trace.source
+        search, length, source = trace.search, len(trace.tokens), trace.source
         self.kv_rows.reserve(len(self.rows.traces) + 1, length + 1)
         row = self.rows.add(trace)
         if isinstance(source, LiveTrace):
@@ -404,7 +399,7 @@ class Pool:
         else:  # a boundary that was not scored yet is pending
             ends, record["flags"] = boundaries(search.spec.rule, tokens.tolist())
             record["is_pending"] = bool(ends) and ends[-1] == len(tokens) - 1 and len(ends) > spec.score.count
-        trace = LiveTrace(spec, record, tokens, spec.score, spec.eviction_score)
+        trace = LiveTrace(spec, search, record, tokens, spec.score, spec.eviction_score)
         if parent is not None and spec.inherited:
             # It holds the parent's full blocks from now on; the last inherited token has not been fed.
             num_cached = len(search.segment) + spec.inherited
@@ -424,9 +419,8 @@ class Pool:
 
     def _forget(self, trace: LiveTrace) -> None:
         self.tracks.forget(trace.key)
-        search = self.searches[trace.key.search]
-        del search.traces[trace.key.trace]
-        if self.histories is not None and not search.spec.keeps_histories:
+        del trace.search.traces[trace.key.trace]
+        if self.histories is not None and not trace.search.spec.keeps_histories:
             self.histories.end(trace.key)
 
     def _take_row(self, trace: LiveTrace) -> None:
