@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeAlias, get_args
 
-from pydantic import Field, JsonValue, StrictBool, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, JsonValue, StrictBool, TypeAdapter, ValidationError
 
 from gambit.errors import UserError
 from gambit.types import EndReason, StopReason, TraceConfidence
@@ -22,12 +22,15 @@ from gambit.types import EndReason, StopReason, TraceConfidence
 Json: TypeAlias = JsonValue
 
 LOG_FORMAT = 2  # lines are numbered and chained
+SHOWN_CHARS = 40  # of a wrong value
 
 # What a field of a log may hold, checked when the log is read.
 Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 Packed: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # a token, or another number in an array
 Number: TypeAlias = Annotated[float, Field(strict=True)]
 Seed: TypeAlias = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63)]
+_FIVE = TypeAdapter(tuple[Count, Number, Number, Number, Number])
+Confidence: TypeAlias = Annotated[TraceConfidence, BeforeValidator(_FIVE.validate_python)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class Finished:
     reason: EndReason
     answer: str | None
     tokens: tuple[Packed, ...]
-    confidence: TraceConfidence | None = None
+    confidence: Confidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +296,9 @@ def _event_of(record: dict[str, Any]) -> Event:
     try:
         event: Event = _reader(kind).validate_python(record)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from error
+        name = str(error.errors(include_url=False)[0]["loc"][0])
+        shown = repr(record[name]) if name in record else "missing"
+        raise ValueError(f"{name} is {shown[:SHOWN_CHARS]}{'…' * (len(shown) > SHOWN_CHARS)}") from error
     return event
 
 

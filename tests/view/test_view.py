@@ -339,15 +339,15 @@ FORGED = [
     (1, "step", None, "line 2: not an event of this log format (step is None)"),
     (1, "step", -1, "(step is -1)"),
     (1, "trace", True, "(trace is True)"),
-    (8, "scores", [None, 0.1], "(scores is (None, 0.1))"),
-    (8, "num_tokens", [10**10, 1], "(num_tokens is (10000000000, 1))"),
+    (8, "scores", [None, 0.1], "(scores is [None, 0.1])"),
+    (8, "num_tokens", [10**10, 1], "(num_tokens is [10000000000, 1])"),
     (10, "trace", 10**9, "events.jsonl cannot follow the lines before it"),
-    (10, "tokens", [-1], "line 11: not an event of this log format (tokens is (-1,))"),
+    (10, "tokens", [-1], "line 11: not an event of this log format (tokens is [-1])"),
     (10, "tokens", {"a": 1}, "(tokens is {'a': 1})"),
-    (19, "answer", ["7"], "line 20: not an event of this log format (answer is ('7',))"),
-    (19, "confidence", [1, 2, 3, 4, "5"], "(confidence is TraceConfidence("),
+    (19, "answer", ["7"], "line 20: not an event of this log format (answer is ['7'])"),
+    (19, "confidence", [1, 2, 3, 4, "5"], "(confidence is [1, 2, 3, 4, '5'])"),
     (22, "seconds_total", 10**400, "line 23: not an event of this log format (seconds_total is 1000"),
-    (24, "votes", [1], "(votes is (1,))"),
+    (24, "votes", [1], "(votes is [1])"),
 ]
 
 
