@@ -17,7 +17,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -29,23 +28,10 @@ GRACE_SECONDS = 2.0  # for the process to report itself that a comparison has ru
 LOST = (OSError, EOFError, ValueError)  # too late (TimeoutError is an OSError), gone, or out of the protocol
 
 
-class Outcome(StrEnum):
-    """The outcome of a comparison. An expression whose reading exceeds time or memory is slow; else both are."""
-
-    EQUAL = "equal"
-    DIFFERENT = "different"
-    FIRST_IS_SLOW = "first"
-    SECOND_IS_SLOW = "second"
-    BOTH_ARE_SLOW = "both"
-
-
 Equivalent = Callable[[str, str], bool]
 
-STRIKES = {  # of the first answer and the second; who has two is slow
-    Outcome.FIRST_IS_SLOW: (2, 0),
-    Outcome.SECOND_IS_SLOW: (0, 2),
-    Outcome.BOTH_ARE_SLOW: (1, 1),  # one of them may be innocent
-}
+# For the first answer and the second, by whose expression exceeded its time or memory; an answer with two is slow.
+STRIKES = {"first": (2, 0), "second": (0, 2), "both": (1, 1)}  # of both, one may be innocent
 SLOW = 2
 SHARE = 0.5  # of the time that is left until the deadline, for one comparison
 FAIR_SECONDS = 1.0  # what exceeds less time than this is no answer's fault
@@ -56,11 +42,11 @@ class _NeedsAlgebraError(Exception):
     """Structure alone does not decide."""
 
 
-class _GaveUpError(Exception):
-    """A comparison has exceeded its time or memory."""
+class GaveUpError(Exception):
+    """A comparison has exceeded its time or memory: in reading the first expression, the second, or both."""
 
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
+    def __init__(self, slow: str) -> None:
+        self.strikes = STRIKES[slow]
 
 
 class Grader:
@@ -105,16 +91,18 @@ class Grader:
 
     def equivalent(self, first: str, second: str, deadline: float = math.inf) -> bool:
         """Returns whether two answers are shown to be equal, by algebra until `deadline` (of `time.monotonic()`)."""
-        pair = _ordered(canonical(first), canonical(second))
-        if "" in pair or pair[0] == pair[1]:
-            return pair[0] == pair[1] != ""
+        first, second = sorted((canonical(first), canonical(second)))  # symmetric, even if math-verify is not
+        pair = first, second
+        if not first or first == second:
+            return first == second != ""
         try:
-            return are_equal(read(pair[0]), read(pair[1]), _no_algebra)
+            return are_equal(read(first), read(second), _no_algebra)
         except _NeedsAlgebraError:
             known = self._remembered(pair)
             return self._wait_and_compare(pair, deadline) if known is None else known
 
     def close(self) -> None:
+        """Ends the grading process; a later comparison starts another one."""
         with self._lock:
             self._drop_process()
 
@@ -148,18 +136,18 @@ class Grader:
         algebra = partial(_algebra, process, time.monotonic() + seconds)
         try:
             return _keep(self._cache, pair, are_equal(read(pair[0]), read(pair[1]), algebra), self._cache_size)
-        except _GaveUpError as error:
-            return self._give_up(pair, error.outcome, is_fair=seconds >= min(FAIR_SECONDS, self._comparison_seconds))
+        except GaveUpError as error:
+            return self._give_up(pair, error.strikes, is_fair=seconds >= min(FAIR_SECONDS, self._comparison_seconds))
         except LOST:
             self._drop_process()
-            return self._give_up(pair, Outcome.BOTH_ARE_SLOW, is_fair=True)
+            return self._give_up(pair, STRIKES["both"], is_fair=True)
 
-    def _give_up(self, pair: Pair, outcome: Outcome, *, is_fair: bool) -> bool:
+    def _give_up(self, pair: Pair, strikes: tuple[int, int], *, is_fair: bool) -> bool:
         self._num_given_up += 1
         if is_fair:
             _keep(self._cache, pair, False, self._cache_size)
-            for answer, strikes in zip(pair, STRIKES[outcome], strict=True):
-                _keep(self._strikes, answer, self._strikes.get(answer, 0) + strikes, self._cache_size)
+            for answer, more in zip(pair, strikes, strict=True):
+                _keep(self._strikes, answer, self._strikes.get(answer, 0) + more, self._cache_size)
         return False
 
     def _ready_process(self, deadline: float) -> GradingProcess:
@@ -181,11 +169,6 @@ class Grader:
             self._process = None
 
 
-def _ordered(first: str, second: str) -> Pair:
-    """Puts a pair into one order, so that equality is symmetric even if math-verify is not."""
-    return (first, second) if first <= second else (second, first)
-
-
 def _no_algebra(first: str, second: str) -> bool:
     raise _NeedsAlgebraError
 
@@ -193,11 +176,8 @@ def _no_algebra(first: str, second: str) -> bool:
 def _algebra(process: GradingProcess, deadline: float, first: str, second: str) -> bool:
     seconds = deadline - time.monotonic()
     if seconds <= 0:
-        raise _GaveUpError(Outcome.BOTH_ARE_SLOW)
-    outcome = process.compare(first, second, seconds)
-    if outcome in STRIKES:
-        raise _GaveUpError(outcome)
-    return outcome is Outcome.EQUAL
+        raise GaveUpError("both")
+    return process.compare(first, second, seconds)
 
 
 Key = TypeVar("Key")
@@ -253,14 +233,16 @@ class GradingProcess:
             )
         self._is_ready = True
 
-    def compare(self, first: str, second: str, seconds: float) -> Outcome:
+    def compare(self, first: str, second: str, seconds: float) -> bool:
+        """Returns whether the expressions are equal; raises GaveUpError, or one of LOST if the process is."""
         assert self._process.stdin is not None
         request = {"first": first, "second": second, "seconds": seconds}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         reply = self._receive(time.monotonic() + seconds + GRACE_SECONDS)
         if isinstance(equal := reply.get("equal"), bool):
-            return Outcome.EQUAL if equal else Outcome.DIFFERENT
-        return Outcome(str(reply.get("gave_up")))
+            return equal
+        slow = str(reply.get("gave_up"))
+        raise GaveUpError(slow) if slow in STRIKES else ValueError(reply)
 
     def _receive(self, deadline: float) -> dict[str, bool | str]:
         assert self._process.stdout is not None
