@@ -163,7 +163,7 @@ def test_a_collection_is_gone_on_with_under_the_same_settings_only(tmp_path):
     ):
         pass
     with writing(tmp_path, header(id="other", source="more.jsonl")) as writer:
-        assert writer.header.id == "abc" and len(writer.done) == 5
+        assert read_header(tmp_path).id == "abc" and len(writer.done) == 5
 
 
 def test_what_is_no_collection_is_said_so(tmp_path):

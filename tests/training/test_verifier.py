@@ -391,17 +391,18 @@ def test_an_export_is_a_sequence_classifier_of_one_label(loaded, model, tmp_path
     out = export(loaded, tmp_path / "merged", str(model))
     served = AutoModelForSequenceClassification.from_pretrained(out)
     assert type(served).__name__ == "Qwen2ForSequenceClassification" and served.config.num_labels == 1
-    offset = read_info(out).calibration.offset
+    offset, calibration = read_info(out).calibration.offset, loaded.info.calibration
     for passage, logits in zip(some_passages(2), loaded.logits(some_passages(2)), strict=True):
         with torch.inference_mode():
             found = float(served(torch.from_numpy(passage.tokens)[None]).logits)
-        assert found + offset == pytest.approx(loaded.info.calibration.logit(logits[-1]), abs=2e-3)
+        assert found + offset == pytest.approx(calibration.slope * logits[-1] + calibration.offset, abs=2e-3)
     assert (out / "tokenizer.json").is_file()
 
 
 def test_platt_is_a_probability():
-    assert Platt().probability(0) == 0.5 and Platt(slope=2, offset=-2).probability(1) == 0.5
-    assert 0 <= Platt(slope=1e6).probability(-1e6) < Platt(slope=1e6).probability(1e6) <= 1
+    assert Platt().chances(np.zeros(1)) == 0.5 and Platt(slope=2, offset=-2).chances(np.ones(1)) == 0.5
+    low, high = Platt(slope=1e6).chances(np.array([-1e6, 1e6]))
+    assert 0 <= low < high <= 1
 
 
 # -- its folder ------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_an_adapter_is_read_as_it_was_trained(tmp_path, monkeypatch):
     prompt, tokens = [7, 8, 9], [20, 21, 5, 22, 23, 24, 5]
     parts = [make_reading(prompt, tokens[:end], [end], ["x"]) for end in (3, 7)]
     passage = Passage(np.array([*prompt, *tokens]), np.array([5, 9]))
-    expected = [info.calibration.probability(logit) for logit in made.logits([passage])[0]]
+    expected = info.calibration.chances(made.logits([passage])[0]).tolist()
     name, config = parse_verifier(f"verifier:{tmp_path / 'adapter'}"), EngineConfig(model=model)
     assert [each.score for each in start_local_verifier(name, config, "cpu").read(parts)] == pytest.approx(expected)
     whole = merged_folder(tmp_path / "adapter", model)

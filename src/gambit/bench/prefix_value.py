@@ -131,7 +131,7 @@ def run(
 ) -> list[str]:
     """Samples and continues what is not there yet; returns the problems that were refused, and why."""
     with closing(LocalEngines(collecting)) as engines:
-        add_environment(folder, stamp(engines.facts.engine, identity_of(collecting.engine.model, "auto")))
+        add_environment(folder, stamp(engines.solver.engine.info, identity_of(collecting.engine.model, "auto")))
         made = collect(tasks, collecting, engines=engines, on_progress=on_traces, should_stop=should_stop)
         refused = made.refused
         if should_stop():

@@ -24,7 +24,6 @@ from gambit.cluster.actor import JobDesk
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.work import Work, run_work
 from gambit.config.options import EngineConfig, SearchConfig
-from gambit.engines.base import EngineInfo
 from gambit.errors import EngineError
 from gambit.models import files as models
 from gambit.scorers.base import Scorer
@@ -104,8 +103,7 @@ class EngineFacts:
     """The facts about engines that a collection needs."""
 
     hidden_size: int
-    batch_tokens: int
-    engine: EngineInfo
+    batch_tokens: int  # of one pass of the states' model
 
 
 class CollectEngines(Protocol):
@@ -140,7 +138,7 @@ class LocalEngines:
 
     @property
     def facts(self) -> EngineFacts:
-        return EngineFacts(self._reader.hidden_size, self._reader.batch_tokens, self.solver.engine.info)
+        return EngineFacts(self._reader.hidden_size, self._reader.batch_tokens)
 
     def sample(
         self,

@@ -51,7 +51,7 @@ class Thoughts:
         return self._rows(places) * is_real[..., None]
 
     def take_labels(self, traces: Tensor) -> Tensor:
-        """Returns [trace, thought], zeros after their last thought."""
+        """Returns [trace, thought], the labels of some traces, zeros after their last thought."""
         places, is_real = self._places(traces)
         return self.labels[places] * is_real
 

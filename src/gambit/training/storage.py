@@ -123,11 +123,10 @@ def state_name(layer: int, position: str) -> str:
 class CollectionWriter:
     """Adds shards to a collection, a new one or one that an earlier run began; one writer at a time."""
 
-    def __init__(self, folder: Path, header: Header, entries: Sequence[ShardEntry]) -> None:
-        self.header = header
-        self._next_number = 1 + max((entry.number for entry in entries), default=-1)
+    def __init__(self, folder: Path) -> None:
+        entries = list(read_index(folder))
+        self._folder, self._next_number = folder, 1 + max((entry.number for entry in entries), default=-1)
         self.done = frozenset(problem.id for entry in entries for problem in entry.problems)
-        self._folder = folder
 
     def add(self, problems: Sequence[ProblemRecord], tensors: Mapping[str, torch.Tensor]) -> None:
         """Writes a shard."""
@@ -193,15 +192,14 @@ def opened_collection(folder: Path, header: Header) -> CollectionWriter:
         if any(folder.glob("shard-*")):
             raise UserError(f"{folder} holds shards but no {HEADER_FILE}: give --out a new folder")
         write_whole(folder / HEADER_FILE, header.model_dump_json(indent=2).encode())
-        return CollectionWriter(folder, header, [])
-    found = read_header(folder)
-    for name, before, now in _differences(found, header):
+        return CollectionWriter(folder)
+    for name, before, now in _differences(read_header(folder), header):
         raise UserError(f"{folder} was begun with {name} = {before}, this run has {now}: "
                         "use the same settings, or give --out a new folder")  # fmt: skip
     for leftover in folder.glob(f"*{PARTIAL}"):
         leftover.unlink()
     drop_torn_line(folder / INDEX_FILE)  # its shard counts as never written
-    return CollectionWriter(folder, found, list(read_index(folder)))
+    return CollectionWriter(folder)
 
 
 def _differences(one: Header, other: Header) -> Iterator[tuple[str, object, object]]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from gambit.config.trust import ScorerTrust
 from gambit.errors import UserError
 from gambit.scorers.base import MadeFor
-from gambit.stats import sigmoid
+from gambit.stats import Floats, all_sigmoids
 from gambit.storage.files import read_record, write_whole
 from gambit.storage.identity import files_hash
 from gambit.types import Aggregation
@@ -33,11 +33,9 @@ class Platt(BaseModel, frozen=True, extra="forbid"):
     slope: float = 1.0
     offset: float = 0.0
 
-    def logit(self, logit: float) -> float:
-        return self.slope * logit + self.offset
-
-    def probability(self, logit: float) -> float:
-        return sigmoid(self.logit(logit))
+    def chances(self, logits: Floats) -> Floats:
+        """Returns the chances that traces with these logits end right."""
+        return all_sigmoids(self.slope * logits + self.offset)
 
 
 class LoraInfo(BaseModel, frozen=True, extra="forbid"):

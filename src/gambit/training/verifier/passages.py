@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gambit.errors import UserError
-from gambit.stats import Floats, Ints, all_sigmoids
+from gambit.stats import Floats, Ints
 from gambit.training.dataset import Dataset, load_dataset
 from gambit.training.ranking import QUARTERS, last_thoughts, pairs_in, scores_after
 from gambit.types import Aggregation, EndReason, StatePosition
@@ -83,10 +83,9 @@ class ReadTraces:
 
     def chances(self, chosen: Ints, share: float, aggregation: Aggregation, calibration: Platt) -> Floats:
         """Returns the same as probabilities; 0 for a trace without a thought, as in a search."""
-        logits = calibration.slope * self.logits(chosen, share, aggregation) + calibration.offset
+        chances = calibration.chances(self.logits(chosen, share, aggregation))
         is_known = (last_thoughts(self.data.traces.num_thoughts[chosen], share) >= 0) | (share >= 1)
-        found: Floats = np.where(is_known, all_sigmoids(logits), 0.0)
-        return found
+        return np.where(is_known, chances, 0.0)
 
     def quarter_aucs(self, chosen: Ints, aggregation: Aggregation) -> Floats:
         """Returns [quarter, problem]; not a number where there is nothing to rank."""
