@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 
@@ -106,19 +106,6 @@ class EngineFacts:
     batch_tokens: int  # of one pass of the states' model
 
 
-class CollectEngines(Protocol):
-    """Samples traces and reads their states, here or in a cluster."""
-
-    @property
-    def facts(self) -> EngineFacts: ...
-
-    def sample(self, tasks: Iterable[Task], plan: CollectPlan, should_stop: Callable[[], bool]) -> Iterator[Sampled]:
-        """Yields problems as they end."""
-
-    def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
-        """Returns the states of every trace, in this order."""
-
-
 class LocalEngines:
     """An engine of this process that samples and, beside it, the model that reads states."""
 
@@ -147,6 +134,7 @@ class LocalEngines:
         should_stop: Callable[[], bool],
         on_event: Callable[[ev.Event], None] = lambda event: None,
     ) -> Iterator[Sampled]:
+        """Yields problems as they end."""
         watch = Watch()
         begun: dict[str, Task] = {}
 
@@ -169,6 +157,7 @@ class LocalEngines:
             yield Sampled(begun.pop(result.problem_id), traces if is_whole else [], result.error)
 
     def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
+        """Returns the states of every trace, in this order."""
         with self._reading:
             return self._reader.read([trace for problem in problems for trace in problem.traces])
 
@@ -188,6 +177,48 @@ def sampling_engine(plan: CollectPlan) -> EngineConfig:
 def thought_scorer(plan: CollectPlan) -> Scorer:
     """Returns the scorer that makes engines report where thoughts end."""
     return ThoughtMeter(plan.boundary, plan.with_confidence)
+
+
+# -- engines under Ray ------------------------------------------------------------------------------------------
+
+
+def sample_one(task: Task, plan: CollectPlan, engines: LocalEngines, desk: JobDesk) -> Sampled:
+    """Samples the traces of one problem and reads their states, in the process of an engine."""
+
+    def on_event(event: ev.Event) -> None:
+        if isinstance(event, ev.Sample):
+            desk.send(event)
+
+    found = list(engines.sample([task], plan, desk.should_stop, on_event))
+    sampled = found[0] if found else Sampled(task, [])  # none: stopped before it began
+    if sampled.traces:
+        sampled.states = engines.states_of([sampled])
+    return sampled
+
+
+class RayEngines:
+    """The engines of a collection under Ray; the driver grades and writes. The caller closes the pool."""
+
+    def __init__(self, pool: EnginePool[LocalEngines], should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Waits until an engine is ready."""
+        self._pool = pool
+        facts: EngineFacts | None = pool.call_one(attrgetter("facts"), should_stop)
+        if facts is None:
+            raise EngineError("stopped before an engine was ready: nothing was collected")
+        self.facts = facts
+
+    def sample(self, tasks: Iterable[Task], plan: CollectPlan, should_stop: Callable[[], bool]) -> Iterator[Sampled]:
+        """Yields problems as they end, with their states."""
+        work = (Work(partial(sample_one, task, plan), task) for task in tasks)
+        for end in run_work(self._pool, work, jobs_per_engine=plan.most_problems_at_once, should_stop=should_stop):
+            yield end.value if isinstance(end.value, Sampled) else Sampled(end.tag, [], end.error)
+
+    def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
+        """Returns the states that came with the traces."""
+        return [states for problem in problems for states in problem.states or ()]
+
+
+CollectEngines: TypeAlias = LocalEngines | RayEngines
 
 
 # -- the run ---------------------------------------------------------------------------------------------------
@@ -271,44 +302,6 @@ def sample(
         if sampled.traces:
             sampled.grades = [grading.submit(trace.text, sampled.task.answer) for trace in sampled.traces]
             yield sampled
-
-
-# -- under Ray -------------------------------------------------------------------------------------------------
-
-
-def sample_one(task: Task, plan: CollectPlan, engines: LocalEngines, desk: JobDesk) -> Sampled:
-    """Samples the traces of one problem and reads their states, in the process of an engine."""
-
-    def on_event(event: ev.Event) -> None:
-        if isinstance(event, ev.Sample):
-            desk.send(event)
-
-    found = list(engines.sample([task], plan, desk.should_stop, on_event))
-    sampled = found[0] if found else Sampled(task, [])  # none: stopped before it began
-    if sampled.traces:
-        sampled.states = engines.states_of([sampled])
-    return sampled
-
-
-class RayEngines:
-    """The engines of a collection under Ray; the driver grades and writes. The caller closes the pool."""
-
-    def __init__(self, pool: EnginePool[LocalEngines], should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Waits until an engine is ready."""
-        self._pool = pool
-        facts: EngineFacts | None = pool.call_one(attrgetter("facts"), should_stop)
-        if facts is None:
-            raise EngineError("stopped before an engine was ready: nothing was collected")
-        self.facts = facts
-
-    def sample(self, tasks: Iterable[Task], plan: CollectPlan, should_stop: Callable[[], bool]) -> Iterator[Sampled]:
-        work = (Work(partial(sample_one, task, plan), task) for task in tasks)
-        for end in run_work(self._pool, work, jobs_per_engine=plan.most_problems_at_once, should_stop=should_stop):
-            yield end.value if isinstance(end.value, Sampled) else Sampled(end.tag, [], end.error)
-
-    def states_of(self, problems: Sequence[Sampled]) -> list[dict[str, torch.Tensor]]:
-        """Returns the states that came with the traces."""
-        return [states for problem in problems for states in problem.states or ()]
 
 
 # -- records ---------------------------------------------------------------------------------------------------
