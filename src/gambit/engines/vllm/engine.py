@@ -18,16 +18,7 @@ from gambit.errors import EngineError, first_line
 from gambit.scorers.memory import lost_history
 from gambit.text.boundary import THINKING, advance, boundaries
 from gambit.text.tokenizers import Tokenizer
-from gambit.types import (
-    Eviction,
-    PressureAction,
-    Progress,
-    SearchStep,
-    StepBatch,
-    StepSeconds,
-    TraceKey,
-    TraceSpec,
-)
+from gambit.types import Eviction, PressureAction, Progress, SearchStep, StepBatch, StepSeconds, TraceKey, TraceSpec
 
 if TYPE_CHECKING:
     from gambit.engines.vllm.compat.core import VllmCore

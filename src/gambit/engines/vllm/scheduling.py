@@ -201,11 +201,7 @@ class TraceScheduling:
         return report
 
     def read(
-        self,
-        report: StepReport,
-        ends: Mapping[str, EndReason],
-        values: RowValues | None,
-        thoughts: ThoughtRows | None,
+        self, report: StepReport, ends: Mapping[str, EndReason], values: RowValues | None, thoughts: ThoughtRows | None
     ) -> list[str]:
         """Folds the tokens in `report` into the table; adds thoughts and ends to the report.
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gambit.engines.sampling import Filters, filters_of, sample, uniforms
@@ -147,8 +146,7 @@ class RowSampling:
         self.embedding_size = 0  # the largest of those that run
         self._device = device
         self._tasks: dict[str, TraceTask] = {}
-        self._num_cached: Mapping[str, int] = {}  # tokens in the cache, by request of this step
-        self._num_new: Mapping[str, int] = {}  # tokens that this step adds to them
+        self._lengths: Mapping[str, int] = {}
         self._rows: list[str] = []
         self._table = np.zeros(0, NOISE)
         self._filters: Filters | None = None
@@ -165,9 +163,9 @@ class RowSampling:
         self.needs_confidence = any(task.confidence_window for task in tasks)
         self.embedding_size = max((task.embedding_size for task in tasks), default=0)
 
-    def place(self, num_cached: Mapping[str, int], num_new: Mapping[str, int]) -> None:
-        """Sets where the rows of a step stand, in tokens."""
-        self._num_cached, self._num_new = num_cached, num_new
+    def place(self, lengths: Mapping[str, int]) -> None:
+        """Sets how many tokens each request of a step has once it is computed, the prompt included."""
+        self._lengths = lengths
 
     def known(self, rows: list[str]) -> list[str] | None:
         """Returns the rows; None for those that model runner V2 makes up to warm its kernels."""
@@ -178,12 +176,10 @@ class RowSampling:
             self._rows = rows
             self._table = np.array([_noise_row(self._tasks[request]) for request in rows], NOISE)
             self._filters = filters_of(self._table, self._device)
-        positions = self._column(self._num_cached) + self._column(self._num_new) - self._table["prompt_tokens"]
+        lengths = np.fromiter(map(self._lengths.__getitem__, rows), np.int64, len(rows))
+        positions = lengths - self._table["prompt_tokens"]
         uniform = torch.from_numpy(uniforms(self._table["noise_key"], positions)).float()
         return sample(logits, self._filters, uniform.to(self._device, non_blocking=True))
-
-    def _column(self, numbers: Mapping[str, int]) -> npt.NDArray[np.int64]:
-        return np.fromiter(map(numbers.__getitem__, self._rows), np.int64, len(self._rows))
 
 
 def _noise_row(task: TraceTask) -> tuple[float, ...]:

@@ -81,10 +81,10 @@ class TraceTable:
     # -- searches and traces come and go -----------------------------------------------------------------------
 
     def open(self, spec: SearchSpec) -> None:
-        if spec.rule not in self._rules:
-            self._rules[spec.rule] = len(self._detectors)
+        number = self._rules.setdefault(spec.rule, len(self._rules))
+        if number == len(self._detectors):
             self._detectors.append(ThoughtTables(spec.rule))
-        self.searches[spec.search] = ScheduledSearch(spec, self._rules[spec.rule])
+        self.searches[spec.search] = ScheduledSearch(spec, number)
 
     def add(self, request: str, task: TraceTask, step: int) -> None:
         """Adds a trace that waits from this step on."""

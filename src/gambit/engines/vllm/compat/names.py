@@ -178,9 +178,7 @@ TOUCHED = (
         read="block_table_tensor max_query_len max_seq_len num_reqs seq_lens",
     ),
     Touched("vllm.v1.attention.backend", "AttentionMetadataBuilder", read="device kv_cache_spec layer_names"),
-    Touched(
-        "vllm.v1.attention.backends.fa_utils", imported="get_flash_attn_version", called="flash_attn_varlen_func"
-    ),
+    Touched("vllm.v1.attention.backends.fa_utils", imported="get_flash_attn_version", called="flash_attn_varlen_func"),
     Touched(
         "vllm.v1.attention.backends.flash_attn",
         imported="FlashAttentionBackend FlashAttentionImpl FlashAttentionMetadataBuilder",
@@ -203,12 +201,8 @@ TOUCHED = (
     Touched("vllm.model_executor.layers.attention.attention", "Attention", read="impl"),
     Touched("vllm.v1.worker.utils", "AttentionGroup", called="get_metadata_builder"),
     Touched("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher", replaced="dispatch"),
-    Touched(
-        "vllm.v1.worker.gpu.cudagraph_utils", "CudaGraphManager", replaced="_capture_descs dispatch graphs"
-    ),
-    Touched(
-        "vllm.v1.worker.gpu.cudagraph_utils", "BatchExecutionDescriptor", read="num_reqs uniform_token_count"
-    ),
+    Touched("vllm.v1.worker.gpu.cudagraph_utils", "CudaGraphManager", replaced="_capture_descs dispatch graphs"),
+    Touched("vllm.v1.worker.gpu.cudagraph_utils", "BatchExecutionDescriptor", read="num_reqs uniform_token_count"),
     # -- the worker and its model runner, V1 and V2
     Touched("vllm.v1.worker.cpu_worker", imported="CPUWorker"),
     Touched(
@@ -237,8 +231,6 @@ TOUCHED = (
         read="attn_groups cudagraph_manager execute_model_state kv_cache_config kv_caches model vllm_config",
         set="use_aux_hidden_state_outputs",
     ),
-    Touched(
-        "vllm.v1.worker.gpu.model_runner", "ExecuteModelState", read="aux_hidden_states hidden_states input_batch"
-    ),
+    Touched("vllm.v1.worker.gpu.model_runner", "ExecuteModelState", read="aux_hidden_states hidden_states input_batch"),
     Touched("vllm.v1.worker.gpu.input_batch", "InputBatch", read="logits_indices req_ids"),
 )  # fmt: skip

@@ -13,14 +13,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from gambit.engines.sampling import token_confidence
 from gambit.engines.vllm.compat import forest, model_runner
 from gambit.engines.vllm.compat.core import join_front, num_layers
-from gambit.engines.vllm.messages import (
-    DecodeAttention,
-    GambitConfig,
-    ThoughtRows,
-    WorkerStep,
-    attached,
-    unpacked,
-)
+from gambit.engines.vllm.messages import DecodeAttention, GambitConfig, ThoughtRows, WorkerStep, attached, unpacked
 from gambit.engines.vllm.scoring import DeviceValues, RowSampling, RowScoring
 from gambit.scorers.memory import on_device
 
@@ -111,7 +104,8 @@ class GambitWorker(Worker):
             known = scheduled.scheduled_cached_reqs
             cached = dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
             cached |= {each.req_id: each.num_computed_tokens for each in new}
-            self._sampling.place(cached, scheduled.num_scheduled_tokens)
+            counts = scheduled.num_scheduled_tokens
+            self._sampling.place({request: cached[request] + count for request, count in counts.items()})
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> Any:
