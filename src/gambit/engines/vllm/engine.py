@@ -106,7 +106,7 @@ class VllmEngine:
     """Runs the traces of all open searches in vLLM's continuous batch."""
 
     def __init__(self, core: VllmCore, info: EngineInfo, tokenizer: Tokenizer, *, remembers: bool = False) -> None:
-        """`remembers`: the scorer has histories; the scheduler learns when one is no longer needed."""
+        """`remembers`: the scorer has histories; the scheduler is informed when one is no longer needed."""
         self.info = info
         self.tokenizer = tokenizer
         self.seconds_waiting = 0.0  # so far, of vLLM's core for its device; above 0 the core's own work costs no time
@@ -119,7 +119,7 @@ class VllmEngine:
         self._num_requests = 0
         self._num_stuck = 0
         self._held: StepReport | None = None  # fetched, not yet read
-        self._late: list[tuple[int, Eviction]] = []  # by search: queued traces whose last token came with the news
+        self._late: list[tuple[int, Eviction]] = []  # by search: queued traces whose last token came in the same report
         self._failure: EngineError | None = None
 
     # -- searches and traces come and go -----------------------------------------------------------------------
@@ -331,7 +331,7 @@ class VllmEngine:
         return {number: step for number, step in steps.items() if step != SearchStep()}
 
     def _put_off_queueing(self, report: StepReport) -> None:
-        """Puts off the news that a trace was queued while its token is in the report: that token must be read first.
+        """Puts off the queueing of traces that have a token in the same report: that token must be read first.
 
         Asynchronous scheduling queues a trace while one of its tokens is under way.
         """

@@ -51,8 +51,8 @@ class TraceScheduling:
 
     # -- searches and requests come and go ---------------------------------------------------------------------
 
-    def obey(self, message: Message) -> None:
-        """Takes a message from the front that is about no new trace."""
+    def receive(self, message: Message) -> None:
+        """Acts on a message from the front that is about no new trace."""
         match message:
             case SearchSpec():
                 self._table.open(message)
@@ -210,8 +210,12 @@ class TraceScheduling:
         """
         if values is not None:
             report.seconds_scoring, report.seconds_waiting = values.seconds, values.waited
-            if values.greedy is not None:
-                self._compare(report, values.greedy.astype(int).tolist())
+            if values.greedy is not None:  # self-check: a state must make the token that was sampled for its row
+                report.checked = len(report.rows)
+                report.mismatches = int((values.greedy.astype(int) != report.tokens).sum())
+                self._num_compared += 1
+                if self._num_compared == FAILING_CHECK:
+                    self.failing = report.rows[0]
         scored, unconfident = [], []
         if report.rows:
             scored = self._table.read(report, values)
@@ -223,14 +227,6 @@ class TraceScheduling:
             key, confidence = self._table.traces[request].key, self._table.tracks.end(request)
             report.of(key.search).finished.append(TraceEnd(key.trace, reason, (), confidence))
         return list(stopped)
-
-    def _compare(self, report: StepReport, expected: list[int]) -> None:
-        """Counts, in the self-check, the rows whose state does not make the token that was sampled for them."""
-        report.checked = len(report.rows)
-        report.mismatches = sum(token != other for token, other in zip(report.tokens, expected, strict=True))
-        self._num_compared += 1
-        if self._num_compared == FAILING_CHECK:
-            self.failing = report.rows[0]
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------------

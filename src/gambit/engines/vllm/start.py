@@ -56,7 +56,7 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     """
     if find_spec("vllm") is None:
         raise UserError("vLLM is not installed: pip install 'gambit-search[vllm]', or use --engine local")
-    # Where a thought ends is known in the scheduler, which gets scores but no states.
+    # Where a thought ends is known in the scheduler, which receives scores but no states.
     is_in_one = not isinstance(scorer, SplitScorer)
     if is_in_one and scorer.info.needs_confidence and scorer.info.hidden_size is not None:
         raise UserError(f"the scorer {scorer.info.architecture!r} needs states and confidences together: the vllm "
@@ -109,11 +109,11 @@ def start_vllm(config: EngineConfig, model: str, scorer: Scorer, tokenizer: Toke
     return engine
 
 
-def _attention(wish: object, options: Mapping[str, Any], *, is_tested: bool) -> DecodeAttention:
-    """Returns forest attention where it is wished and nothing speaks against it, else stock attention."""
-    if wish not in list(DecodeAttention):
-        raise UserError(f"engine option attention={wish!r}: choose one of {', '.join(DecodeAttention)}")
-    attention = DecodeAttention(str(wish))
+def _attention(option: object, options: Mapping[str, Any], *, is_tested: bool) -> DecodeAttention:
+    """Returns what the option `attention` names; stock attention for "auto" where forest attention cannot be used."""
+    if option not in list(DecodeAttention):
+        raise UserError(f"engine option attention={option!r}: choose one of {', '.join(DecodeAttention)}")
+    attention = DecodeAttention(str(option))
     if attention is DecodeAttention.STOCK:
         return attention
     from gambit.engines.vllm.compat import forest
@@ -148,7 +148,7 @@ def _multiprocessing(own_process: bool) -> Iterator[None]:
 
 
 def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: bool) -> dict[str, Any]:
-    """Returns vLLM's options: our defaults, what the user gives, and what Gambit must set itself."""
+    """Returns vLLM's options: our defaults, the user's, and those that Gambit must set itself."""
     given = {name: value for name, value in config.engine_options.items() if name not in OWN_OPTIONS}
     for name in _OURS:
         if name in given:
@@ -158,7 +158,7 @@ def _options(config: EngineConfig, model: str, gambit: GambitConfig, is_cpu: boo
             raise UserError(f"engine option {name}={given[name]!r} cannot be used: {reason}")
     options: dict[str, Any] = {
         "dtype": "float32" if is_cpu and config.dtype == "auto" else config.dtype,
-        "skip_tokenizer_init": True,  # vLLM gets and gives token ids
+        "skip_tokenizer_init": True,  # vLLM reads and returns token ids
         "disable_log_stats": True,
         "use_tqdm_on_load": False,  # our own display has the terminal
         "gpu_memory_utilization": config.memory_ratio,

@@ -199,11 +199,11 @@ def has_seeded_noise(config: Any) -> bool:
 
 
 def check_layers(config: Any, layers: Sequence[int]) -> None:
-    """Raises if a scorer reads layers that vLLM does not give. Inner ones it gives of models with EAGLE-3's drafts."""
+    """Raises if a scorer reads layers whose states vLLM does not return. It returns inner ones for EAGLE-3's drafts."""
     model = config.model_config
     if LayerChoice.of(layers, num_layers(config)).inner and not supports_eagle3(get_model_cls(model)):
-        raise UserError(f"the scorer reads layers {list(layers)}: vLLM gives those of {model.architecture} in the last "
-                        "one (-1) only; use --engine local, or a scorer of the last layer")  # fmt: skip
+        raise UserError(f"the scorer reads layers {list(layers)}: vLLM returns those of {model.architecture} in the "
+                        "last one (-1) only; use --engine local, or a scorer of the last layer")  # fmt: skip
 
 
 def num_layers(config: Any) -> int:

@@ -45,7 +45,7 @@ def blocks_from(scheduler: Any, request_id: str, start: int) -> list[int]:
 
 
 def blocks_only_grow(scheduler: Any) -> bool:
-    """Returns True if running requests keep their blocks and append new ones; a sliding window gives some back."""
+    """Returns True if running requests keep their blocks and append new ones; a sliding window frees some."""
     groups = scheduler.kv_cache_config.kv_cache_groups
     return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
 
@@ -133,7 +133,7 @@ class FastDecode:
         growing: list[_Decoding] = []
         decoding, block_tokens, scheduler = self._decoding, self._block_tokens, self._scheduler
         before = None if scheduler.use_v2_model_runner else scheduler.prev_step_scheduled_req_ids
-        is_first = True  # blocks are given in the order of running: to none after one that is left to vLLM
+        is_first = True  # blocks go to requests in the order of running: to none after one that is left to vLLM
         for request in running:
             if request.is_prefill_chunk:
                 return [], []  # it takes what those before it leave of a step's tokens

@@ -95,13 +95,6 @@ def attend(
 class ForestPlanning:
     """Makes the plan of a step, once for all layers; mixed into a builder of attention metadata."""
 
-    # The builder's own.
-    vllm_config: Any
-    kv_cache_spec: Any
-    device: Any
-    num_heads_q: int
-    num_heads_kv: int
-
     supports_update_block_table = False  # the plan is made from the table
     uses_forest = False  # set before each step
     last_plan: ForestPlan | None = None  # of the traces that are in the batch now, in the same rows

@@ -27,7 +27,21 @@ class StatePooler:
 
     def __init__(self, folder: str, model_type: str, options: dict[str, Any]) -> None:
         _register_headless(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
-        config = _config(folder, options)
+        arguments = EngineArgs(
+            model=folder,
+            runner="pooling",
+            convert="embed",
+            hf_overrides={"architectures": [HEADLESS], "auto_map": {}},
+            pooler_config=PoolerConfig(task=TASK, pooling_type="LAST"),
+            skip_tokenizer_init=True,
+            enable_prefix_caching=True,
+            use_tqdm_on_load=False,
+            disable_log_stats=True,
+            **options,
+        )
+        config = arguments.create_engine_config(UsageContext.LLM_CLASS)
+        if not config.cache_config.enable_prefix_caching:
+            raise ValueError("vLLM has no prefix caching for this model: every thought would be read from the start")
         self._core = start_client(config, own_process=False)
         self._params = PoolingParams(task=TASK, use_activation=False)  # a unit vector otherwise
         self._params.verify(config.model_config)
@@ -51,25 +65,6 @@ class StatePooler:
                 found[output.request_id] = state, int(output.prefill_stats.num_computed_tokens)
         states, counts = zip(*(found[request] for request in requests), strict=True)
         return torch.stack(states), list(counts)
-
-
-def _config(folder: str, options: dict[str, Any]) -> Any:
-    arguments = EngineArgs(
-        model=folder,
-        runner="pooling",
-        convert="embed",
-        hf_overrides={"architectures": [HEADLESS], "auto_map": {}},
-        pooler_config=PoolerConfig(task=TASK, pooling_type="LAST"),
-        skip_tokenizer_init=True,
-        enable_prefix_caching=True,
-        use_tqdm_on_load=False,
-        disable_log_stats=True,
-        **options,
-    )
-    config = arguments.create_engine_config(UsageContext.LLM_CLASS)
-    if not config.cache_config.enable_prefix_caching:
-        raise ValueError("vLLM has no prefix caching for this model: every thought would be read from the start")
-    return config
 
 
 def _register_headless(architecture: str) -> None:

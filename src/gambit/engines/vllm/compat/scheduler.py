@@ -46,7 +46,7 @@ class _GambitScheduling:
 
     With scheduling_policy="priority" vLLM takes max((priority, arrival)) among the running requests when an
     allocation fails. Priorities are set just before a step in which that will happen, so that vLLM chooses the trace
-    that engines/eviction.py names; `_preempt_request` then does with it what its rule says.
+    that engines/eviction.py names; `_preempt_request` then applies its rule to it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,7 +82,7 @@ class _GambitScheduling:
         message = unpacked(request.sampling_params.extra_args)
         assert message is not None and not isinstance(message, StepReport), "a request that Gambit did not make"
         if not isinstance(message, TraceTask):
-            self._traces.obey(message)
+            self._traces.receive(message)
             return
         request.sampling_params.extra_args = packed(message)  # unpacked once, for the workers too
         self._traces.add(request.request_id, message)
@@ -242,7 +242,7 @@ class _GambitScheduling:
         priority = self._traces.evict(request.request_id, is_last=not self.running)
         if priority is None:
             request.status = RequestStatus.FINISHED_ABORTED
-            self._free_request(request)  # vLLM has just taken it out of the running ones; workers learn it in time
+            self._free_request(request)  # vLLM has just taken it out of the running ones; its workers forget it
         else:
             request.priority = priority
             super()._preempt_request(request, *args, **kwargs)
