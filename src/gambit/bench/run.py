@@ -199,14 +199,15 @@ class LocalSearches:
             if self.should_stop():
                 return
 
-    def _run_group(self, group: SearchGroup, pending: Sequence[BenchTask]) -> Iterator[TaskEnd]:
+    def _run_group(
+        self, group: SearchGroup, pending: Sequence[BenchTask], *, is_retry: bool = False
+    ) -> Iterator[TaskEnd]:
         """Yields a group's ends. An engine that fails ends all its searches; these are tried again, one by one."""
-        concurrency = group.plan.recipe.bench.concurrency
         while pending and not self.should_stop():
             begun: dict[str, list[ev.Event]] = defaultdict(list)
             done: set[str] = set()
             try:
-                for end in self._search(group, pending, begun, concurrency):
+                for end in self._search(group, pending, begun):
                     done.add(end.row.problem)
                     yield end
                 return
@@ -214,28 +215,20 @@ class LocalSearches:
                 raise
             except Exception as error:
                 pending = [task for task in pending if task.item.id not in done]
-                suspects = [task for task in pending if task.item.id in begun]
+                suspects = [task for task in pending if is_retry or task.item.id in begun]
                 if not suspects:
                     raise
                 for task in suspects:
-                    yield from self._search_alone(task, error if len(suspects) == 1 else None)
+                    if len(suspects) > 1:
+                        yield from self._run_group(group, [task], is_retry=True)
+                    else:
+                        yield task.lost(f"{type(error).__name__}: {error}", log_of(self.folder, task))
                 pending = [task for task in pending if task not in suspects]
 
-    def _search_alone(self, task: BenchTask, error: Exception | None) -> Iterator[TaskEnd]:
-        """Yields the end of a task by itself; `error` is that of its first try if that was alone, too."""
-        if error is None:
-            try:
-                yield from self._search(task.group, [task], defaultdict(list), 1)
-                return
-            except (UserError, StorageError):
-                raise
-            except Exception as second:
-                error = second
-        yield task.lost(f"{type(error).__name__}: {error}", log_of(self.folder, task))
-
     def _search(
-        self, group: SearchGroup, tasks: Sequence[BenchTask], begun: dict[str, list[ev.Event]], concurrency: int
+        self, group: SearchGroup, tasks: Sequence[BenchTask], begun: dict[str, list[ev.Event]]
     ) -> Iterator[TaskEnd]:
+        bench = group.plan.recipe.bench
         by_name = {task.item.id: task for task in tasks}
         times: dict[str, float] = {}
 
@@ -246,8 +239,8 @@ class LocalSearches:
             begun[problem].append(event)  # measured once the search is over: nothing here may cost it time
 
         for result in self.solver.solve_many(
-            self._problems(tasks), group.config, concurrency=concurrency,
-            out_dir=self.folder / group.log_folder if group.plan.recipe.bench.logs else None,
+            self._problems(tasks), group.config, concurrency=bench.concurrency,
+            out_dir=self.folder / group.log_folder if bench.logs else None,
             on_event=on_event, should_stop=self.should_stop,
         ):  # fmt: skip
             if result.stop_reason is StopReason.INTERRUPTED:

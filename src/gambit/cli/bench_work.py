@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
@@ -137,15 +137,13 @@ def _listed(text: str | None, flag: str) -> list[str] | None:
 
 def _show_plan(recipe: BenchRecipe) -> int:
     planned = list(planned_searches(recipe))
-    table = _plain_table()
-    for name in ("method", "benchmark"):
-        table.add_column(name)
-    for name in ("problems", "searches", "traces of each", "tokens of a trace", "tokens"):
-        table.add_column(name, justify="right")
-    for each in planned:
-        counts = (each.num_problems, each.num_searches, each.num_traces, each.trace_tokens)
-        table.add_row(each.variant, each.benchmark, *(f"{count:,}" for count in counts), _about(each.num_tokens))
-    put(table)
+    rows = [
+        (each.variant, each.benchmark, f"{each.num_problems:,}", f"{each.num_searches:,}", f"{each.num_traces:,}",
+         f"{each.trace_tokens:,}", _about(each.num_tokens))
+        for each in planned
+    ]  # fmt: skip
+    columns = ("method", "benchmark", "problems", "searches", "traces of each", "tokens of a trace", "tokens")
+    _put_table(columns, rows, num_names=2)
     num_searches, num_tokens = sum(each.num_searches for each in planned), sum(each.num_tokens for each in planned)
     put(f"{num_searches:,} searches, about {_about(num_tokens)} tokens were every trace written in full; methods that "
         "prune or share prefixes write fewer")  # fmt: skip
@@ -154,8 +152,14 @@ def _show_plan(recipe: BenchRecipe) -> int:
     return OK
 
 
-def _plain_table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+def _put_table(columns: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> None:
+    """Prints a table; columns after the first `num_names` hold numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < num_names else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    put(table)
 
 
 def _about(count: int) -> str:
@@ -236,11 +240,6 @@ def _warn_of_failures(folder: Path, *, is_quiet: bool) -> int:
 def _show(made: Report) -> None:
     """Prints the first table and every sentence; the rest is for the page."""
     first = made.tables[0]
-    table = _plain_table()
-    for number, name in enumerate(first.columns):
-        table.add_column(name, justify="left" if number < first.num_names else "right", overflow="fold")
-    for row in first.rows:
-        table.add_row(*row)
-    put(table)
+    _put_table(first.columns, first.rows, first.num_names)
     for sentence in (*made.cautions, *made.findings):
         put(sentence)
