@@ -39,13 +39,13 @@ class GambitWarning(UserWarning):
 
 
 class WarnOnce:
-    """Gives each warning once."""
+    """Issues each warning once."""
 
     def __init__(self) -> None:
         self._notes: set[str] = set()
 
     def warn(self, notes: Iterable[str]) -> tuple[str, ...]:
-        """Gives the warnings that were not given before, and returns them."""
+        """Issues the warnings that are new, and returns them."""
         news = tuple(note for note in dict.fromkeys(notes) if note not in self._notes)
         self._notes.update(news)
         for note in news:
@@ -69,7 +69,7 @@ class StopWish:
         self._since: float | None = None
 
     def is_repeated(self) -> bool:
-        """Called at every signal; returns True if the user has asked to stop a second time."""
+        """Returns True if the user has asked to stop a second time; to be called at every signal."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

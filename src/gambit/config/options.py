@@ -36,7 +36,7 @@ MinP = Annotated[float, Field(ge=0, lt=1)]
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|mps")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 Model = TypeVar("Model", bound=BaseModel)
-NESTED_OPTIONS = ("engine_options", "policy_options", "verifier_options")  # of which each may be given by itself
+NESTED_OPTIONS = ("engine_options", "policy_options", "verifier_options")  # whose entries may come one by one
 
 
 class BranchPoint(StrEnum):

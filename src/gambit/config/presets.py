@@ -76,7 +76,7 @@ def preset_for(model: str, folder: Path | None) -> Preset:
 
 
 def system_prompt_of(config: SearchConfig, preset: Preset) -> str | None:
-    """Returns the user's, else the model's, else the one that asks for a boxed answer; None for none."""
+    """Returns the user's, else the model's, else the default for boxed answers; None for none."""
     return _first(config.system_prompt, preset.system_prompt, DEFAULT_SYSTEM_PROMPT) or None
 
 
@@ -162,8 +162,8 @@ def resolve(
     """
     preset = _preset_of(config, defaults)
     capacity = resolved_capacity(config, defaults)
-    wanted = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
-    max_new_tokens = min(wanted, context_left)
+    longest = _first(config.max_new_tokens, preset.max_new_tokens, DEFAULT_MAX_NEW_TOKENS)
+    max_new_tokens = min(longest, context_left)
     median = preset.median_length or (trust.median_tokens if trust else None)
     half_trace = int(median / 2) if median else min(12_000, max_new_tokens // 2)
     num_traces = _first(config.num_traces, capacity)

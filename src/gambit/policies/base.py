@@ -15,11 +15,11 @@ State = TypeVar("State")
 
 
 class Policy(Protocol[State]):
-    """A search method: `(state, view) -> (state', decisions)`, a pure function that is called when `wake` says so.
+    """A search method: `(state, view) -> (state', decisions)`, a pure function that is called at the moments of `wake`.
 
     Decisions are carried out in their order. What must happen inside an engine step is declared with each trace.
     A policy may also have `Options` (a pydantic model, all fields with defaults), `requirements` (a `Requirements`) and
-    `fixed_traces` (how many traces there are, whatever the settings say).
+    `fixed_traces` (how many traces there are, whatever the settings are).
     """
 
     name: ClassVar[str]
@@ -85,7 +85,7 @@ class TraceView:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin `count` roots on one island."""
+    """Starts `count` roots on one island."""
 
     count: int
     on_pressure: OnPressure
@@ -95,7 +95,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Begin a child that shares the parent's first `inherited` tokens."""
+    """Starts a child that shares the parent's first `inherited` tokens."""
 
     parent: int
     inherited: int
@@ -104,7 +104,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """End a trace for good."""
+    """Ends a trace for good."""
 
     trace: int
     reason: str
@@ -112,7 +112,7 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Take a trace's memory; it stays in the pool as a ghost."""
+    """Takes a trace's memory; it stays in the pool as a ghost."""
 
     trace: int
     reason: str
@@ -120,7 +120,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Exclude a finished trace from the vote."""
+    """Excludes a finished trace from the vote."""
 
     trace: int
     reason: str
@@ -128,7 +128,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class SplitIslands:
-    """Divide every island into as many as the others, roots with their descendants; the policy decides again at once.
+    """Divides every island into equally many, roots with their descendants; the policy decides again at once.
 
     The number of islands becomes that of `pool`, a multiple of today's.
     """
@@ -138,7 +138,7 @@ class SplitIslands:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the search."""
+    """Ends the search."""
 
 
 Decision: TypeAlias = Start | Branch | Prune | Evict | Discard | SplitIslands | Stop

@@ -48,8 +48,8 @@ class SelfConsistency:
 class BestOfN(SelfConsistency):
     """Best-of-N by verifier score (Cobbe et al. 2021), the verifier being the search's own thought scorer.
 
-    Ours: a trace's score is that of its thoughts (their mean, or as the scorer's checkpoint says), not of a separate
-    model that reads the whole text; a trace without an answer cannot be the best.
+    Ours: a trace's score is that of its thoughts (their mean, or as the scorer's checkpoint defines it), not of a
+    separate model that reads the whole text. A trace without an answer cannot be the best.
     """
 
     name: ClassVar[str] = "best-of-n"
@@ -58,7 +58,7 @@ class BestOfN(SelfConsistency):
 
 @dataclass(frozen=True, slots=True)
 class Single(SelfConsistency):
-    """Plain sampling: one trace, whatever `capacity` and `num_traces` say, and its answer."""
+    """Plain sampling: one trace, whatever `capacity` and `num_traces` are, and its answer."""
 
     name: ClassVar[str] = "single"
     wake: ClassVar[Wake] = Wake()
@@ -90,7 +90,7 @@ class StepPruning(SelfConsistency):
 
     Ours: the paper lets completed traces vote, its public code also pruned ones that had boxed an answer by then;
     both are here (`pruned_vote`). STEP's own scorer reads the state of the boundary token; with another scorer the
-    checkpoint says which state is read. If `num_traces` is above `capacity`, the rest start as places become free.
+    checkpoint names the state that is read. If `num_traces` is above `capacity`, the rest start as places become free.
     """
 
     name: ClassVar[str] = "step"

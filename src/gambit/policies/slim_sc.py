@@ -178,7 +178,7 @@ class SlimSc:
         return SlimScState(kept, tuple(cosines), threshold), [*prunes, *started]
 
     def learned_threshold(self, cosines: Sequence[float]) -> float:
-        """Returns the percentile, less a digit: a thought that reaches it is too like, also where that is 1."""
+        """Returns the percentile, lowered by a digit: a thought that reaches it is too like, even if it is 1."""
         return float(np.percentile(cosines, self.options.threshold_percentile) - 10**-DIGITS)
 
     def victim(self, thoughts: Mapping[int, Vectors], new: int, other: int) -> int:

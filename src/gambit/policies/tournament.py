@@ -12,7 +12,7 @@ from gambit.tree import TraceState
 from gambit.types import OnPressure, PressureAction
 
 AS_GHOST = OnPressure(PressureAction.GHOST)
-FLOOR_THOUGHTS = 8  # scored thoughts before the hard floor may act: a mean of fewer says little
+FLOOR_THOUGHTS = 8  # scored thoughts before the hard floor may act: a mean of fewer is mostly noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Tournament:
     def leads(self, parent: float, victim: float) -> bool:
         """Returns True if a parent's score leads clearly enough. In the paper any lead is enough.
 
-        A branch is no independent voter. If scores say little, most leads are noise, and swaps by them cost the pool
-        its variety for nothing.
+        A branch is no independent voter. If scores are poor, most leads are noise, and swaps by them cost the pool its
+        variety for nothing.
         """
         if self.margin == 0 or parent <= victim:
             return parent > victim

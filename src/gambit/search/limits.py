@@ -110,10 +110,6 @@ class VoteWatch:
     def __post_init__(self) -> None:
         self.num_planned = self.settings.first_traces
 
-    def note_end(self) -> None:
-        """Notes that a trace has finished."""
-        self.has_news = True
-
     @property
     def must_wait(self) -> bool:
         """Returns True while the verifier has yet to read what decides about a next round."""

@@ -202,8 +202,7 @@ class Search:
             return
         watch, at = self._watch, self.meter.num_steps
         if watch is not None:
-            if has_finished:
-                watch.note_end()
+            watch.has_news |= has_finished
             self.is_waiting = may_wait and watch.must_wait
             if self.is_waiting:
                 return

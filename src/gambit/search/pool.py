@@ -151,7 +151,7 @@ class TracePool:
 
     def _finish(self, done: TraceEnd, at: int) -> None:
         trace, own = self._tree.traces[done.trace], self._own(done.trace, done.tokens)
-        if done.reason is EndReason.CONFIDENCE:  # cut off in the middle: it has no answer to give
+        if done.reason is EndReason.CONFIDENCE:  # cut off in the middle: it has no answer
             self.emit(ev.Pruned(at, done.trace, "confidence", self._tree.score_of(trace), own))
             return
         answer = self._callbacks.answer_of(done.tokens)

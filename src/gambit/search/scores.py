@@ -105,9 +105,9 @@ class VerifierScores(Scores):
     """The scores of a verifier, recorded in the order of the thoughts.
 
     Thoughts are sent to it as they end, so that it reads while the engine decodes. Their scores are recorded at moments
-    that the seed decides, whenever they came; only an asynchronous verifier's are recorded as they happen to be there.
-    The engine stands still while one of its searches waits, and so do all others: hence the lag. After the failure of
-    an optional verifier, the engine's own scores count.
+    that the seed decides, whenever they came. Only those of an asynchronous verifier are recorded as they happen to be
+    there. The lag is there because the engine stands still, with all its searches, while one of them waits. After the
+    failure of an optional verifier, the engine's own scores count.
     """
 
     are_late = True
@@ -153,7 +153,7 @@ class VerifierScores(Scores):
         return ()
 
     def branch(self, child: int, parent: Trace, inherited: int) -> tuple[RunningScore, float | None]:
-        """Gives a child its parent's thoughts, also those whose scores are still to come."""
+        """Copies the parent's thoughts to a child, also those whose scores are still to come."""
         lineage = self._lineages[child] = self._lineages[parent.id].cut(inherited)
         self._awaited += [
             _Awaited(child, each.num_tokens, each.ended_step, each.engine_score, each.score)
@@ -302,7 +302,7 @@ class VerifierScores(Scores):
         return found.score
 
     def _set_scores(self, scores: Mapping[int, RunningScore]) -> None:
-        """Gives the engine the scores to evict live traces by."""
+        """Sends the engine the scores to evict live traces by."""
         values = {trace: score.value(self._tree.aggregation) for trace, score in scores.items()}
         known = {TraceKey(self._search, trace): value for trace, value in values.items() if value is not None}
         if known:

@@ -105,7 +105,7 @@ class PendingSearch:
     def _finished(self, result: SearchResult) -> SearchResult:
         run = self._begun
         news = run.news
-        if not self.request.problem.prefix_tokens:  # the rest of a trace says little about the length of one
+        if not self.request.problem.prefix_tokens:  # the length of a rest is no length of a trace
             news += self.history.remember(run.search.record)
         return run.sink.finish(dataclasses.replace(result, warnings=news))
 
@@ -216,7 +216,7 @@ class Solver(AbstractContextManager["Solver"]):
         """Searches problems, up to `concurrency` at a time in one batch, and yields results as they finish.
 
         A search begins when the engine has a place for a trace of it, so that `concurrency` may be large.
-        A problem that cannot be searched gives a result with `error` set; the others go on. Leaving the iteration
+        A problem that cannot be searched has a result with `error` set; the others go on. Leaving the iteration
         early ends the searches that run.
         """
         if concurrency < 1:
