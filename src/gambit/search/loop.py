@@ -87,6 +87,7 @@ class SearchBatch:
         return self.stop(self.running.values(), reason, error)
 
     def _each(self, searches: Iterable[Search], act: Callable[[Search], None]) -> list[Search]:
+        """Does something with searches, each of which may fail by itself; returns those that this ended."""
         for search in searches:
             try:
                 act(search)
