@@ -86,7 +86,7 @@ def fit_scorers(plan: ScorerPlan, data: Dataset, folder: Path, device: str) -> l
         trained = train(how, [data])
         made[folder / "scorers" / f"{architecture}.safetensors"] = trained.best, trained.metadata
         if architecture == "mlp":
-            shipped = next(fitted for _, fitted in trained.tried if fitted.recipe.objective == SHIPPED_OBJECTIVE)
+            shipped = next(fitted for fitted in trained.tried if fitted.recipe.objective == SHIPPED_OBJECTIVE)
             made[folder / "scorer.safetensors"] = shipped, trained.metadata_of(shipped)
     for path, (fitted, metadata) in made.items():
         save_checkpoint(fitted.scorer, path, metadata)

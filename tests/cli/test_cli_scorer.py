@@ -86,10 +86,11 @@ def test_training_tells_what_was_tried(folder, tmp_path):
 
 def test_training_says_why_it_keeps_what_does_not_look_best(tmp_path, capsys):
     recipe = recipe_for("bce", "mlp")
-    simple, lucky = (Fitted(recipe, ConstantScorer(), np.array(aucs), 1, 1, 0.0) for aucs in ([0.5, 0.7], [0.4, 0.9]))
     data = load_dataset(make_collection(tmp_path / "c"), StatePosition.BEFORE)
-    tried = ((data, simple), (data, lucky))
+    scorer, aucs = ConstantScorer(), ([0.5, 0.7], [0.4, 0.9])
+    simple, lucky = (Fitted(data, recipe, scorer, np.array(found), 1, 1, 0.0) for found in aucs)
     for best, is_told in ((simple, True), (lucky, False)):
+        tried = (simple, lucky)
         show_training(tmp_path / "s.safetensors", Trained(tried, best, Division(), torch.device("cpu")), as_json=False)
         assert ("kept because it is the simplest" in capsys.readouterr().out) == is_told
 

@@ -272,8 +272,8 @@ def test_the_best_is_chosen_by_held_out_ranking(folder):
     assert {each["state_position"] for each in candidates[2:]} == {scouted["state_position"]}
     (chosen,) = (each for each in candidates if each["is_chosen"])
     assert trained.best.held_out_auc == chosen["held_out_auc"] >= scouted["held_out_auc"]
-    fitted = [each for _, each in trained.tried]
-    assert not any(each.clearly_outranks(trained.best) for each in fitted[fitted.index(trained.best) + 1 :])
+    later = trained.tried[trained.tried.index(trained.best) + 1 :]
+    assert not any(each.clearly_outranks(trained.best) for each in later)
 
 
 def test_a_little_luck_with_a_few_problems_is_no_reason_to_change():
@@ -285,7 +285,7 @@ def test_a_little_luck_with_a_few_problems_is_no_reason_to_change():
 
 
 def ranked(held_out):
-    return Fitted(recipe_for("bce", "mlp"), ConstantScorer(), np.array(held_out), 1, 1, 0.0)
+    return Fitted(None, recipe_for("bce", "mlp"), ConstantScorer(), np.array(held_out), 1, 1, 0.0)
 
 
 def test_the_layer_that_tells_is_found(tmp_path):

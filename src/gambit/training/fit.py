@@ -27,6 +27,7 @@ Say = Callable[[str], None]
 class Fitted:
     """A scorer as it was at its best epoch."""
 
+    data: Dataset  # that it was fitted to
     recipe: FitRecipe
     scorer: Scorer
     held_out: Floats  # [problem] AUC, mean over 25, 50, 75 and 100 % of the thoughts, on validation problems
@@ -70,7 +71,7 @@ def fit(
             break
     network.load_state_dict(weights)
     network.eval()
-    return Fitted(recipe, as_scorer(network, info), best, epoch, best_epoch, time.monotonic() - began)
+    return Fitted(data, recipe, as_scorer(network, info), best, epoch, best_epoch, time.monotonic() - began)
 
 
 class _FitRun:

@@ -69,7 +69,7 @@ def fit_ridge(
     weights, bias = calibrated(line, thoughts, np.concatenate([train, seen]), scaling)
     scorer = as_scorer(straight_network(info.architecture, scaling, weights, bias), info)
     chosen = dataclasses.replace(recipe, weight_decay=strength)
-    return Fitted(chosen, scorer, on_held_out, 1, 1, time.monotonic() - began)
+    return Fitted(data, chosen, scorer, on_held_out, 1, 1, time.monotonic() - began)
 
 
 def _folds(traces: Ints, problem_of: Ints) -> list[Ints]:

@@ -44,9 +44,9 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """All fits that were tried, each with its data, and the best of them."""
+    """All fits that were tried, and the best of them."""
 
-    tried: tuple[tuple[Dataset, Fitted], ...]
+    tried: tuple[Fitted, ...]
     best: Fitted
     division: Division
     device: torch.device
@@ -57,8 +57,7 @@ class Trained:
 
     def metadata_of(self, fitted: Fitted) -> dict[str, object]:
         """Returns what the checkpoint of a fit holds besides what engines need: its origin, figures and trust."""
-        data = next(data for data, each in self.tried if each is fitted)
-        trust = self.trust_in(fitted, data)
+        data, trust = fitted.data, self.trust_in(fitted)
         training = {
             **data.origin(self.division),
             "traces_per_problem": data.header.traces_per_problem,
@@ -71,24 +70,25 @@ class Trained:
         candidates = [
             {
                 "objective": each.recipe.objective,
-                "state_position": str(its_data.position),
-                "layers": list(its_data.layers),
+                "state_position": str(each.data.position),
+                "layers": list(each.data.layers),
                 "held_out_auc": each.held_out_auc,
                 "epochs": each.epochs,
                 "seconds": each.seconds,
                 "is_chosen": each is fitted,
             }
-            for its_data, each in self.tried
+            for each in self.tried
         ]
         metrics = {"held_out_auc": fitted.held_out_auc}
         return {"training": training, "metrics": metrics, "candidates": candidates,
                 "trust": None if trust is None else trust.to_json()}  # fmt: skip
 
-    def trust_in(self, fitted: Fitted, data: Dataset) -> ScorerTrust | None:
+    def trust_in(self, fitted: Fitted) -> ScorerTrust | None:
         """Returns how far a search may trust a fit, by the problems kept for testing; None without any.
 
         Those that it was chosen by would flatter it.
         """
+        data = fitted.data
         traces = data.of_part(self.division, Part.TEST)
         if not len(traces):
             return None
@@ -114,19 +114,19 @@ def train(
     if plan.architecture == BLEND:
         datasets = [data.with_confidences() for data in datasets]
     total = len(datasets) + len(others)
-    tried: list[tuple[Dataset, Fitted]] = []
+    tried: list[Fitted] = []
 
     def try_out(data: Dataset, recipe: FitRecipe) -> None:
         on_progress(len(tried), total)
         fitter = fit_ridge if recipe.objective == RIDGE else fit
-        tried.append((data, fitter(data, plan.division, recipe, info_for(data, plan.architecture), device, say)))
+        tried.append(fitter(data, plan.division, recipe, info_for(data, plan.architecture), device, say))
 
     for data in datasets:
         try_out(data, scout)
-    chosen, best = max(tried, key=lambda each: each[1].held_out_auc)
+    scouted = max(tried, key=lambda each: each.held_out_auc)
     for recipe in others:
-        try_out(chosen, recipe)
-        best = best_of((best, tried[-1][1]))
+        try_out(scouted.data, recipe)
+    best = best_of((scouted, *tried[len(datasets) :]))
     return Trained(tuple(tried), best, plan.division, device)
 
 

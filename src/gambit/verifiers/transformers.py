@@ -140,13 +140,13 @@ class TransformersVerifier:
         import torch
 
         with torch.inference_mode():
-            return [self._judge(self._encode(reading)) for reading in readings]
+            return [self._scored(self._encode(reading)) for reading in readings]
 
     def close(self) -> None:
         self._cache = PrefixCache(0)
         del self._backbone
 
-    def _judge(self, tokens: Sequence[int]) -> ReadingScore | None:
+    def _scored(self, tokens: Sequence[int]) -> ReadingScore | None:
         if self.info.context_tokens is not None and len(tokens) > self.info.context_tokens:
             return None
         segment, num_cached = self._cache.find(tokens)
