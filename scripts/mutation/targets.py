@@ -38,7 +38,7 @@ GROUPS = {
         ),
     ),
     "tournament": Group(
-        tuple(f"gambit/policies/{name}.py" for name in ("tournament", "islands", "margin", "doubt")),
+        tuple(f"gambit/policies/{name}.py" for name in ("tournament", "islands", "doubt")),
         ("policies/tournament", "policies/islands", "policies/doubt"),
     ),
     "vote": Group(
