@@ -54,7 +54,7 @@ def test_a_folder_that_is_missing_is_not_looked_for_on_the_hub(tmp_path: Path) -
     (tmp_path / "weights.gguf").touch()
     for name, said in [
         ("weights.gguf", "it is a file; give the folder"),
-        ("./models/mine", "it is no hub name"),
+        ("./models/mine", "names on the hub have the form owner/model"),
     ]:
         done = CliRunner().invoke(app, ["solve", "--model", name, "1 + 1?"])
         assert done.exit_code == 2 and f"cannot load model {name!r}" in done.stderr and said in done.stderr

@@ -42,7 +42,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def named_model(model: str) -> NamedModel | None:
-    """Returns the model that a package brings along under this name; None where there is none."""
+    """Returns the model that a package brings along under this name, or None."""
     return cast("NamedModel", registry.load(MODELS, model)) if registry.knows(MODELS, model) else None
 
 
@@ -69,7 +69,7 @@ def locate(model: str) -> str:
 def _mistake_in(model: str) -> str | None:
     """Explains why a name that is no folder cannot be a hub name either; None where it can."""
     if not HUB_NAME.fullmatch(model):
-        return "there is no such folder, and it is no hub name"
+        return "there is no such folder, and names on the hub have the form owner/model"
     if Path(model).exists():
         return "it is a file; give the folder that holds it and config.json"
     return None
@@ -94,7 +94,7 @@ def side_file(model: str, filename: str) -> Path | None:
 
 
 def own_scorer(model: str, name: str) -> Path | None:
-    """Returns a further scorer that travels with a model; None where there is none of this name."""
+    """Returns the further scorer of this name that travels with a model, or None."""
     return side_file(model, _scorer_path(name)) if SCORER_NAME.fullmatch(name) else None
 
 

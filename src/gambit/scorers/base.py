@@ -30,7 +30,7 @@ class ScorerInfo:
     # A scorer without an absolute scale: each raw score is replaced by its quantile among those of its own search.
     ranks_within_run: bool = False
     hidden_size: int | None = None  # None: any
-    boundary_rule: str = BLANK_LINE  # where the thoughts end that it was made for; engines cut so
+    boundary_rule: str = BLANK_LINE  # the rule that ended the thoughts it was trained on; engines use it too
     layers: tuple[int, ...] = (-1,)  # several are concatenated
     base_model: str | None = None
     base_model_hash: str | None = None
@@ -94,8 +94,8 @@ class PastThoughts:
     """
 
     slots: torch.Tensor  # [n, most], the thoughts before, oldest first, at most `max_past` of them
-    mask: torch.Tensor  # [n, most], False where a trace has no such thought and the slot is anyone's
-    positions: torch.Tensor  # [n], how many thoughts the trace had before this one
+    mask: torch.Tensor  # [n, most], False where a trace has no such thought and the slot means nothing
+    positions: torch.Tensor  # [n], the number of thoughts before this one
     own: torch.Tensor  # [n], the slot to fill; all different
 
     def split(self, size: int) -> list[PastThoughts]:

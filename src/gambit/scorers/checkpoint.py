@@ -160,7 +160,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def model_scorer(source: str) -> Scorer | None:
-    """Loads the scorer that lies beside a model's weights; None if there is none."""
+    """Loads the scorer beside a model's weights; None if there is none."""
     path = side_file(source, SCORER_FILE)
     return None if path is None else load_checkpoint(path)
 

@@ -31,7 +31,7 @@ def grown(array: npt.NDArray[Element], *shape: int) -> npt.NDArray[Element]:
 
 
 class Histories(Generic[Key]):
-    """The scored thoughts of traces, by an engine's names of these.
+    """The scored thoughts of traces, which an engine names by keys of its own.
 
     A child holds its parent's slots from the moment it begins, so that the parent may advance, end and be forgotten.
     All traces are in one table, so that a step over many of them costs a few array operations.

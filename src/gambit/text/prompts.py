@@ -105,7 +105,7 @@ def _open_thinking(tokenizer: Tokenizer, text: str, notes: list[str]) -> str:
     if text.rstrip().endswith((THINK_START, THINK_END)):
         return text
     if single_token(tokenizer, THINK_START) is None:
-        notes.append(f"add_think_tag has no effect: {THINK_START} is no token of this model")
+        notes.append(f"add_think_tag has no effect: this model has no token {THINK_START}")
         return text
     return f"{text}{THINK_START}\n"
 
