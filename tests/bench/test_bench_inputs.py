@@ -10,9 +10,10 @@ import pytest
 from gambit.answers import AnswerKind, Grader, extractor_for
 from gambit.bench.datasets import benchmark_for, digest, local_file
 from gambit.bench.folder import make_plan
-from gambit.bench.recipe import BenchRecipe, read_recipe, recipe_from, with_methods
+from gambit.bench.recipe import BenchRecipe, recipe_from, with_methods
 from gambit.chains import HOW_TO_WRITE, generate
 from gambit.config import registry
+from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
 from gambit.pawn.puzzles import parse_puzzle
 
@@ -274,11 +275,11 @@ def test_what_cannot_run_is_refused_before_a_model_is_loaded(options: dict[str, 
 def test_a_yaml_recipe_is_one_run(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("benchmarks: [pawn]\nseeds: [0, 1]\nsweep: {swap_size: [4, 8]}\ncapacity: 16\nmodel: pawn\n")
-    made = recipe_from(read_recipe(path))
+    made = recipe_from(read_mapping(path, "recipe"))
     assert made.bench.seeds == (0, 1) and made.search == {"capacity": 16} and made.engine == {"model": "pawn"}
     path.write_text("- a\n")
     with pytest.raises(UserError, match="mapping of options"):
-        read_recipe(path)
+        read_mapping(path, "recipe")
 
 
 def test_shards_share_the_problems_out() -> None:

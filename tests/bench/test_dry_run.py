@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gambit.bench.recipe import planned_searches, read_recipe, recipe_from
+from gambit.bench.recipe import planned_searches, recipe_from
 from gambit.cli.app import app
+from gambit.config.yaml_file import read_mapping
 from gambit.policies import slim_sc
 from support import ROOT
 
@@ -54,7 +55,7 @@ def test_a_recipe_of_the_paper_would_run(name: str) -> None:
     code, out, err = dry_run("--recipe", PAPER / f"{name}.yaml")
     assert code == 0, err
     assert f"{SIZES[name]:,} searches, about " in out.splitlines()[-1]
-    planned = list(planned_searches(recipe_from(read_recipe(PAPER / f"{name}.yaml"))))
+    planned = list(planned_searches(recipe_from(read_mapping(PAPER / f"{name}.yaml", "recipe"))))
     assert {part.num_traces for part in planned} == {256} and {part.trace_tokens for part in planned} == {24_000}
     assert all(
         part.num_problems == min(CONTESTS[part.benchmark], 7 if name == "utilization" else 999) for part in planned
@@ -63,7 +64,7 @@ def test_a_recipe_of_the_paper_would_run(name: str) -> None:
 
 @pytest.mark.usefixtures("_no_sentence_transformers")
 def test_the_papers_main_table_has_its_methods_with_their_settings() -> None:
-    recipe = recipe_from(read_recipe(PAPER / "main_results_qwen3_4b.yaml"))
+    recipe = recipe_from(read_mapping(PAPER / "main_results_qwen3_4b.yaml", "recipe"))
     configs = {variant.label: recipe.search_config(variant, 0, {}) for variant in recipe.variants()}
     assert list(configs) == ["sc", "step", "slim-sc", "deepconf", "gambit"]
     assert configs["gambit"].vote == "position" and configs["sc"].vote is None

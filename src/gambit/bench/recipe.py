@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from gambit.bench.datasets import Benchmark, benchmark_for
 from gambit.config.options import EngineConfig, Model, PresetSource, SearchConfig, Seed, build, unknown_key
 from gambit.config.presets import PAPER, ModelDefaults, Preset, preset_for, resolve
-from gambit.config.yaml_file import read_mapping
 from gambit.errors import UserError
 from gambit.models.files import folder_on_disk, locate, named_model
 from gambit.search.choice import check_options, lacking, load_policy, options_model, with_fixed_pool
@@ -181,11 +180,6 @@ def default_options() -> dict[str, object]:
     """Returns the options of searches and engines where none is given, but for those that a benchmark may set."""
     every = {**SearchConfig().model_dump(mode="json"), **EngineConfig().model_dump(mode="json"), **BENCH_DEFAULTS}
     return {name: value for name, value in every.items() if name not in (*NOT_VARIED, "answer")}
-
-
-def read_recipe(path: Path) -> dict[str, object]:
-    """Returns the options of a YAML recipe, not yet checked."""
-    return read_mapping(path, "recipe")
 
 
 # -- variants --------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from gambit.bench.folder import (
     read_plan,
     stamp,
 )
-from gambit.bench.recipe import BenchRecipe, planned_searches, read_recipe, recipe_from, with_methods
+from gambit.bench.recipe import BenchRecipe, planned_searches, recipe_from, with_methods
 from gambit.bench.report import Report, write_report
 from gambit.bench.rows import ROWS_FILE, RowWriter, read_rows
 from gambit.bench.run import BenchEngine, LocalSearches, RaySearches, Runner, Searches, ShouldStop, stamp_of
@@ -45,6 +45,7 @@ from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, is_watched, put, say,
 from gambit.cluster.engines import EnginePool
 from gambit.cluster.plan import ClusterConfig, ClusterPlan
 from gambit.config.options import EngineConfig, build, overlaid
+from gambit.config.yaml_file import read_mapping
 from gambit.engines.base import check_engine
 from gambit.errors import StorageError, UserError
 from gambit.events import Json
@@ -115,7 +116,7 @@ def _recipe(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> Be
     if options.resume and options.out is None:
         raise UserError("--resume needs the folder of the run: --out DIR")
     stored = read_plan(options.out).recipe.flat() if options.resume and options.out is not None else {}
-    values = overlaid(overlaid(stored, read_recipe(options.recipe) if options.recipe else {}), given(named))
+    values = overlaid(overlaid(stored, read_mapping(options.recipe, "recipe") if options.recipe else {}), given(named))
     made = recipe_from(with_methods(values, methods) if methods else values)
     if not options.resume:
         made.check()

@@ -49,7 +49,7 @@ def replay(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per problem.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Say whether the log is whole and its vote is that of its traces.")
+        bool, typer.Option("--verify", help="Report whether the log is whole and its vote is that of its traces.")
     ] = False,
 ) -> int:
     """Rebuild a run's result from its event log alone."""

@@ -232,7 +232,7 @@ def show(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Say what a scorer was made for, from what, and how good it was."""
+    """Show what a scorer was made for, from what, and how good it was."""
     from gambit.cli import scorer_work
 
     return scorer_work.show(scorer, as_json=as_json)
