@@ -46,9 +46,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "merge": LazyCommand("bench:merge", "Benchmarks", "Put the shards of a bench run together."),
     "prefix-value": LazyCommand("bench:prefix_value", "Benchmarks", "Measure what the best prefixes gain."),
     "scorer": LazyCommand("scorer:app", "Set-up", "Make a scorer for a model."),
-    "doctor": LazyCommand(
-        "doctor:doctor", "Set-up", "List the engines and devices that are here, and what is missing."
-    ),
+    "doctor": LazyCommand("doctor:doctor", "Set-up", "List the engines and devices that are here, what is missing."),
 }
 
 

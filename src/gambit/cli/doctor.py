@@ -37,7 +37,7 @@ VLLM_HINT = "not installed: pip install 'gambit-search[vllm]' (Linux, NVIDIA GPU
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> int:
-    """List the engines and devices that are here, and what is missing."""
+    """List the engines and devices that are here, what is missing."""
     findings = examine()
     is_fit = all(finding.condition is not Condition.MISSING for finding in findings)
     if as_json:
