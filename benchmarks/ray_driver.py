@@ -196,7 +196,7 @@ def main() -> None:
     with Solver("pawn") as solver:
         recording = recorded(POOL, solver)
         times = problem_seconds(solver, 8)
-    with tempfile.TemporaryDirectory() as scratch, connected(ClusterPlan(num_engines=NUM_ENGINES)):
+    with tempfile.TemporaryDirectory() as scratch, connected(ClusterPlan(engines=NUM_ENGINES)):
         measured = measure_driver(recording, Path(scratch), options.problems)
         news = measure_news(recording)
         long_log = _measured(recording, Path(scratch), IN_FLIGHT[1], options.problems, LONG_LOG)

@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0, help="no round is begun that would end later")
     options = parser.parse_args()
     options.began = time.monotonic()
-    plan = ClusterPlan(num_engines=2)
+    plan = ClusterPlan(engines=2)
     with connected(plan) as cluster, tempfile.TemporaryDirectory() as scratch:
         has_gpu = cluster.get("GPU", 0) > 0 and options.device != "cpu"
         plan = dataclasses.replace(plan, gpus=0.5 if has_gpu else 0.0)

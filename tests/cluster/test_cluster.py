@@ -142,28 +142,32 @@ TWO_WORKERS = EngineConfig(engine="vllm", engine_options={"tensor_parallel_size"
 
 def test_an_engine_gets_as_many_gpus_as_it_computes_on() -> None:
     cluster = {"CPU": 64.0, "GPU": 8.0}
-    assert engine_needs(ClusterPlan("auto", 8), EngineConfig(), cluster) == EngineNeeds(1, 1)
-    assert engine_needs(ClusterPlan("auto", 4), TWO_WORKERS, cluster) == EngineNeeds(2, 1)
-    assert engine_needs(ClusterPlan("auto", 4), EngineConfig(device="cpu"), cluster).gpus == 0
-    assert engine_needs(ClusterPlan("auto", 4), EngineConfig(), {"CPU": 4.0}).gpus == 0
-    assert engine_needs(ClusterPlan("auto", 4, 0.5, 3), EngineConfig(), cluster) == EngineNeeds(0.5, 3)
+    assert engine_needs(ClusterPlan(ray="auto", engines=8), EngineConfig(), cluster) == EngineNeeds(1, 1)
+    assert engine_needs(ClusterPlan(ray="auto", engines=4), TWO_WORKERS, cluster) == EngineNeeds(2, 1)
+    assert engine_needs(ClusterPlan(ray="auto", engines=4), EngineConfig(device="cpu"), cluster).gpus == 0
+    assert engine_needs(ClusterPlan(ray="auto", engines=4), EngineConfig(), {"CPU": 4.0}).gpus == 0
+    assert engine_needs(
+        ClusterPlan(ray="auto", engines=4, gpus_per_engine=0.5, cpus_per_engine=3), EngineConfig(), cluster
+    ) == EngineNeeds(0.5, 3)
     with pytest.raises(UserError, match=r"need 9, and this machine has 8"):
-        engine_needs(ClusterPlan(num_engines=9), EngineConfig(), cluster)
+        engine_needs(ClusterPlan(engines=9), EngineConfig(), cluster)
 
 
 def test_one_machine_is_not_filled_with_engines_that_wait_for_its_cores(monkeypatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert engine_needs(ClusterPlan(num_engines=8), EngineConfig(), {"CPU": 8.0}) == EngineNeeds(0, 1)
+    assert engine_needs(ClusterPlan(engines=8), EngineConfig(), {"CPU": 8.0}) == EngineNeeds(0, 1)
     with pytest.raises(UserError, match=r"500 engines would wait .* 2 cores: give at most 8 --engines"):
-        engine_needs(ClusterPlan(num_engines=500), EngineConfig(), {"CPU": 500.0})
-    assert engine_needs(ClusterPlan("auto", 500), EngineConfig(), {"CPU": 2.0}).cpus == 1, "machines may still come"
-    assert engine_needs(ClusterPlan(num_engines=16, gpus=0.5), EngineConfig(), {"GPU": 8.0}).gpus == 0.5
+        engine_needs(ClusterPlan(engines=500), EngineConfig(), {"CPU": 500.0})
+    assert engine_needs(ClusterPlan(ray="auto", engines=500), EngineConfig(), {"CPU": 2.0}).cpus == 1, (
+        "machines may still come"
+    )
+    assert engine_needs(ClusterPlan(engines=16, gpus_per_engine=0.5), EngineConfig(), {"GPU": 8.0}).gpus == 0.5
 
 
 def test_a_run_is_gone_on_with_by_the_flags_that_began_it() -> None:
-    assert ClusterPlan(num_engines=2, is_spread=True).flags == " --ray --engines 2 --spread"
+    assert ClusterPlan(ray="", engines=2, spread=True).flags == " --ray --engines 2 --spread"
     flags = " --ray head:6379 --engines 4 --gpus-per-engine 0.5 --cpus-per-engine 3"
-    assert ClusterPlan("head:6379", 4, 0.5, 3).flags == flags
+    assert ClusterPlan(ray="head:6379", engines=4, gpus_per_engine=0.5, cpus_per_engine=3).flags == flags
 
 
 def test_options_fit_into_a_part_of_a_gpu_and_vllm_starts_its_own_workers() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from gambit.serve import queue
 from gambit.serve.formats import ResponseStore
+from gambit.serve.search import ServedSearch
 from support.serving import CHAIN, EASY, OTHER_KEY, serving
 
 
@@ -99,6 +100,7 @@ def test_responses_are_forgotten_in_time_and_in_number(served):
 
         class Search:
             key = type("Key", (), {"name": "a"})
+            id_as = ServedSearch.id_as
 
             def __init__(self, number, ended):
                 self.id, self.ended = f"search-{number}", ended

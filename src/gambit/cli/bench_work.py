@@ -43,7 +43,7 @@ from gambit.cli.session import (
 )
 from gambit.cli.terminal import NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, warn
 from gambit.cluster.engines import EnginePool
-from gambit.cluster.plan import ClusterConfig, ClusterPlan
+from gambit.cluster.plan import ClusterPlan
 from gambit.config.options import EngineConfig, build, overlaid
 from gambit.config.yaml_file import read_mapping
 from gambit.engines.base import check_engine
@@ -76,7 +76,7 @@ def bench(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> int:
     if options.dry_run:
         return _show_plan(recipe)
     engine = build(EngineConfig, recipe.engine)
-    cluster = picked(ClusterConfig, flags).plan(engine)
+    cluster = picked(ClusterPlan, flags).checked(engine)
     if cluster is not None:
         cluster.check_alone(recipe.bench.concurrency)
     for missing in recipe.lacking():
@@ -110,7 +110,7 @@ def _recipe(options: BenchOptions, flags: Mapping[str, str | bool | None]) -> Be
         "logs": False if options.no_logs else None,
         "columns": columns_of(options.columns) or None,
         **{name: getattr(options, name) for name in ("limit", "concurrency", "block", "shard")},
-        **{name: value for name, value in flags.items() if name not in ClusterConfig.model_fields},
+        **{name: value for name, value in flags.items() if name not in ClusterPlan.model_fields},
     }
     methods = _listed(options.policies, "--policies")
     if options.resume and options.out is None:
@@ -215,7 +215,7 @@ def _engines(
     if cluster is None:
         with loaded(engine, screen.loading) as solver:
             yield lambda stop: (stamp(solver.engine.info, plan.identity), LocalSearches(solver, folder, stop))
-    elif cluster.is_spread:
+    elif cluster.spread:
         with loaded_in_cluster(cluster, engine, screen.loading) as (spread, pool):
             info = pool.call(pool.slots[0], attrgetter("engine.info"))
             yield lambda stop: (stamp(info, plan.identity), LocalSearches(spread, folder, stop))

@@ -15,7 +15,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from gambit.cli.commands import ADVANCED, HelpAll
-from gambit.cluster.plan import ClusterConfig
+from gambit.cluster.plan import ClusterPlan
 from gambit.config.options import NESTED_OPTIONS, EngineConfig, SearchConfig, build, overlaid, read_config_file
 from gambit.config.presets import Preset
 from gambit.errors import UserError
@@ -74,8 +74,8 @@ SEARCH_PANELS = (
 )  # fmt: skip
 
 
-SPREAD_PANEL = Panel("Many engines", ClusterConfig, tuple(ClusterConfig.model_fields))
-RAY_PANEL = Panel("Many engines", ClusterConfig, tuple(name for name in ClusterConfig.model_fields if name != "spread"))
+SPREAD_PANEL = Panel("Many engines", ClusterPlan, tuple(ClusterPlan.model_fields))
+RAY_PANEL = Panel("Many engines", ClusterPlan, tuple(name for name in ClusterPlan.model_fields if name != "spread"))
 
 
 def with_options(*panels: Panel, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -26,7 +26,7 @@ from gambit.cli.session import (
 from gambit.cli.solve import SolveOptions
 from gambit.cli.terminal import FAILURE, NO_ANSWER, OK, StopSignal, is_watched, put, say, stderr, warn
 from gambit.cluster.engines import EnginePool
-from gambit.cluster.plan import ClusterConfig, ClusterPlan
+from gambit.cluster.plan import ClusterPlan
 from gambit.cluster.work import ClusterSolver
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import check_engine
@@ -60,7 +60,7 @@ class SolveJob:
 def run(problem: str | None, options: SolveOptions, flags: Mapping[str, str | bool | None]) -> int:
     """Searches and prints; whatever can be checked is checked before the model is loaded."""
     search, engine = read_configs(options.config, flags)
-    cluster = picked(ClusterConfig, flags).plan(engine)
+    cluster = picked(ClusterPlan, flags).checked(engine)
     problems = read_problems(problem, options.file, sys.stdin, columns_of(options.columns))
     style = Style(options.as_json, options.quiet, problems.is_many)
     folder = options.out or new_run_folder()
@@ -69,7 +69,7 @@ def run(problem: str | None, options: SolveOptions, flags: Mapping[str, str | bo
     with sole_writer(folder, is_quiet=style.is_quiet):
         for each in (folder, *(folder / problem.id for problem in problems.problems if problems.is_many)):
             check_free(each)
-        if cluster is not None and not cluster.is_spread:
+        if cluster is not None and not cluster.spread:
             return _run_on_ray(job, cluster)
         return _run(job)
 
@@ -78,7 +78,7 @@ def _check(job: SolveJob) -> None:
     """Raises for mistakes that would otherwise be found when the model is loaded."""
     if job.cluster is not None:
         job.cluster.check_alone(job.concurrency)
-        if not job.cluster.is_spread and not job.problems.is_many:
+        if not job.cluster.spread and not job.problems.is_many:
             raise UserError("--ray hands the problems of a file to engines: give --file, or --spread to search one "
                             "problem on all of them, or leave --ray out")  # fmt: skip
     check_engine(job.engine)

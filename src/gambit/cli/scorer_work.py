@@ -21,7 +21,7 @@ from gambit.cli.scorer import AUTO, NONE, CollectOptions, EvalOptions, ImportOpt
 from gambit.cli.session import check_model, needs_in_cluster, only_our_warnings, sole_writer, solver_maker
 from gambit.cli.terminal import OK, StopSignal, put, say, warn
 from gambit.cluster.engines import EnginePool
-from gambit.cluster.plan import ClusterConfig, ClusterPlan
+from gambit.cluster.plan import ClusterPlan
 from gambit.config.options import EngineConfig, SearchConfig
 from gambit.engines.base import check_engine
 from gambit.engines.local.model import pick_device
@@ -84,7 +84,7 @@ def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
     check_engine(plan.engine)
     check_model(plan.engine.model, is_quiet=options.quiet)
     check_writable(plan.out)
-    cluster = picked(ClusterConfig, flags).plan(plan.engine)
+    cluster = picked(ClusterPlan, flags).checked(plan.engine)
     with sole_writer(plan.out, is_quiet=options.quiet):
         if cluster is not None:
             return _collect_on_ray(tasks, plan, cluster, options)

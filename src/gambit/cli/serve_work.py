@@ -15,7 +15,7 @@ from gambit.cli.serve import LIMITS, ServeOptions
 from gambit.cli.session import check_model, loaded, needs_in_cluster, only_our_warnings, solver_maker
 from gambit.cli.terminal import FAILURE, OK, failed, say
 from gambit.cluster.engines import EnginePool
-from gambit.cluster.plan import ClusterConfig, ClusterPlan
+from gambit.cluster.plan import ClusterPlan
 from gambit.cluster.serving import AnySolver, ReplicaSolver
 from gambit.config.options import EngineConfig
 from gambit.engines.base import check_engine
@@ -45,7 +45,7 @@ def serve(model_tag: str | None, options: ServeOptions, flags: Mapping[str, str 
         log_prompts=options.log_prompts,
         **given({name: flags[name] for name in LIMITS.fields}),
     )
-    cluster = picked(ClusterConfig, flags).plan(engine)
+    cluster = picked(ClusterPlan, flags).checked(engine)
     _check(settings, engine)
     bound = server.bound_socket(settings.host, settings.port)
     scheme = "https" if settings.ssl_certfile else "http"

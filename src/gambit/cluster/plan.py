@@ -30,33 +30,8 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """The place and number of engines, and the share of a machine of each; None: as suits engine and cluster."""
-
-    address: str = OWN
-    num_engines: int = 1
-    gpus: float | None = None
-    cpus: float | None = None
-    is_spread: bool = False  # every search runs on all engines at once
-
-    @property
-    def flags(self) -> str:
-        """The options as they would be typed again, with a space before each."""
-        numbers = {"engines": self.num_engines, "gpus-per-engine": self.gpus, "cpus-per-engine": self.cpus}
-        given = "".join(f" --{name} {value:g}" for name, value in numbers.items() if value is not None)
-        address = "" if self.address == OWN else f" {self.address}"
-        return f" --ray{address}{given}{' --spread' if self.is_spread else ''}"
-
-    def check_alone(self, concurrency: int) -> None:
-        """Raises if a search on all engines would have others beside it."""
-        if self.is_spread and concurrency > 1:
-            raise UserError(f"--concurrency {concurrency} and --spread disagree: a search on all engines runs alone, "
-                            "leave one of them out")  # fmt: skip
-
-
-class ClusterConfig(CheckedModel):
-    """The options of commands that can run engines under Ray."""
+class ClusterPlan(CheckedModel):
+    """The place and number of engines, and the share of a machine of each: options of commands that use Ray."""
 
     ray: str | None = Field(
         None,
@@ -73,21 +48,46 @@ class ClusterConfig(CheckedModel):
     )
     spread: bool = Field(False, description="run every search on all engines at once, some of its islands on each")
 
-    def plan(self, engine: EngineConfig) -> ClusterPlan | None:
-        """Returns None for a run without Ray; raises for options that contradict each other."""
+    @property
+    def address(self) -> str:
+        return self.ray or os.environ.get(ADDRESS_VARIABLE) or OWN
+
+    @property
+    def num_engines(self) -> int:
+        return self.engines or 1
+
+    @property
+    def flags(self) -> str:
+        """The options as they would be typed again, with a space before each."""
+        numbers = {"engines": self.num_engines, **self._numbers}
+        given = "".join(f" --{name} {value:g}" for name, value in numbers.items())
+        address = "" if self.address == OWN else f" {self.address}"
+        return f" --ray{address}{given}{' --spread' if self.spread else ''}"
+
+    @property
+    def _numbers(self) -> dict[str, float]:
+        """The numbers that were set, by their flags."""
+        found = self.model_dump(exclude={"ray", "spread"}, exclude_none=True)
+        return {name.replace("_", "-"): value for name, value in found.items()}
+
+    def checked(self, engine: EngineConfig) -> ClusterPlan | None:
+        """Returns the plan, or None for a run without Ray; raises for options that contradict each other."""
         if self.ray is None:
             if self.spread:
                 raise UserError("--spread is for engines under Ray: add --ray --engines 2, or leave it out")
-            for name, value in self.model_dump(exclude={"ray", "spread"}, exclude_none=True).items():
-                flag = name.replace("_", "-")
+            for flag, value in self._numbers.items():
                 raise UserError(f"--{flag} {value:g} is for engines under Ray: add --ray, or leave it out")
             return None
-        address = self.ray or os.environ.get(ADDRESS_VARIABLE) or OWN
-        plan = ClusterPlan(address, self.engines or 1, self.gpus_per_engine, self.cpus_per_engine, self.spread)
-        if self.spread and plan.num_engines == 1:
+        if self.spread and self.num_engines == 1:
             raise UserError("--spread needs more than one engine: add --engines 2, or leave it out")
-        check_plan(plan, engine)
-        return plan
+        check_plan(self, engine)
+        return self
+
+    def check_alone(self, concurrency: int) -> None:
+        """Raises if a search on all engines would have others beside it."""
+        if self.spread and concurrency > 1:
+            raise UserError(f"--concurrency {concurrency} and --spread disagree: a search on all engines runs alone, "
+                            "leave one of them out")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def check_plan(plan: ClusterPlan, engine: EngineConfig) -> None:
                         "of the cluster with --ray auto, or hand it in with `ray job submit`")  # fmt: skip
     if plan.address not in (OWN, PRESENT):
         _check_address(plan.address)
-    gpus, workers = plan.gpus, workers_of(engine)
+    gpus, workers = plan.gpus_per_engine, workers_of(engine)
     if gpus is not None and gpus > 1 and gpus != int(gpus):
         raise UserError(f"--gpus-per-engine {gpus:g}: an engine has a part of one GPU, or whole ones")
     if gpus is not None and workers > 1 and gpus != workers:
@@ -143,7 +143,7 @@ def workers_of(engine: EngineConfig) -> int:
 def engine_needs(plan: ClusterPlan, engine: EngineConfig, cluster: Mapping[str, float]) -> EngineNeeds:
     """Returns the needs of one engine. `cluster`: the resources of all its machines together."""
     num_gpus = cluster.get("GPU", 0.0)
-    gpus = plan.gpus
+    gpus = plan.gpus_per_engine
     if gpus is None:
         gpus = float(workers_of(engine)) if num_gpus and engine.device != "cpu" else 0.0
     if plan.address == OWN:
@@ -165,8 +165,8 @@ def _check_room(num_engines: int, gpus: float, num_gpus: float) -> None:
 
 def _cpus(plan: ClusterPlan) -> float:
     """Returns the cores of each engine; engines on a machine of their own share its cores."""
-    if plan.cpus is not None:
-        return plan.cpus
+    if plan.cpus_per_engine is not None:
+        return plan.cpus_per_engine
     return float(max(1, (os.cpu_count() or 1) // plan.num_engines)) if plan.address == OWN else 1.0
 
 

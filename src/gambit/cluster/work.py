@@ -364,7 +364,8 @@ def spread_on_ray(
 
     `engine_options` are those of `Solver`.
     """
-    config, plan = build(EngineConfig, {"model": model, **engine_options}), ClusterPlan(address, engines)
+    config = build(EngineConfig, {"model": model, **engine_options})
+    plan = build(ClusterPlan, {"ray": address, "engines": engines})
     check_plan(plan, config)
     with connected(plan) as resources:
         needs = engine_needs(plan, config, resources)

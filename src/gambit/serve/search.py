@@ -127,16 +127,13 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
     picked = _winners(record, result, request.fields.n)
     if not picked:
         spoken = [trace for trace in record.tree.traces if trace.num_tokens]
-        best = max(spoken, key=partial(_standing, record.tree), default=None)
-        picked = [(best, None)]
-        warnings.append(NO_END if best is None or best.end_reason is None else NO_ANSWER)
+        picked = [(max(spoken, key=partial(_standing, record.tree)), None)] if spoken else []
+        has_end = any(trace.end_reason is not None for trace, _ in picked)
+        warnings.append(NO_ANSWER if has_end else NO_END)
     elif len(picked) < request.fields.n:
         warnings.append(f"n = {request.fields.n}: the traces gave {len(picked)} different answers")
     is_cut, num_after, choices = result.stop_reason in CUT_SHORT, 0, []
     for trace, answer in picked:
-        if trace is None:
-            choices.append(AnswerChoice(None, "", is_whole=False, trace=None))
-            continue
         tokens = record.tree.tokens_of(trace.id)
         num_after += _num_after_thinking(tokens, solver.think_end, thinks=pending.thinks)
         reasoning, content = _parted(solver.text_of(tokens), thinks=pending.thinks)
@@ -147,18 +144,19 @@ def answer_of(request: CheckedRequest, pending: AnySearch, result: SearchResult,
         is_whole = is_stopped or (trace.end_reason is EndReason.STOP and not is_cut)
         choices.append(AnswerChoice(reasoning, content, is_whole, trace.id))
     generated = result.tokens.generated
+    choices = choices or [AnswerChoice(None, "", is_whole=False, trace=None)]
     return SearchAnswer(tuple(choices), len(record.started.prompt_tokens), generated, max(generated - num_after, 0),
                         _search_fields(result, warnings), result)  # fmt: skip
 
 
-def _winners(record: SearchRecord, result: SearchResult, most: int) -> list[tuple[Trace | None, str | None]]:
-    """Returns each answer with its trace of most weight, the first among equals."""
-    found: list[tuple[Trace | None, str | None]] = []
+def _winners(record: SearchRecord, result: SearchResult, most: int) -> list[tuple[Trace, str | None]]:
+    """Returns the traces of most weight of the best-voted answers, the first among equals, with these answers."""
+    found: list[tuple[Trace, str | None]] = []
     ballots = record.ballots()
     for entry in result.votes[:most]:
         voters = [ballot for ballot in ballots if ballot.answer in entry.forms]
-        best = max(voters, key=lambda ballot: (ballot.weight, -ballot.trace), default=None)
-        found.append((None if best is None else record.tree.traces[best.trace], entry.answer))
+        best = max(voters, key=lambda ballot: (ballot.weight, -ballot.trace))
+        found.append((record.tree.traces[best.trace], entry.answer))
     return found
 
 
