@@ -38,7 +38,7 @@ from support.tiny import copied, save_tiny, tiny_model, tiny_tokenizer
 
 PROMPT = (*tiny_tokenizer().encode("a=1+2 b=a*3 c=a+b", add_special_tokens=False), 3)
 RULE = boundary_rule(tiny_tokenizer())
-STOPS = stop_ids(tiny_tokenizer(), None)
+STOPS = stop_ids(tiny_tokenizer())
 GHOST = OnPressure(PressureAction.GHOST)
 SAMPLED = Sampling(temperature=1.0, top_p=1.0, top_k=0, seed=5)
 GREEDY = replace(SAMPLED, temperature=0.0)

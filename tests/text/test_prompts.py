@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from gambit.errors import UserError
+from gambit.models.files import end_ids
 from gambit.text.boundary import (
     AFTER_NEWLINE,
     THINKING,
@@ -287,17 +288,18 @@ def test_an_empty_problem_is_the_users_mistake(problem: str | list[ChatMessage])
         encode_problem(tiny(), problem)
 
 
-def test_stop_ids_collect_every_end_of_turn() -> None:
+def test_stop_ids_collect_every_end_of_turn(tmp_path: Path) -> None:
     eos, im_end = tiny().eos_token_id, tiny().convert_tokens_to_ids("<|im_end|>")
-    assert stop_ids(tiny(), None) == {eos, im_end}
-    assert stop_ids(tiny(), 7) == {eos, im_end, 7}
-    assert stop_ids(tiny(), [0, 9]) == {eos, im_end, 0, 9}
+    assert stop_ids(tiny()) == stop_ids(tiny(), end_ids(str(tmp_path))) == {eos, im_end}
+    for configured, expected in (("null", set()), ("7", {7}), ("[0, 9]", {0, 9})):
+        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {configured}}}')
+        assert stop_ids(tiny(), end_ids(str(tmp_path))) == {eos, im_end} | expected
 
 
 def test_end_is_no_stop_where_it_only_closes_a_channel() -> None:
     plain, harmony = word_tokenizer(more_special=("<|end|>",)), word_tokenizer(more_special=("<|end|>", "<|channel|>"))
-    assert plain.convert_tokens_to_ids("<|end|>") in stop_ids(plain, None)
-    assert harmony.convert_tokens_to_ids("<|end|>") not in stop_ids(harmony, None)
+    assert plain.convert_tokens_to_ids("<|end|>") in stop_ids(plain)
+    assert harmony.convert_tokens_to_ids("<|end|>") not in stop_ids(harmony)
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +338,7 @@ def test_prompts_of_real_tokenizers(real: Tokenizer) -> None:
 
 
 def test_stop_ids_of_real_tokenizers(qwen: Tokenizer, deepseek: Tokenizer) -> None:
-    assert stop_ids(qwen, None) == {151643, 151645}
+    assert stop_ids(qwen) == {151643, 151645}
     assert stop_ids(deepseek, [151643]) == {151643, 151645}
 
 

@@ -206,7 +206,7 @@ class SequenceScorer:
         return logits.squeeze(1).sigmoid()
 
     def score_next(self, thoughts: ThoughtBatch, memory: Tensor, past: PastThoughts) -> Tensor:
-        """Splits the batch if histories are long, so that attention never gathers much of them at once."""
+        """Scores in several batches if histories are long, so that attention never gathers much of them at once."""
         size = max(_GATHERED // (self.network.shape.width * (past.slots.shape[1] + 1)), 1)
         batches = zip(torch.split(thoughts.states, size), past.split(size), strict=True)
         return torch.cat([self.network.advance(states, memory, rows) for states, rows in batches]).sigmoid()

@@ -1,6 +1,6 @@
-"""Problem -> token ids: chat templates, system prompt, think tags and the ids that end a turn."""
+"""Token ids of a problem: chat templates, system prompt, think tags and the ids that end a turn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gambit.errors import UserError
@@ -15,6 +15,8 @@ HARMONY_CHANNEL = "<|channel|>"
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
+    """A problem as the model reads it."""
+
     token_ids: tuple[int, ...]
     thinks: bool  # the model will think before it answers
     notes: tuple[str, ...]  # warnings the caller shows once
@@ -33,33 +35,30 @@ def encode_problem(
     enable_thinking: bool = True,
     add_think_tag: bool = False,
 ) -> EncodedPrompt:
-    """`add_think_tag` opens the think block for the model where the chat template leaves that to it."""
-    messages = _with_system(_messages(problem), system_prompt)
+    """Encodes a problem. `add_think_tag` opens the think block for the model where the template leaves that to it."""
+    messages = _messages(problem, system_prompt)
     notes: list[str] = []
     if tokenizer.chat_template is None:
-        text = _plain_prompt(messages)
+        text = "\n\n".join(message["content"] for message in messages) + "\n\n"
         notes.append("the tokenizer has no chat template: the problem is sent as plain text, without turns")
     else:
         text = _render(tokenizer, messages, _template_options(tokenizer, enable_thinking, notes))
     if add_think_tag:
         text = _open_thinking(tokenizer, text, notes)
     ids = tokenizer.encode(text, add_special_tokens=tokenizer.chat_template is None)
-    return EncodedPrompt(tuple(ids), _will_think(tokenizer, text), tuple(notes))
+    thinks = not text.rstrip().endswith(THINK_END) and single_token(tokenizer, THINK_END) is not None
+    return EncodedPrompt(tuple(ids), thinks, tuple(notes))
 
 
-def _messages(problem: str | Sequence[ChatMessage]) -> list[ChatMessage]:
+def _messages(problem: str | Sequence[ChatMessage], system_prompt: str | None) -> list[ChatMessage]:
     messages = [ChatMessage(role="user", content=problem)] if isinstance(problem, str) else list(problem)
     if not messages or messages[-1]["role"] != "user":
         raise UserError(f"the problem must end with a user message, not with {messages[-1:]}")
     if not messages[-1]["content"].strip():
         raise UserError(f"the problem is empty ({messages[-1]['content']!r}): give it some text")
+    if system_prompt and all(message["role"] != "system" for message in messages):
+        messages.insert(0, ChatMessage(role="system", content=system_prompt))
     return messages
-
-
-def _with_system(messages: list[ChatMessage], system_prompt: str | None) -> list[ChatMessage]:
-    if not system_prompt or any(message["role"] == "system" for message in messages):
-        return messages
-    return [ChatMessage(role="system", content=system_prompt), *messages]
 
 
 def _template_options(tokenizer: Tokenizer, enable_thinking: bool, notes: list[str]) -> dict[str, bool]:
@@ -71,12 +70,12 @@ def _template_options(tokenizer: Tokenizer, enable_thinking: bool, notes: list[s
 
 
 def _render(tokenizer: Tokenizer, messages: list[ChatMessage], options: dict[str, bool]) -> str:
-    """Templates without a system role either raise or skip the message; then the first user turn carries it."""
+    """Renders a prompt. Templates without a system role raise or skip that message: then the first user turn has it."""
     from jinja2 import TemplateError
 
     systems = [message["content"].strip() for message in messages if message["role"] == "system"]
     try:
-        text = _apply(tokenizer, messages, options)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
         if all(system in text for system in systems):
             return text
     except TemplateError as error:
@@ -85,20 +84,12 @@ def _render(tokenizer: Tokenizer, messages: list[ChatMessage], options: dict[str
     return _render(tokenizer, _fold_system(messages), options)
 
 
-def _apply(tokenizer: Tokenizer, messages: list[ChatMessage], options: dict[str, bool]) -> str:
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
-
-
 def _fold_system(messages: list[ChatMessage]) -> list[ChatMessage]:
     systems = [message["content"] for message in messages if message["role"] == "system"]
     rest = [message for message in messages if message["role"] != "system"]
     first = next(index for index, message in enumerate(rest) if message["role"] == "user")
     folded = ChatMessage(role="user", content="\n\n".join([*systems, rest[first]["content"]]))
     return [*rest[:first], folded, *rest[first + 1 :]]
-
-
-def _plain_prompt(messages: Sequence[ChatMessage]) -> str:
-    return "\n\n".join(message["content"] for message in messages) + "\n\n"
 
 
 def _open_thinking(tokenizer: Tokenizer, text: str, notes: list[str]) -> str:
@@ -110,13 +101,8 @@ def _open_thinking(tokenizer: Tokenizer, text: str, notes: list[str]) -> str:
     return f"{text}{THINK_START}\n"
 
 
-def _will_think(tokenizer: Tokenizer, text: str) -> bool:
-    return not text.rstrip().endswith(THINK_END) and single_token(tokenizer, THINK_END) is not None
-
-
-def stop_ids(tokenizer: Tokenizer, generation_eos: int | Sequence[int] | None) -> frozenset[int]:
-    """Every id that ends a turn: the tokenizer's, the generation config's, and the usual end-of-turn tokens."""
-    configured = [generation_eos] if isinstance(generation_eos, int) else list(generation_eos or ())
+def stop_ids(tokenizer: Tokenizer, configured: Iterable[int] = ()) -> frozenset[int]:
+    """Returns all ids that end a turn: the tokenizer's, those that the model's files name, and the usual ones."""
     # In the harmony format <|end|> only closes one channel, and the answer comes in the next.
     is_harmony = single_token(tokenizer, HARMONY_CHANNEL) is not None
     names = [name for name in END_OF_TURN if not (is_harmony and name == "<|end|>")]

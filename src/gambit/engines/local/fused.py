@@ -199,7 +199,7 @@ def _is_alike(found: ForwardOutput, expected: ForwardOutput) -> bool:
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
-    """Compares the model's modules. Models with the same may still compute differently: `fused_if_alike` finds out."""
+    """Compares the model's modules. Equal ones may still compute differently: `fused_if_alike` finds out."""
     modules = dict(model.base_model.named_children())
     return (
         set(modules) == {"embed_tokens", "layers", "norm", "rotary_emb"}
