@@ -12,10 +12,10 @@ from gambit import chains
 from gambit.bench.datasets import GROUP
 from gambit.bench.recipe import NOT_VARIED
 from gambit.cli.options import FILE, FOLDER, MANY, SEARCH_PANELS, SPREAD_PANEL, with_options
-from gambit.cli.scorer import MEMORY_RATIO, MOST_TRACES_AT_ONCE, TRACES_AT_ONCE
+from gambit.cli.scorer import MEMORY_RATIO, TRACES_AT_ONCE
 from gambit.cli.terminal import OK
 from gambit.config import registry
-from gambit.config.options import CheckedModel, EngineConfig, SearchConfig
+from gambit.config.options import MOST_TRACES_AT_ONCE, CheckedModel, EngineConfig, SearchConfig
 
 BENCHMARK = "a name, or a .jsonl, .json or .csv with question and answer"
 SAMPLING = (

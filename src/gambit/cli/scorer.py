@@ -11,11 +11,10 @@ from pydantic import Field
 
 from gambit.cli.commands import PlainCommand, PlainGroup, runs
 from gambit.cli.options import FILE, FOLDER, MANY, RAY_PANEL, with_options
-from gambit.config.options import CheckedModel
+from gambit.config.options import MOST_TRACES_AT_ONCE, CheckedModel
 
 AUTO, NONE = "auto", "none"
 MOST_SEED = 2**63 - 1
-MOST_TRACES_AT_ONCE = 65_536
 DEVICES = "auto, cpu, cuda, cuda:0 or mps"
 TRACES_AT_ONCE = "traces sampled at a time (default: 1024 on a GPU, 64 elsewhere)"
 MEMORY_RATIO = "the engine's share of a GPU; the model of the states lies beside it"

@@ -93,7 +93,7 @@ def collect(options: CollectOptions, flags: Mapping[str, str | None]) -> int:
             progress_bar("collecting", is_quiet=options.quiet) as advance,
             StopSignal(lambda: None) as stop,
         ):
-            return _sample_and_store(tasks, plan, None, advance, stop)
+            return _sample_and_store(tasks, plan, lambda: None, advance, stop)
 
 
 def _collect_on_ray(tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPlan, options: CollectOptions) -> int:
@@ -113,14 +113,14 @@ def _collect_on_ray(tasks: Sequence[Task], plan: CollectPlan, cluster: ClusterPl
 def _sample_and_store(
     tasks: Sequence[Task],
     plan: CollectPlan,
-    engines: Callable[[], CollectEngines] | None,
+    engines: Callable[[], CollectEngines | None],
     advance: Callable[[int, int], None],
     stop: StopSignal,
 ) -> int:
+    """Collects on these engines, or on one of this process (None); returns the exit code."""
     began = time.monotonic()
     try:
-        made = None if engines is None else engines()
-        summary = collecting.collect(tasks, plan, engines=made, on_progress=advance, should_stop=stop)
+        summary = collecting.collect(tasks, plan, engines=engines(), on_progress=advance, should_stop=stop)
     except StorageError as error:
         error.add_note("problems written before are kept; once there is room, the same command goes on from there")
         raise
