@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -108,9 +107,6 @@ class Browser:
     def wait_for(self, script: str) -> None:
         """Until the expression is true."""
         self._until(lambda: bool(self.run(script)), script)
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 
     # -- the pipe ----------------------------------------------------------------------------------------------
 
