@@ -54,8 +54,6 @@ def tier_of(item: pytest.Item) -> str:
     for mark in item.iter_markers():
         if mark.name in TIERS:
             return mark.name
-    if item.get_closest_marker("slow"):  # the former name of `system`
-        return "system"
     folder = item.path.relative_to(ROOT / "tests").parts[0]
     if folder in SYSTEM:
         return "system"
@@ -65,9 +63,6 @@ def tier_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(tier_of(item))
-        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if item.get_closest_marker("system") or any(str(each).startswith("vllm") for each in parameters):
-            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
